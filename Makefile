@@ -1,0 +1,37 @@
+# `make demo` and `make test` need nothing else first: each sets up what is missing, which takes no time when nothing is.
+# ARGS is handed on:  make test ARGS="-k ssh"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint bench clean
+
+PYTHON ?= python3
+# Relative, since the folder's own path may hold a space.
+RUN := .venv/bin/python -m
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-8s %s\n' "$$name" "$$does"; done
+
+setup:  ## make .venv with everything that Muster needs; only what is missing
+	@$(PYTHON) scripts/setup.py
+
+demo: setup  ## train a small model on several workers of this machine, and watch
+	@$(RUN) muster.demo $(ARGS)
+
+test:  ## run every test
+	@$(PYTHON) scripts/setup.py --tf1
+	$(RUN) pytest $(ARGS)
+
+check: lint  ## lint, and run the tests that take no TensorFlow and no Horovod processes
+	$(RUN) pytest -m "not slow" $(ARGS)
+
+lint: setup  ## check style, format and types
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+bench: setup  ## measure what the README's figures come from
+	$(RUN) benchmarks $(ARGS)
+
+clean:  ## remove what set-up and tests have made; the kept wheel of Horovod stays
+	rm -rf .venv .venv-tf1 build dist sdk/muster.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,40 @@
+"""From the call to the end of the first training step, with Horovod on two workers of this machine.
+
+Floor: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd already
+listens; Muster's workers are launched within the time. Whether the interpreter's Horovod has gloo takes seconds to find
+out, and Muster remembers it: ``cold`` is the first run that Muster ever makes with an interpreter.
+"""
+
+from __future__ import annotations
+
+from benchmarks import bare_horovod, training
+from benchmarks.measuring import Figure, Target, by_turns, main, private_home
+
+LIMIT = 1
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Cold, warm and bare by turns."""
+    with private_home() as home, bare_horovod.hosts(training.WORKERS) as hosts:
+
+        def cold() -> float:
+            (home / "horovod-has-gloo").unlink(missing_ok=True)
+            return training.by_muster()["seconds"]
+
+        contenders = {
+            "cold": cold,
+            "warm": lambda: training.by_muster()["seconds"],
+            "bare": lambda: training.by_horovodrun(hosts)["seconds"],
+        }
+        if not quick:
+            training.by_muster()  # a first run after a long time reads TensorFlow from the disk
+        taken = by_turns(1 if quick else 8, contenders)
+    title, floor = f"first step with Horovod, {training.WORKERS} workers", "bare `horovodrun` on hosts that are up"
+    return [
+        Figure(title, "s", taken["warm"], floor, taken["bare"], Target(LIMIT)),
+        Figure(f"{title}, first run ever", "s", taken["cold"], floor, taken["bare"]),
+    ]
+
+
+if __name__ == "__main__":
+    main("first_step")

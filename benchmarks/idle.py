@@ -1,0 +1,31 @@
+"""A strategy in which every worker runs ``sleep``: what remains is Muster's own time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Workers that only wait for the end of the run."""
+
+    name: str = "idle"
+    requires: tuple[str, ...] = ()
+    needs_ssh: bool = False
+    ports_per_worker: int = 0
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Workers only."""
+        return {"worker": job.n_workers}
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """``sleep`` on every worker, none of which ends the run."""
+        return Plan(processes={member.name: Process(("/bin/sleep", "infinity")) for member in members})
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """No driver."""
+        return None

@@ -1,0 +1,83 @@
+"""The script that ``first_step`` and ``throughput`` train with, by Muster and by a bare horovodrun alike.
+
+LeNet on random digits, so that nothing has to be loaded, otherwise as ``worker_scripts/mnist_horovod.py``. Rank 0
+writes JSON to a file: ``first_step`` (seconds since the epoch at the end of the first optimizer step) and
+``steps_per_second``, over all epochs but the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from muster.training import horovod
+from muster.training import keras as distributed
+
+BATCH_SIZE = 32
+
+
+class Clock(keras.callbacks.Callback):
+    """Notes when the first step has ended, and when each epoch begins and ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_step: float | None = None
+        self.epochs: list[float] = []  # seconds
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.first_step = self.first_step or time.time()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(time.perf_counter() - self._began)
+
+
+def lenet() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(512, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="file that rank 0 writes to")
+    parser.add_argument("--steps", type=int, default=1, help="in an epoch")
+    parser.add_argument("--epochs", type=int, default=1)
+    arguments = parser.parse_args()
+
+    horovod.init()
+    random = np.random.default_rng(horovod.rank())
+    examples = random.random((arguments.steps * BATCH_SIZE, 28, 28, 1), np.float32)
+    labels = random.integers(10, size=len(examples))
+    model = lenet()
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.Adam(0.001 * horovod.size()))
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+    clock = Clock()
+    callbacks = [*distributed.callbacks(batch_size=BATCH_SIZE), clock]
+    model.fit(examples, labels, BATCH_SIZE, arguments.epochs, verbose=0, callbacks=callbacks)
+
+    if horovod.rank() == 0:
+        measured = {"first_step": clock.first_step}
+        if arguments.epochs > 1:
+            measured["steps_per_second"] = arguments.steps * (arguments.epochs - 1) / sum(clock.epochs[1:])
+        arguments.out.write_text(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""What all benchmarks share: measuring by turns, medians and quartiles, and how figures are described and kept."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"  # what was measured here, a file for each benchmark
+KEPT = FOLDER / "results.json"  # what the README shows
+PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "distributed", "ipyparallel")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound: of the ratio to the floor where the unit is ``×``, else of the figure itself."""
+
+    limit: float
+    unit: str = "×"
+    at_least: bool = False
+
+    def is_met_by(self, value: float) -> bool:
+        """Whether a median is within the bound."""
+        return value >= self.limit if self.at_least else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".strip()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        what: what was measured.
+        unit: of the values, such as ``s`` or ``steps/s``.
+        values: one for each turn.
+        floor: what was measured beside it.
+        floor_values: one for each turn; the turn's value is divided by it.
+        target: what the figure should reach.
+    """
+
+    what: str
+    unit: str
+    values: Sequence[float]
+    floor: str = ""
+    floor_values: Sequence[float] = ()
+    target: Target | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figure as plain data."""
+        pairs = zip(self.values, self.floor_values, strict=True) if self.floor else ()
+        ratios = [value / floor for value, floor in pairs]
+        compared = ratios if self.target and self.target.unit == "×" else self.values
+        return {
+            "what": self.what,
+            "unit": self.unit,
+            **spread(self.values),
+            "floor": {"what": self.floor, **spread(self.floor_values)} if ratios else None,
+            "ratio": spread(ratios) if ratios else None,
+            "target": str(self.target) if self.target else None,
+            "met": self.target.is_met_by(statistics.median(compared)) if self.target else None,
+        }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles of some values, with the values themselves."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return {
+        "median": significant(median),
+        "quartiles": [significant(low), significant(high)],
+        "values": [significant(value) for value in values],
+    }
+
+
+def significant(value: float) -> float:
+    """The value with four significant digits: no measurement here is better than that."""
+    return float(f"{value:.4g}")
+
+
+def by_turns(rounds: int, contenders: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """What each contender returns, once a round; the order is turned around from one round to the next."""
+    found: dict[str, list[T]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name in [*contenders] if number % 2 == 0 else [*reversed(contenders)]:
+            found[name].append(contenders[name]())
+    return found
+
+
+def fresh(function: Callable[..., T], *args: Any) -> T:
+    """What ``function(*args)`` returns in a new interpreter, where nothing is warm but what its module imports."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+@contextlib.contextmanager
+def private_home() -> Iterator[Path]:
+    """A home for Muster's recorded runs and what it remembers, for as long as a benchmark takes."""
+    before = os.environ.get("MUSTER_HOME")
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        os.environ["MUSTER_HOME"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ["MUSTER_HOME"]
+            if before is not None:
+                os.environ["MUSTER_HOME"] = before
+
+
+def machine() -> dict[str, Any]:
+    """The machine's size, what runs on it, and how busy it is."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "processor": processor(),
+        "system": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+        "packages": {name: version for name in PACKAGES if (version := installed(name))},
+    }
+
+
+def processor() -> str:
+    """The processor's name, as Linux gives it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def run(name: str, quick: bool) -> dict[str, Any]:
+    """Run one benchmark of this folder, keep what it measured in ``results``, and return that."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    described = machine()  # before: the benchmark itself makes the machine busy
+    started = time.monotonic()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
+    try:
+        figures: list[Figure] = module.measure(quick)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    result = {
+        "benchmark": name,
+        "quick": quick,
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(time.monotonic() - started),
+        "machine": described,
+        "figures": [figure.to_dict() for figure in figures],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    write_json(RESULTS / f"{name}{'-quick' if quick else ''}.json", result)
+    return result
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data; lists of numbers stay on a line."""
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The figures as a markdown table, with the machine that they were measured on below it."""
+    lines = ["| what | measured | beside it | ratio | target |", "|---|---|---|---|---|"]
+    lines += [row(figure) for result in results for figure in result["figures"]]
+    machines = dict.fromkeys(described(result["machine"]) for result in results)
+    loads = [result["machine"]["load"] for result in results]
+    busy = f"Load average when they began: {min(loads):.1f} to {max(loads):.1f}."
+    return "\n".join([*lines, "", "Medians, with quartiles in brackets, measured by turns.", *machines, busy])
+
+
+def row(figure: Mapping[str, Any]) -> str:
+    """One figure as a line of the table."""
+    floor, ratio, target = figure["floor"], figure["ratio"], figure["target"]
+    cells = [
+        figure["what"],
+        amount(figure, figure["unit"]),
+        f"{floor['what']}: {amount(floor, figure['unit'])}" if floor else "",
+        f"{ratio['median']:.3g}" if ratio else "",
+        f"{target} {'met' if figure['met'] else '**missed**'}" if target else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def amount(measured: Mapping[str, Any], unit: str) -> str:
+    """A median with its quartiles."""
+    low, high = measured["quartiles"]
+    brackets = f" ({low:.3g} to {high:.3g})" if len(measured["values"]) > 1 else ""
+    return f"{measured['median']:.3g} {unit}{brackets}".strip()
+
+
+def described(machine: Mapping[str, Any]) -> str:
+    """A machine in a sentence."""
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{machine['cores']} cores ({machine['processor']}), {machine['memory_gb']:g} GB, {machine['system']}, "
+        f"Python {machine['python']}, {packages}."
+    )
+
+
+def main(name: str) -> None:
+    """The command line of one benchmark: run it and print its table."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--quick", action="store_true", help="see that it works, in seconds")
+    print(table([run(name, parser.parse_args().quick)]))

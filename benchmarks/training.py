@@ -1,0 +1,47 @@
+"""Training LeNet on two workers: by Muster, and by a bare horovodrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import muster
+
+from benchmarks.bare_horovod import Hosts
+from benchmarks.measuring import fresh
+
+WORKERS = 2
+SCRIPT = Path(__file__).parent / "lenet.py"
+
+
+def by_muster(*options: str) -> dict[str, float]:
+    """In a new session: what the script measured, and ``seconds`` from calling ``run_cluster`` to its first step."""
+    return fresh(_by_muster, *options)
+
+
+def _by_muster(*options: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        out = Path(folder) / "measured.json"
+        started = time.time()
+        muster.run_cluster(WORKERS, strategy="horovod", worker_script=SCRIPT, args=[out, *options])
+        return measured(out, started)
+
+
+def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
+    """The same by a bare horovodrun."""
+    out = hosts.folder / "measured.json"
+    out.unlink(missing_ok=True)
+    started = time.time()
+    hosts.horovodrun(sys.executable, str(SCRIPT), str(out), *options)
+    return measured(out, started)
+
+
+def measured(out: Path, started: float) -> dict[str, float]:
+    """What the script wrote."""
+    found = json.loads(out.read_text())
+    return {**found, "seconds": found["first_step"] - started}

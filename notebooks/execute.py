@@ -1,0 +1,88 @@
+"""Run the notebooks from top to bottom and keep what they show, without the paths of this machine.
+
+.venv/bin/python notebooks/execute.py [NOTEBOOK...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+from traitlets import default
+
+NOTEBOOKS = Path(__file__).resolve().parent
+CELL_TIMEOUT = 300  # seconds
+
+
+class OwnKernel(AsyncKernelManager):
+    """Starts this very interpreter as the kernel, whichever others are installed."""
+
+    @default("kernel_spec_manager")
+    def _only_the_native_one(self) -> KernelSpecManager:
+        return KernelSpecManager(parent=self, kernel_dirs=[])
+
+
+def execute(path: Path, folder: Path = NOTEBOOKS, **parameters: Any) -> nbformat.NotebookNode:
+    """Run a notebook in a kernel of its own.
+
+    Args:
+        path: The notebook, which is not changed.
+        folder: The kernel's working directory.
+        parameters: Values for the variables of the cell tagged ``parameters``; the cell that sets them comes right
+            after it, as papermill does it.
+
+    Returns:
+        The notebook with its outputs.
+
+    Raises:
+        CellExecutionError: A cell failed.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    if parameters:
+        index = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+        source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+        injected = new_code_cell(source, id="injected-parameters", metadata={"tags": ["injected-parameters"]})
+        notebook.cells.insert(index + 1, injected)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT,
+        kernel_name="python3",
+        kernel_manager_class=OwnKernel,
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+    )
+    client.execute()
+    return notebook
+
+
+def without_paths(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The same notebook with outputs that name ``~/muster`` and ``~`` instead of folders of this machine."""
+    text = json.dumps(notebook)
+    for folder, name in (NOTEBOOKS.parent, "~/muster"), (Path.home(), "~"):
+        text = text.replace(json.dumps(str(folder))[1:-1], name)
+    return nbformat.from_dict(json.loads(text))
+
+
+def main() -> None:
+    """Run the notebooks given, or all of them, and write them back."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in this folder")
+    for path in parser.parse_args().notebooks or sorted(NOTEBOOKS.glob("*.ipynb")):
+        started = time.monotonic()
+        notebook = without_paths(execute(path))
+        notebook.metadata.pop("widgets", None)  # what they leave behind is in the outputs
+        nbformat.write(notebook, path)
+        print(f"{path.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Muster: distributed deep learning from a notebook.
+
+>>> import muster
+>>> muster.run_cluster(2, strategy="horovod", worker_script="train.py")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Cluster": "muster.cluster",
+    "Horovod": "muster.strategies.horovod",
+    "Job": "muster.job",
+    "MusterError": "muster.errors",
+    "ParameterServer": "muster.strategies.parameter_server",
+    "Resources": "muster.job",
+    "RunFailed": "muster.errors",
+    "await_workers": "muster.workers",
+    "launch_workers": "muster.workers",
+    "list_runs": "muster.runs",
+    "list_workers": "muster.workers",
+    "open_run": "muster.runs",
+    "run_cluster": "muster.public",
+    "stop_workers": "muster.workers",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first asked for, so that ``import muster`` costs nothing."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])
+
+
+def _show_in_notebooks() -> None:
+    """Have a notebook show clusters and recorded runs that are the last line of a cell; they know no dashboards."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return
+    formatter = shell.display_formatter.ipython_display_formatter
+    for module, name in (("muster.cluster", "Cluster"), ("muster.runs", "Run")):
+        formatter.for_type_by_name(module, name, lambda shown: import_module("muster.dashboard.display").show(shown))
+
+
+_show_in_notebooks()

@@ -1,0 +1,4 @@
+"""What runs inside each worker and dials back to the session.
+
+Standard library only and Python 3.6 syntax, so that any training interpreter can host it.
+"""

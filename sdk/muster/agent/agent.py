@@ -1,0 +1,308 @@
+"""The agent: one per worker. It starts the worker's processes, reports to the session, and leaves nothing behind.
+
+It runs in a single thread, obeys the session (:mod:`~muster.agent.wire`), and tells the guard that forked it its
+address and, at the end, its outcome. When the session hangs up, or SIGTERM comes, it ends all processes and leaves.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+from . import linux, wire
+from .environment import worker_environment
+from .link import Link
+from .logfile import LogFile
+from .loop import Loop
+from .ports import PortHold, hold_ports
+from .processes import Child, Processes, cannot_start, outcome_of
+from .ranks import Ranks
+from .scratch import remove_scratch
+from .sshd import PORT as SSH_PORT
+from .sshd import Sshd
+from .stacks import ask_for_stacks
+from .usage import Usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
+TICK = 0.1  # seconds between two looks at what the kernel gives no notice of: output, listening ports, orphans
+POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
+LARGEST_REPORT = 1 << 17  # bytes
+
+
+class Agent:
+    """One worker's agent.
+
+    Args:
+        config: the worker, as its platform describes it.
+        upstream: descriptor of the socket to the guard, which takes lines of JSON.
+
+    Raises:
+        OSError: the worker's log cannot be opened.
+
+    Attributes:
+        environment: that of the worker's processes, once it has an address.
+        expected: what the session said about ranks to come: ``argv``, ``env``, ``cwd``.
+    """
+
+    def __init__(self, config: dict, upstream: int) -> None:
+        self.config = config
+        self.environment: "dict[str, str]" = {}
+        self.expected: "dict | None" = None
+        self._upstream = upstream
+        self._scratch: str = config["scratch"]
+        self._loop = Loop()
+        self._log = LogFile(config["log"], config["log_cap"])
+        self._link = Link(self._loop, self._obey, self._session_lost)
+        self.processes = Processes(self._loop, self._log.descriptor)
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ports: "list[PortHold]" = []
+        self._watched_ports: "set[int]" = set()
+        self._sshd: "Sshd | None" = None
+        self._is_leaving = False
+        self._outcome: "dict[str, object]" = {"status": "stopped"}
+
+    def run(self) -> None:
+        """Set up, serve until told to end, and clean up."""
+        try:
+            self._set_up()
+            self._loop.run()
+        except Exception as error:  # whatever it is, the worker's owner must hear of it
+            import traceback
+
+            self._log.write("the agent failed\n" + traceback.format_exc())
+            self._outcome = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
+        finally:
+            self._clean_up()
+
+    # Setting up
+
+    def _set_up(self) -> None:
+        linux.adopt_orphans()
+        self._loop.on_signal(signal.SIGTERM, self._leave_politely)
+        self._loop.on_signal(signal.SIGCHLD, self.processes.reap)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if self.config["cores"]:
+            os.sched_setaffinity(0, self.config["cores"])  # inherited by everything that this worker starts
+        for folder in (self._scratch, os.path.join(self._scratch, "tmp")):
+            os.makedirs(folder, 0o700, exist_ok=True)
+        if self.config["ssh"]:
+            self._start_sshd()  # first of all: it starts while the rest is done
+        self._open_reports()
+        self._ports = hold_ports(self.config["ports"], self.config["port_range"])
+        if self.config["session"]:
+            session = self.config["session"]
+            self._link.dial(session["host"], session["port"], session["certificate"])
+        self._loop.call_every(TICK, self._tick)
+        Usage(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
+        if self._sshd is None:
+            self._ready(self.config["address"])
+
+    def _start_sshd(self) -> None:
+        Ranks(self._loop, self, os.path.join(self._scratch, "agent.sock"))
+        self._sshd = Sshd(self._loop, self.processes, self.config, self._ready, self._sshd_failed)
+        self._sshd.start()
+
+    def _open_reports(self) -> None:
+        self._reports.bind(os.path.join(self._scratch, "report.sock"))
+        self._reports.setblocking(False)
+        self._loop.on_readable(self._reports, self._forward_reports)
+
+    def _ready(self, address: str) -> None:
+        """Everything is there: say so to everybody, and start what has been asked for already."""
+        self.environment = worker_environment(self.config, address)
+        self._tell_guard(address=address)
+        if self.config["session"]:
+            self._say_hello(address, self.config.pop("session")["token"])
+        if self.config["process"]:
+            self._start(**self.config["process"])
+
+    def _say_hello(self, address: str, token: str) -> None:
+        self._link.send(
+            "hello",
+            version=wire.VERSION,
+            token=token,
+            worker=self.config["name"],
+            pid=os.getpid(),
+            host=address,
+            ports=[port.number for port in self._ports],
+            ssh_port=SSH_PORT if self._sshd else None,
+            host_key=self._sshd.host_key if self._sshd else None,
+            interfaces=["lo"],
+            cores=max(1, int(self.config["cpu"])),
+            gpus=self.config["gpus"],
+            python=".".join(str(part) for part in sys.version_info[:3]),
+        )
+
+    # What the session says
+
+    def _obey(self, message: dict) -> None:
+        orders = {
+            "welcome": lambda: None,
+            "refused": self._refused,
+            "start": self._start,
+            "expect": self._expect,
+            "watch": self._watch,
+            "stacks": lambda: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
+            "stop": self._stop,
+            "end": self._leave,
+        }  # type: dict[str, Callable[..., object]]
+        kind = message.pop("type")
+        if kind not in orders:
+            self.complain("the agent does not know the order {!r}".format(kind))
+        else:
+            orders[kind](**message)
+
+    def _refused(self, text: str) -> None:
+        self._outcome = {"status": "failed", "reason": "The session refused its agent: {}".format(text)}
+        self._leave()
+
+    def _start(self, argv: "list[str]", env: "dict[str, str] | None" = None, cwd: "str | None" = None) -> None:
+        try:
+            self.start_process(argv, env or {}, cwd, None, self.process_ended)
+        except OSError as error:
+            text = cannot_start(argv, error)
+            self.complain(text)
+            if self.config["process"]:
+                self._outcome = {"status": "failed", "reason": text}
+                self._leave()
+
+    def _expect(self, argv: "list[str]", env: "dict[str, str] | None" = None, cwd: "str | None" = None) -> None:
+        self.expected = {"argv": argv, "env": env or {}, "cwd": cwd}
+
+    def _watch(self, port: int) -> None:
+        self._watched_ports.add(port)
+
+    def _stop(self, grace: float = POLITE_GRACE) -> None:
+        for child in list(self.processes.running.values()):
+            self.processes.end(child, grace, "stopped")
+
+    # What happens
+
+    def start_process(
+        self,
+        argv: "list[str]",
+        env: "dict[str, str]",
+        cwd: "str | None",
+        rank: "int | None",
+        on_exit: "Callable[[Child], object]",
+    ) -> Child:
+        """Start one process of the worker and tell the session. Raises OSError where it cannot be started."""
+        environment = dict(self.environment, **env)
+        child = self.processes.start(argv, environment, cwd or self.config["cwd"], rank, on_exit)
+        self._link.send("started", pid=child.pid, rank=rank)
+        return child
+
+    def process_ended(self, child: Child) -> None:
+        """Tell the session that a process has ended, and leave where nothing else is to come."""
+        self._send_output()  # so that its last words come before its end
+        facts = ("pid", "rank", "exit_code", "signal", "reason", "memory")
+        self._link.send("exited", **{name: getattr(child, name) for name in facts})
+        if self._outcome["status"] != "failed":
+            self._outcome = outcome_of(child)
+        if self.config["process"] or (self._is_leaving and not self.processes.running):
+            self._loop.stop()
+
+    def complain(self, text: str) -> None:
+        """Tell the session and the log about something that could not be done."""
+        self._log.write(text)
+        if self.environment:  # before its hello the session would not listen, and hears of it from the platform
+            self._link.send("error", text=text)
+
+    def _sshd_failed(self, what: str) -> None:
+        self.complain(what)
+        if not self.environment:  # it never listened
+            self._outcome = {"status": "failed", "reason": what}
+            self._leave()
+
+    def _stacks_came(self, pid: int, text: str) -> None:
+        child = self.processes.running.get(pid)
+        self._link.send("stacks", rank=child.rank if child else None, text=text)
+
+    def _report_usage(self, cpu: float, memory: int) -> None:
+        if self._link.takes_output:
+            self._link.send("usage", cpu=cpu, memory=memory)
+
+    def _too_much_memory(self, used: int) -> None:
+        for child in list(self.processes.running.values()):
+            child.reason, child.memory = "memory", used
+            self.processes.kill(child)
+
+    def _tick(self) -> None:
+        if self.processes.running:
+            self.processes.kill_leftovers()
+            self._look_for_listeners()
+        self._send_output()
+        self._log.rotate_when_full(wait_for_reader=self._link.is_open)
+
+    def _send_output(self) -> None:
+        while self._link.takes_output and self._log.has_more():
+            text = self._log.read()
+            if text:
+                self._link.send("output", text=text)
+
+    def _look_for_listeners(self) -> None:
+        if not self._watched_ports:
+            return
+        pids = linux.descendants(os.getpid(), linux.snapshot())
+        for port in sorted(self._watched_ports):
+            if linux.is_listening(port, pids):
+                self._watched_ports.discard(port)
+                self._link.send("listening", port=port)
+
+    def _forward_reports(self) -> None:
+        try:
+            while True:
+                data = self._reports.recv(LARGEST_REPORT)
+                if self._link.takes_reports:
+                    self._link.send("report", report=json.loads(data.decode("utf-8")))
+        except BlockingIOError:
+            pass
+        except ValueError:
+            self._log.write("a report was not JSON, and is dropped")
+
+    # Leaving
+
+    def _session_lost(self, cause: str) -> None:
+        self._log.write("the connection to the session is gone: {}".format(cause))
+        self._leave_politely()
+
+    def _leave_politely(self) -> None:
+        """Ask all processes to end, and leave when they have, or have had time enough."""
+        self._is_leaving = True
+        self._stop()
+        if not self.processes.running:
+            self._leave()
+        self._loop.call_later(POLITE_GRACE, self._leave)
+
+    def _leave(self) -> None:
+        if self.processes.running:
+            self._outcome = {"status": "stopped"}
+        self._loop.stop()
+
+    def _clean_up(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        linux.kill_descendants()
+        self._send_output()
+        self._link.close()
+        for port in self._ports:
+            port.close()
+        remove_scratch(self._scratch, tuple(self.config["session_process"]))
+        self._tell_guard(**self._outcome)
+
+    def _tell_guard(self, **facts: object) -> None:
+        with contextlib.suppress(OSError):  # it may be gone
+            os.write(self._upstream, wire.encode("worker", **facts))
+
+
+def main(config: dict, upstream: int) -> None:
+    """Be the agent of the worker that ``config`` describes, until it ends."""
+    try:
+        Agent(config, upstream).run()
+    except OSError as error:  # its log cannot be opened, so this is the only way to say it
+        os.write(upstream, wire.encode("worker", status="failed", reason="Its agent failed: {}.".format(error)))

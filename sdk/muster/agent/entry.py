@@ -1,0 +1,90 @@
+"""What sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
+
+A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command
+is run as usual, in the worker's environment and folder. In both cases the kernel kills this process when its parent,
+the sshd of this one connection, ends; the agent sees that, and ends the rank. Nothing may fork in between.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import struct
+import sys
+
+from . import linux
+
+RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+FAILED = 255  # what ssh itself exits with when it fails
+
+
+def parse_rank(command: str) -> "dict | None":
+    """What horovodrun's command asks for: ``rank``, ``env`` and ``argv``; None where it is another command.
+
+    Its form is ``cd FOLDER > /dev/null 2>&1 ; env NAME=VALUE ... PROGRAM ARGUMENT...``, with values and arguments
+    quoted for a shell, and ``HOROVOD_RANK`` among the names. The folder is not quoted, and therefore not used.
+    """
+    found = RANK_COMMAND.match(command)
+    if not found:
+        return None
+    try:
+        words = shlex.split(found.group("rest"))
+    except ValueError:
+        return None
+    env = {}
+    while words and ASSIGNMENT.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    if not words or not env.get("HOROVOD_RANK", "").isdigit():
+        return None
+    return {"rank": int(env["HOROVOD_RANK"]), "env": env, "argv": words}
+
+
+def main(agent_socket: str) -> None:
+    """Serve one login, and exit as what it started did."""
+    linux.signal_at_parent_death(signal.SIGKILL)
+    command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(agent_socket)
+        if os.getppid() == _peer(connection):
+            sys.exit(FAILED)  # sshd had ended before its death could be watched, and the agent has adopted this process
+        rank = parse_rank(command)
+        if rank is None:
+            answer = _ask(connection, {"type": "environment"})
+            connection.close()
+            _run(command, answer["env"], answer["cwd"])
+        else:
+            answer = _ask(connection, dict(rank, type="rank"))
+            if answer.get("error"):
+                sys.stderr.write("muster: {}\n".format(answer["error"]))
+            sys.exit(answer["code"])
+    except (OSError, ValueError) as error:
+        sys.stderr.write("muster: this worker's agent does not answer: {}\n".format(error))
+        sys.exit(FAILED)
+
+
+def _run(command: str, env: "dict[str, str]", cwd: str) -> None:
+    if not command:
+        sys.stderr.write("muster: a worker runs commands, but has no login shell\n")
+        sys.exit(1)
+    os.chdir(cwd)
+    os.execve("/bin/sh", ["sh", "-c", command], env)
+
+
+def _ask(connection: socket.socket, question: dict) -> dict:
+    connection.sendall(json.dumps(question).encode("ascii") + b"\n")
+    with connection.makefile("rb") as answers:
+        answer = answers.readline()
+    if not answer:
+        raise ValueError("it hung up")
+    return dict(json.loads(answer.decode("utf-8")))
+
+
+def _peer(connection: socket.socket) -> int:
+    """The id of the process that listens on the other side."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])

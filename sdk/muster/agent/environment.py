@@ -1,0 +1,76 @@
+"""The environment of a worker's processes, made from what its platform knows of it. Nothing is read or written."""
+
+import os.path
+import re
+
+THREAD_COUNTS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
+SERVER_THREADS = 4
+OF_ANOTHER_JOB = re.compile(
+    r"MUSTER_|OMPI_|PMI_|PMIX_|HOROVOD_((LOCAL|CROSS)_)?(RANK|SIZE)$|HOROVOD_(HOSTNAME|CONTROLLER|GLOO_)"
+)
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy")
+
+
+def worker_environment(config: dict, address: str) -> "dict[str, str]":
+    """What every process of the worker finds in its environment.
+
+    The session's own environment comes first; then what follows from the worker's resources; then what the user gave
+    for the worker; and last what says who and where the worker is, which nobody can override.
+
+    Args:
+        config: the worker, as its platform describes it to its agent.
+        address: host address of the worker.
+    """
+    environment = _inherited(config["environ"])
+    environment.update(_from_resources(config))
+    environment.update(config["env"])
+    environment.update(_identity(config, address))
+    return environment
+
+
+def _inherited(environ: "dict[str, str]") -> "dict[str, str]":
+    """The session's environment without what would mislead a worker.
+
+    That is what belongs to a run or an MPI job around it, such as its rank; and blank proxies, which mislead gRPC.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if not OF_ANOTHER_JOB.match(name) and (value or name.lower() not in PROXIES)
+    }
+
+
+def _from_resources(config: dict) -> "dict[str, str]":
+    threads = str(max(1, int(config["cpu"])))
+    found = dict.fromkeys(THREAD_COUNTS, threads)
+    # TensorFlow's servers wait for one another in these threads: with fewer they wait for ever.
+    found["TF_NUM_INTEROP_THREADS"] = str(max(SERVER_THREADS, int(config["cpu"])))
+    found["CUDA_VISIBLE_DEVICES"] = ",".join(config["gpus"]) or "-1"
+    found["PYTHONUNBUFFERED"] = "1"
+    return found
+
+
+def _identity(config: dict, address: str) -> "dict[str, str]":
+    scratch = config["scratch"]
+    return {
+        "MUSTER_RUN_ID": config["run"],
+        "MUSTER_WORKER": config["name"],
+        "MUSTER_ROLE": config["role"],
+        "MUSTER_INDEX": str(config["index"]),
+        "MUSTER_SCRATCH": scratch,
+        "MUSTER_REPORT": os.path.join(scratch, "report.sock"),
+        "TMPDIR": os.path.join(scratch, "tmp"),
+        "IPYTHONDIR": os.path.join(scratch, "ipython"),
+        "CDSW_ENGINE_ID": config["id"],
+        "CDSW_MASTER_ID": config["environ"].get("CDSW_ENGINE_ID", config["run"]),
+        "CDSW_MASTER_IP": config["master_address"],
+        "CDSW_IP_ADDRESS": address,
+        "CDSW_CPU_MILLICORES": str(int(config["cpu"] * 1000)),
+        "CDSW_MEMORY_MB": str(config["memory"] // 1000000),
+        "CDSW_PROJECT": config["environ"].get("CDSW_PROJECT", os.path.basename(config["cwd"])),
+    }

@@ -1,0 +1,207 @@
+"""What Muster asks of Linux: parent-death signals, orphans, and what /proc knows about processes."""
+
+import collections
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PF_EXITING = 0x4
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+#: One process: ``ticks`` of CPU time used so far, ``rss`` in bytes, ``start`` in ticks since boot.
+Stat = collections.namedtuple("Stat", "pid state parent ticks start rss")
+
+
+def _prctl(option: int, value: int) -> None:
+    unused = ctypes.c_ulong(0)
+    if _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), unused, unused, unused) != 0:
+        raise OSError(ctypes.get_errno(), "prctl({}) failed".format(option))
+
+
+def signal_at_parent_death(signum: int) -> None:
+    """Have ``signum`` sent to this process when the thread that forked it ends. Survives exec, but not fork."""
+    _prctl(PR_SET_PDEATHSIG, signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parents end."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def stat(pid: int) -> "Stat | None":
+    """The process ``pid``, or None where there is none."""
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            # The name stands in parentheses and may itself hold spaces and parentheses.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Stat(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        ticks=int(fields[11]) + int(fields[12]),
+        start=int(fields[19]),
+        rss=int(fields[21]) * PAGE_SIZE,
+    )
+
+
+def start_of(pid: int) -> int:
+    """When the process ``pid`` started, in ticks since boot. Raises ProcessLookupError where there is none."""
+    found = stat(pid)
+    if found is None:
+        raise ProcessLookupError(pid)
+    return found.start
+
+
+def is_running(pid: int, start: int) -> bool:
+    """Whether the process that got ``pid`` at ``start`` still runs; a zombie does not, nor one that is being killed."""
+    found = stat(pid)
+    return found is not None and found.start == start and found.state not in "ZX" and not _is_dying(pid)
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether ``pid`` has been killed and is not gone yet, which may take it some milliseconds."""
+    try:
+        with open("/proc/{}/stat".format(pid), "rb") as file:
+            is_exiting = int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING
+        with open("/proc/{}/status".format(pid), "rb") as file:
+            pending = [int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+    except OSError:
+        return True
+    return bool(is_exiting) or any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
+
+
+def all_pids() -> "list[int]":
+    """The ids of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def snapshot() -> "dict[int, Stat]":
+    """All processes by id."""
+    found = (stat(pid) for pid in all_pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def descendants(root: int, processes: "dict[int, Stat]") -> "list[int]":
+    """The ids of the children of ``root``, their children and so on; not ``root`` itself."""
+    children: "dict[int, list[int]]" = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found = list(children.get(root, ()))
+    for pid in found:  # grows while it is walked
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def children() -> "list[int]":
+    """The ids of this process's own children, adopted ones included. Only for processes with a single thread."""
+    me = os.getpid()
+    try:
+        with open("/proc/{0}/task/{0}/children".format(me)) as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [process.pid for process in snapshot().values() if process.parent == me]
+
+
+def environment_of(pid: int) -> "set[bytes]":
+    """The environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
+    try:
+        with open("/proc/{}/environ".format(pid), "rb") as file:
+            return set(file.read().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def marked(name: str, value: str) -> "list[int]":
+    """The ids of all processes, except this one, that were started with ``name=value`` in their environment."""
+    wanted = os.fsencode("{}={}".format(name, value))
+    return [pid for pid in all_pids() if pid != os.getpid() and wanted in environment_of(pid)]
+
+
+def resident_memory(pid: int) -> int:
+    """Bytes that ``pid`` has in memory, shared pages included; 0 where there is no such process."""
+    try:
+        with open("/proc/{}/statm".format(pid), "rb") as file:
+            return int(file.read().split()[1]) * PAGE_SIZE
+    except OSError:
+        return 0
+
+
+def proportional_memory(pid: int) -> "int | None":
+    """Bytes that ``pid`` has in memory, shared pages counted in proportion; None where the kernel does not say."""
+    try:
+        with open("/proc/{}/smaps_rollup".format(pid), "rb") as file:
+            for line in file:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def is_listening(port: int, pids: "list[int]") -> bool:
+    """Whether one of ``pids`` listens on the TCP port."""
+    sockets = _listening_sockets(port)
+    return bool(sockets) and any(not sockets.isdisjoint(_open_files(pid)) for pid in pids)
+
+
+def _listening_sockets(port: int) -> "set[str]":
+    suffix = ":{:04X}".format(port)
+    found: "set[str]" = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as file:
+                rows = [line.split() for line in file]
+        except OSError:
+            continue
+        found.update("socket:[{}]".format(row[9]) for row in rows if row[3] == "0A" and row[1].endswith(suffix))
+    return found
+
+
+def _open_files(pid: int) -> "set[str]":
+    folder = "/proc/{}/fd/".format(pid)
+    found = set()
+    try:
+        for name in os.listdir(folder):
+            found.add(os.readlink(folder + name))
+    except OSError:  # it ended, or closed the file meanwhile
+        pass
+    return found
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Send ``signum`` to ``pid``, which may be gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_group(group: int, signum: int) -> None:
+    """Send ``signum`` to all of a process group, which may be gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_descendants() -> bool:
+    """Kill and reap all descendants of this process. Only for subreapers: they lose nobody.
+
+    Returns:
+        Whether all are gone. Those that the kernel itself holds up may take longer.
+    """
+    for _ in range(2000):
+        for pid in descendants(os.getpid(), snapshot()):
+            kill(pid)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        time.sleep(0.002)
+    return False

@@ -1,0 +1,132 @@
+"""A small event loop: sockets, timers and signals, in one thread.
+
+Everything in the agent runs in one thread, because the kernel's parent-death signal counts the end of the thread that
+started a process as the end of its parent. ``asyncio`` would do the same and take eight agents a second to import.
+"""
+
+import heapq
+import selectors
+import signal
+import socket
+import time
+
+TYPE_CHECKING = False  # typing itself is not imported: it would take a tenth of the time that a worker takes to start
+if TYPE_CHECKING:
+    from typing import Callable, Union
+
+    Source = Union[int, socket.socket]
+
+
+class Timer:
+    """A call to come. ``cancel`` may be called at any time."""
+
+    def __init__(self, due: float, call: "Callable[[], object]", interval: "float | None") -> None:
+        self.due = due
+        self.call = call
+        self.interval = interval
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.cancelled = True
+
+    def __lt__(self, other: "Timer") -> bool:
+        return self.due < other.due
+
+
+class Loop:
+    """Calls back when sockets are ready, timers are due, or signals have come, until stopped."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: "list[Timer]" = []
+        self._handlers: "dict[int, Callable[[], object]]" = {}
+        self._stopped = False
+        self._wakeup, self._waker = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno())
+        self.on_readable(self._wakeup, self._deliver_signals)
+
+    def on_readable(self, source: "Source", call: "Callable[[], object]") -> None:
+        """Call ``call()`` whenever ``source`` (a socket or descriptor) has something to read."""
+        self._register(source, selectors.EVENT_READ, call)
+
+    def on_writable(self, source: "Source", call: "Callable[[], object] | None") -> None:
+        """Call ``call()`` whenever ``source`` takes data; None to stop that."""
+        self._register(source, selectors.EVENT_WRITE, call)
+
+    def forget(self, source: "Source") -> None:
+        """Stop watching ``source``. Must come before it is closed."""
+        if source in self._selector.get_map():
+            self._selector.unregister(source)
+
+    def call_later(self, delay: float, call: "Callable[[], object]") -> Timer:
+        """Call ``call()`` once, ``delay`` seconds from now."""
+        timer = Timer(time.monotonic() + delay, call, None)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def call_every(self, interval: float, call: "Callable[[], object]") -> Timer:
+        """Call ``call()`` every ``interval`` seconds, the first time after one interval."""
+        timer = Timer(time.monotonic() + interval, call, interval)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def on_signal(self, signum: int, call: "Callable[[], object]") -> None:
+        """Call ``call()`` from the loop after signal ``signum`` has come."""
+        self._handlers[signum] = call
+        signal.signal(signum, _noted)
+
+    def run(self) -> None:
+        """Run until ``stop``, which may have come before."""
+        while not self._stopped:
+            for key, events in self._selector.select(self._call_due_timers()):
+                for event, call in key.data.items():
+                    if events & event and not self._stopped:
+                        call()
+
+    def stop(self) -> None:
+        """Make ``run`` return after the current call."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Let go of the selector and of the signals' wake-up."""
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        self._wakeup.close()
+        self._waker.close()
+
+    def _register(self, source: "Source", event: int, call: "Callable[[], object] | None") -> None:
+        calls = dict(self._selector.get_map()[source].data) if source in self._selector.get_map() else {}
+        if call is None:
+            calls.pop(event, None)
+        else:
+            calls[event] = call
+        self.forget(source)
+        if calls:
+            self._selector.register(source, sum(calls), calls)
+
+    def _call_due_timers(self) -> "float | None":
+        """Call what is due, and return for how long nothing else will be."""
+        now = time.monotonic()
+        while self._timers and (self._timers[0].cancelled or self._timers[0].due <= now):
+            timer = heapq.heappop(self._timers)
+            if timer.cancelled:
+                continue
+            if timer.interval is not None:
+                timer.due = now + timer.interval
+                heapq.heappush(self._timers, timer)
+            timer.call()
+        if self._stopped:
+            return 0
+        return max(0.0, self._timers[0].due - time.monotonic()) if self._timers else None
+
+    def _deliver_signals(self) -> None:
+        for signum in set(self._wakeup.recv(4096)):
+            if signum in self._handlers:
+                self._handlers[signum]()
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The interpreter has written the signal's number to the wake-up socket; the loop does the rest."""

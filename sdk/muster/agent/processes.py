@@ -1,0 +1,233 @@
+"""The processes that an agent starts for its worker: starting, ending, and what becomes of their children."""
+
+import errno
+import os
+import signal
+
+from . import linux
+from .loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+SIGNALS_TO_RESTORE = ("SIGINT", "SIGHUP", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGCHLD")
+MARK = "MUSTER_PROCESS"  # names, in its environment, which of the agent's processes a process comes from
+
+
+def spawn(argv: "list[str]", env: "dict[str, str]", cwd: str, output: int, errors: "int | None" = None) -> int:
+    """Start a process that leads a session of its own and is killed when this one ends.
+
+    Args:
+        argv: its command; the program is looked up in the PATH of ``env``.
+        env: its whole environment.
+        cwd: its working directory.
+        output: descriptor of its standard output.
+        errors: descriptor of its standard error; None for the same.
+
+    Returns:
+        Its process id.
+
+    Raises:
+        OSError: it cannot be started; ``filename`` says what is missing.
+    """
+    status_reader, status_writer = os.pipe()  # closed by a successful exec, and says otherwise why there was none
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        culprit = argv[0] if argv else ""
+        try:
+            os.setsid()
+            linux.signal_at_parent_death(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            _restore_signals()
+            _redirect(output, output if errors is None else errors)
+            culprit = cwd
+            os.chdir(cwd)
+            culprit = argv[0]
+            os.execvpe(argv[0], argv, env)
+        except Exception as error:
+            number = getattr(error, "errno", None) or errno.EINVAL
+            os.write(status_writer, "{} {}".format(number, culprit).encode("utf-8", "replace"))
+        finally:
+            os._exit(127)
+    os.close(status_writer)
+    with open(status_reader, "rb") as status:
+        failure = status.read()
+    if failure:
+        os.waitpid(pid, 0)
+        number, _, name = failure.decode("utf-8").partition(" ")
+        raise OSError(int(number), os.strerror(int(number)), name)
+    return pid
+
+
+def _restore_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for name in SIGNALS_TO_RESTORE:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
+def _redirect(output: int, errors: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    # Duplicates first: one of the two may itself be a low number.
+    output, errors = os.dup(output), os.dup(errors)
+    for source, target in ((nothing, 0), (output, 1), (errors, 2)):
+        os.dup2(source, target)
+
+
+class Child:
+    """One process that the agent has started.
+
+    Attributes:
+        pid: its process id, and that of its session and process group.
+        key: what marks its descendants.
+        rank: its rank; None where it has none.
+        on_exit: called with it once it has ended.
+        exit_code, signal: how it ended.
+        reason: ``memory`` or ``stopped`` where the agent ended it.
+        memory: bytes that it and its descendants had when they were too many.
+    """
+
+    def __init__(self, pid: int, key: str, rank: "int | None", on_exit: "Callable[[Child], object]") -> None:
+        self.pid = pid
+        self.key = key
+        self.rank = rank
+        self.on_exit = on_exit
+        self.exit_code: "int | None" = None
+        self.signal: "int | None" = None
+        self.reason: "str | None" = None
+        self.memory: "int | None" = None
+
+
+class Processes:
+    """All processes of one worker.
+
+    Args:
+        loop: the agent's event loop.
+        output: descriptor of the worker's log.
+    """
+
+    def __init__(self, loop: Loop, output: int) -> None:
+        self._loop = loop
+        self._output = output
+        self._started = 0
+        self.services: "dict[int, Callable[[int], object]]" = {}
+        self.running: "dict[int, Child]" = {}
+
+    def start(
+        self,
+        argv: "list[str]",
+        env: "dict[str, str]",
+        cwd: str,
+        rank: "int | None",
+        on_exit: "Callable[[Child], object]",
+    ) -> Child:
+        """Start one process, whose output goes to the worker's log. ``on_exit`` is called with it when it has ended.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._started += 1
+        key = str(self._started)
+        pid = spawn(argv, dict(env, **{MARK: key}), cwd, self._output)
+        self.running[pid] = child = Child(pid, key, rank, on_exit)
+        return child
+
+    def expect_end(self, pid: int, on_exit: "Callable[[int], object]") -> None:
+        """Call ``on_exit(status)`` when the service ``pid``, which somebody else spawned, has ended."""
+        self.services[pid] = on_exit
+
+    def reap(self) -> None:
+        """Collect what has ended, and kill what it left behind. To be called on SIGCHLD."""
+        ended = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self.running:
+                ended.append(self._record_end(self.running.pop(pid), status))
+            elif pid in self.services:
+                self.services.pop(pid)(status)
+        self.kill_leftovers()
+        for child in ended:
+            child.on_exit(child)
+
+    def kill_leftovers(self) -> None:
+        """Kill the orphans of processes that have ended. Those of running ones are daemons, and left alone."""
+        orphans = [pid for pid in linux.children() if pid not in self.running and pid not in self.services]
+        if not orphans:
+            return
+        alive = {os.fsencode("{}={}".format(MARK, child.key)) for child in self.running.values()}
+        prefix = os.fsencode(MARK + "=")
+        for orphan in orphans:
+            marks = {entry for entry in linux.environment_of(orphan) if entry.startswith(prefix)}
+            if marks and marks.isdisjoint(alive):
+                self._kill_tree(orphan)
+
+    def signal(self, child: Child, signum: int) -> None:
+        """Send a signal to a process and to the rest of its process group."""
+        linux.kill_group(child.pid, signum)
+
+    def end(self, child: Child, grace: float, reason: "str | None") -> None:
+        """Ask a process to end, and kill it and its descendants ``grace`` seconds later."""
+        child.reason = child.reason or reason
+        self.signal(child, signal.SIGTERM)
+        self._loop.call_later(grace, lambda: self.kill(child))
+
+    def kill(self, child: Child) -> None:
+        """Kill a process and its descendants, where it still runs."""
+        if self.running.get(child.pid) is child:
+            self._kill_tree(child.pid)
+
+    @staticmethod
+    def _kill_tree(root: int) -> None:
+        for pid in [root] + linux.descendants(root, linux.snapshot()):
+            linux.kill(pid)
+
+    @staticmethod
+    def _record_end(child: "Child", status: int) -> "Child":
+        if os.WIFSIGNALED(status):
+            child.signal = os.WTERMSIG(status)
+        else:
+            child.exit_code = os.WEXITSTATUS(status)
+        return child
+
+
+def cannot_start(argv: "list[str]", error: "OSError") -> str:
+    """Why a process could not be started, in words."""
+    missing = error.filename or (argv[0] if argv else "")
+    why = "not found" if error.errno == errno.ENOENT else (error.strerror or str(error)).lower()
+    return "cannot start {}: {}: {}".format(argv[0] if argv else "an empty command", missing, why)
+
+
+def outcome_of(child: Child) -> "dict[str, object]":
+    """How a worker ended, given how its process did."""
+    outcome: "dict[str, object]" = {"exit_code": child.exit_code, "signal": child.signal}
+    if child.reason == "stopped":
+        outcome["status"] = "stopped"
+    elif child.exit_code == 0:
+        outcome["status"] = "succeeded"
+    else:
+        outcome.update(status="failed", reason=describe_end(child))
+    return outcome
+
+
+def describe_end(child: Child) -> str:
+    """Why a process counts as failed, in words."""
+    if child.reason == "memory" and child.memory is not None:
+        return "It used {:.2f} GB of memory, more than it was given, and was ended for it.".format(child.memory / 1e9)
+    if child.signal is not None:
+        return "Its process was ended by {}.".format(signal_name(child.signal))
+    return "Its process exited with status {}.".format(child.exit_code)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as ``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return "signal {}".format(number)

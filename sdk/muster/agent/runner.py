@@ -1,0 +1,224 @@
+"""Starts the user's script in the user's interpreter, and tells the agent of an exception the moment it is raised.
+
+    runner.py program FILE [ARGUMENT...]      the file as __main__
+    runner.py module NAME [ARGUMENT...]       the module as __main__
+    runner.py task FILE|NAME [ARGUMENT...]    its run(cluster, server, task_index), beside a TensorFlow server
+    runner.py function FILE [ARGUMENT...]     a function pickled by cloudpickle
+    runner.py serve                           a TensorFlow server and nothing else
+
+Which cluster a server belongs to stands in TF_CONFIG. Standard library only and Python 3.6 syntax; it is copied beside
+muster.training and imports nothing of Muster.
+"""
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from types import TracebackType  # noqa: F401  (type comments)
+from typing import Any  # noqa: F401  (type comments)
+
+
+def main(argv):
+    # type: (list) -> None
+    """Run what the command line names; see above."""
+    mode, arguments = argv[0], argv[1:]
+    _offer_stacks()
+    _drop_blank_proxies()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # at 0, TensorFlow logs a line for every step of a TF1 session
+    try:
+        if mode == "serve":
+            start_server().join()
+        else:
+            RUN[mode](arguments[0], arguments)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            _report_exception(error)
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _report_exception(error)
+        _print_exception(error)
+        _flush()
+        sys.exit(1)
+
+
+def run_program(path, arguments):
+    # type: (str, list) -> None
+    """The file as ``python FILE`` would run it."""
+    sys.argv = arguments
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    runpy.run_path(path, run_name="__main__")
+
+
+def run_module(name, arguments):
+    # type: (str, list) -> None
+    """The module as ``python -m NAME`` would run it."""
+    sys.argv = arguments
+    sys.path[0] = os.getcwd()
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def run_task(target, arguments):
+    # type: (str, list) -> None
+    """``run(cluster, server, task_index)`` of the file or module."""
+    sys.argv = arguments
+    if target.endswith(".py"):
+        sys.path[0] = os.path.dirname(os.path.abspath(target))
+        name = os.path.splitext(os.path.basename(target))[0]
+        spec = importlib.util.spec_from_file_location(name, target)
+        if spec is None or spec.loader is None:
+            raise ImportError("{} is no Python source file".format(target))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # what it defines can be pickled then
+        spec.loader.exec_module(module)
+    else:
+        sys.path[0] = os.getcwd()
+        module = importlib.import_module(target)
+    _call_task(module.run)
+
+
+def run_function(path, arguments):
+    # type: (str, list) -> None
+    """The pickled function; what it returns is pickled for the session."""
+    sys.argv = arguments
+    sys.path[0] = os.getcwd()
+    with open(path, "rb") as file:
+        function = pickle.load(file)
+    _save_result(_call_task(function) if os.environ.get("MUSTER_TASK") else function())
+
+
+RUN = {"program": run_program, "module": run_module, "task": run_task, "function": run_function}
+
+
+def start_server():
+    # type: () -> Any
+    """The TensorFlow server of this task, listening. Raises whatever TensorFlow does where the port is taken."""
+    import tensorflow as tf
+
+    config = json.loads(os.environ["TF_CONFIG"])
+    threads = {
+        "intra_op_parallelism_threads": int(os.environ.get("TF_NUM_INTRAOP_THREADS", 0)),
+        "inter_op_parallelism_threads": int(os.environ.get("TF_NUM_INTEROP_THREADS", 0)),
+    }
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(config["cluster"]),
+        job_name=config["task"]["type"],
+        task_index=config["task"]["index"],
+        protocol="grpc",
+        config=tf.compat.v1.ConfigProto(**threads),
+    )
+
+
+def _call_task(run):
+    # type: (Any) -> object
+    import tensorflow as tf
+
+    config = json.loads(os.environ["TF_CONFIG"])
+    server = start_server()
+    return run(tf.train.ClusterSpec(config["cluster"]), server, config["task"]["index"])
+
+
+def _save_result(value):
+    # type: (object) -> None
+    """Pickle a function's value where the session looks for it: written beside and renamed, so never half there."""
+    folder = os.environ.get("MUSTER_RESULTS")
+    if not folder:
+        return
+    import cloudpickle
+
+    rank = _rank()
+    name = os.environ["MUSTER_WORKER"] if rank is None else "rank-{}".format(rank)
+    path = os.path.join(folder, name + ".pkl")
+    with open(path + ".part", "wb") as file:
+        cloudpickle.dump(value, file)
+    os.replace(path + ".part", path)
+
+
+def _rank():
+    # type: () -> object
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MUSTER_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def _offer_stacks():
+    # type: () -> None
+    """Python stacks of all threads go to a file on SIGUSR1, also while the interpreter is stuck in C code."""
+    faulthandler.enable()
+    scratch = os.environ.get("MUSTER_SCRATCH")
+    if scratch:
+        file = open(os.path.join(scratch, "stacks-{}".format(os.getpid())), "a")  # noqa: SIM115  it stays open
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+
+
+def _drop_blank_proxies():
+    # type: () -> None
+    """gRPC takes a proxy variable that is set but empty for a proxy without an address, and fails to connect."""
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        if not os.environ.get(name, "set"):
+            del os.environ[name]
+
+
+def _own_traceback(error):
+    # type: (BaseException) -> TracebackType | None
+    """The traceback without the frames of this file and of runpy, which are not the user's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _print_exception(error):
+    # type: (BaseException) -> None
+    sys.stdout.flush()
+    traceback.print_exception(type(error), error, _own_traceback(error))
+
+
+def _report_exception(error):
+    # type: (BaseException) -> None
+    """Tell the agent now: exits come in any order, the order of exceptions tells who failed first.
+
+    Cut so that it fits into one datagram even where each character takes twelve bytes of JSON.
+    """
+    path = os.environ.get("MUSTER_REPORT")
+    if not path:
+        return
+    lines = traceback.format_exception(type(error), error, _own_traceback(error))
+    report = {
+        "kind": "exception",
+        "rank": _rank(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "type": type(error).__name__,
+        "message": str(error)[:1000],
+        "traceback": "".join(lines)[-8000:],
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(1.0)
+        try:
+            sender.sendto(json.dumps(report).encode("ascii"), path)
+        except OSError as failure:
+            sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
+
+
+def _flush():
+    # type: () -> None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            os.write(2, "muster: {}\n".format(error).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,32 @@
+"""Removing a worker's scratch folder, and with the last of a session also the run's folder around it."""
+
+import os
+import shutil
+import stat
+
+from . import linux
+
+PREFIX = "muster-"  # begins the name of a run's scratch folder
+
+
+def remove_scratch(scratch: str, session: "tuple[int, int]") -> None:
+    """Remove a worker's scratch folder; where the session is gone, also the run's own folder that it lies in.
+
+    Args:
+        scratch: the folder.
+        session: process id and start time of the session.
+    """
+    shutil.rmtree(scratch, ignore_errors=True)
+    around = os.path.dirname(scratch)
+    if not linux.is_running(*session) and _is_private(around):
+        shutil.rmtree(around, ignore_errors=True)
+
+
+def _is_private(folder: str) -> bool:
+    """Whether a folder is a run's and nobody else's: named as such, ours, and closed to others."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return is_ours and os.path.basename(folder).startswith(PREFIX)

@@ -1,0 +1,224 @@
+"""A worker's own sshd, on port 2222 of its own address: who may log in, and what happens when somebody does."""
+
+import base64
+import collections
+import os
+import pwd
+import re
+import struct
+import sys
+
+from .loop import Loop
+from .ports import random_loopback_address
+from .processes import Processes, signal_name, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+PORT = 2222
+START_TIMEOUT = 10.0  # seconds from start to "Server listening"
+ATTEMPTS = 20  # addresses to try
+TAIL = 30  # lines of its log that are kept
+PRIVILEGE_SEPARATION_FOLDER = "/run/sshd"  # without it, sshd does not start as root
+
+CONFIG = """\
+Port {port}
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+AllowUsers {user}
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+LogLevel INFO
+MaxStartups 100:30:200
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+PermitRootLogin prohibit-password
+PermitEmptyPasswords no
+PermitTTY no
+PermitUserRC no
+PermitUserEnvironment no
+PermitTunnel no
+AllowTcpForwarding no
+AllowStreamLocalForwarding no
+AllowAgentForwarding no
+X11Forwarding no
+{extra}SetEnv SHLVL=2 BASH_ENV=/dev/null MUSTER_RUN_ID={run} MUSTER_WORKER={worker}
+ForceCommand exec {entry}
+"""
+# Of several SetEnv lines sshd takes the first only. SHLVL and BASH_ENV keep bash from reading a slow .bashrc. The shell
+# of a login execs the entry rather than forking it, because the entry's parent must be sshd (see entry.py).
+
+
+class Sshd:
+    """The sshd of one worker.
+
+    Args:
+        loop: the agent's event loop.
+        processes: the agent's processes.
+        config: the worker, as its platform describes it.
+        on_ready: called with the address once it listens there.
+        on_failure: called with what happened, in words, when it cannot listen or ends later.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        processes: Processes,
+        config: dict,
+        on_ready: "Callable[[str], object]",
+        on_failure: "Callable[[str], object]",
+    ) -> None:
+        self._loop = loop
+        self._processes = processes
+        self._config = config
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._folder = os.path.join(config["scratch"], "ssh")
+        self._address = config["address"]
+        self._attempts = 0
+        self._ready = False
+        self._failed = False
+        self._log: "collections.deque[str]" = collections.deque(maxlen=TAIL)
+        self._rest = b""
+        self._pipe: "int | None" = None
+        self.host_key = public_part(config["ssh"]["host_key"])
+
+    def start(self) -> None:
+        """Start it, without waiting until it listens. Raises OSError where it cannot be started at all."""
+        if os.geteuid() == 0:
+            os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
+        os.makedirs(self._folder, 0o700, exist_ok=True)
+        _write_private(os.path.join(self._folder, "host_key"), self._config["ssh"]["host_key"])
+        _write_private(
+            os.path.join(self._folder, "authorized_keys"), self._config["ssh"]["authorized_key"].strip() + "\n"
+        )
+        self._loop.call_later(START_TIMEOUT, self._check_start)
+        self._try_address()
+
+    def _try_address(self) -> None:
+        self._attempts += 1
+        self._log.clear()
+        self._rest = b""
+        config = os.path.join(self._folder, "sshd_config")
+        _write_private(config, sshd_config(self._config, self._address, self._folder))
+        reader, stderr = os.pipe()
+        os.set_blocking(reader, False)
+        try:
+            environment = {"PATH": os.defpath, "MUSTER_RUN_ID": self._config["run"]}
+            pid = spawn([self._config["sshd"]["path"], "-D", "-e", "-f", config], environment, "/", stderr)
+        finally:
+            os.close(stderr)
+        self._pipe = reader
+        self._loop.on_readable(reader, self._read_log)
+        self._processes.expect_end(pid, self._ended)
+
+    def _read_log(self) -> None:
+        if self._pipe is None:
+            return
+        try:
+            data = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._close_pipe()
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            text = line.decode("utf-8", "replace").strip()
+            self._log.append(text)
+            if text.startswith("Server listening on {} port".format(self._address)):
+                self._ready = True
+                self._on_ready(self._address)
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            self._loop.forget(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _ended(self, status: int) -> None:
+        self._read_log()  # its last words may not have been read yet
+        if not self._ready and self._attempts < ATTEMPTS and "Address already in use" in self._tail():
+            # Another sshd has this address, and a client would not notice that it talks to that one.
+            self._close_pipe()
+            self._address = random_loopback_address()
+            self._try_address()
+        elif os.WIFSIGNALED(status):
+            self._fail("its sshd was ended by {}".format(signal_name(os.WTERMSIG(status))))
+        else:
+            self._fail("its sshd ended by itself")
+
+    def _check_start(self) -> None:
+        if not self._ready:
+            self._fail("its sshd did not listen within {:.0f} s".format(START_TIMEOUT))
+
+    def _fail(self, what: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure("{}; the end of its log:\n{}".format(what, self._tail()))
+
+    def _tail(self) -> str:
+        return "\n".join(self._log)
+
+
+def sshd_config(config: dict, address: str, folder: str) -> str:
+    """The text of sshd_config for a worker."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+    libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it
+    setting = ["env", "LD_LIBRARY_PATH={}".format(libraries)] if libraries else []
+    entry = setting + [sys.executable, "-I", "-S", program, "entry", os.path.join(config["scratch"], "agent.sock")]
+    return CONFIG.format(
+        port=PORT,
+        address=address,
+        folder=folder,
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        # From 9.8 on sshd shuts out addresses for a while that it finds suspicious, such as one of many workers.
+        extra="PerSourcePenalties no\n" if version_of(config["sshd"]["version"]) >= (9, 8) else "",
+        run=config["run"],
+        worker=config["name"],
+        entry=" ".join(_quoted(word) for word in entry),
+    )
+
+
+def version_of(text: str) -> "tuple[int, int]":
+    """The version in what ``sshd -V`` prints, such as ``(9, 2)``; ``(0, 0)`` where there is none."""
+    found = re.search(r"OpenSSH_(\d+)\.(\d+)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+def public_part(private_key: str) -> str:
+    """The public key, ``type base64``, of an unencrypted private key in OpenSSH's own format.
+
+    Raises:
+        ValueError: it is in another format.
+    """
+    body = "".join(line for line in private_key.strip().splitlines() if not line.startswith("-----"))
+    data = base64.b64decode(body)
+    magic = b"openssh-key-v1\0"
+    if not data.startswith(magic):
+        raise ValueError("the private key is not in OpenSSH's format")
+    offset = len(magic)
+    for _ in range(3):  # cipher, key derivation, its options
+        _, offset = _field(data, offset)
+    blob, _ = _field(data, offset + 4)  # after the number of keys
+    kind, _ = _field(blob, 0)
+    return "{} {}".format(kind.decode("ascii"), base64.b64encode(blob).decode("ascii"))
+
+
+def _field(data: bytes, offset: int) -> "tuple[bytes, int]":
+    (length,) = struct.unpack_from(">I", data, offset)
+    return data[offset + 4 : offset + 4 + length], offset + 4 + length
+
+
+def _quoted(word: str) -> str:
+    return word if re.match(r"^[\w@%+=:,./-]+$", word) else "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def _write_private(path: str, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)

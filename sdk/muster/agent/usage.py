@@ -1,0 +1,81 @@
+"""What a worker's processes use: measured once a second, and kept below the memory that the worker was given."""
+
+import os
+import time
+
+from . import linux
+from .loop import Loop
+from .processes import Processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+REPORT_INTERVAL = 1.0  # seconds
+CHECK_INTERVAL = 0.25  # seconds
+
+
+class Usage:
+    """Measures all processes of a worker.
+
+    The limit holds for proportional set size: what is resident, with shared pages counted in proportion. Finding that
+    out is slow, so it is asked for only when the plain sum of resident sizes, which is larger, is over the limit.
+
+    Args:
+        loop: the agent's event loop.
+        processes: the agent's processes.
+        limit: memory in bytes that all of them together may have.
+        report: called every second with ``cpu`` (1.0 is one busy core) and ``memory`` (bytes).
+        on_excess: called with the bytes in use when they are more than ``limit``.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        processes: Processes,
+        limit: int,
+        report: "Callable[[float, int], object]",
+        on_excess: "Callable[[int], object]",
+    ) -> None:
+        self._processes = processes
+        self._limit = limit
+        self._report = report
+        self._on_excess = on_excess
+        self._pids: "list[int]" = []
+        self._ticks: "dict[int, int]" = {}
+        self._measured_at = time.monotonic()
+        loop.call_every(REPORT_INTERVAL, self._measure)
+        loop.call_every(CHECK_INTERVAL, self.check)
+
+    def _measure(self) -> None:
+        everything = linux.snapshot()
+        self._pids = self._own(everything)
+        ticks = {pid: everything[pid].ticks for pid in self._pids}
+        used = sum(now - self._ticks.get(pid, 0) for pid, now in ticks.items())
+        now = time.monotonic()
+        cpu = used / linux.TICKS_PER_SECOND / (now - self._measured_at)
+        self._ticks = ticks
+        self._measured_at = now
+        self._report(round(cpu, 3), sum(everything[pid].rss for pid in self._pids))
+
+    def check(self) -> None:
+        """See to it that no more memory is used than was given."""
+        if not self._processes.running:
+            return
+        known = self._pids or list(self._processes.running)
+        if sum(linux.resident_memory(pid) for pid in known) <= self._limit:
+            return
+        # Too much, perhaps: now exactly, and with processes that were started since the last look.
+        self._pids = self._own(linux.snapshot())
+        used = sum(_memory(pid) for pid in self._pids)
+        if used > self._limit:
+            self._on_excess(used)
+
+    def _own(self, everything: "dict[int, linux.Stat]") -> "list[int]":
+        found = linux.descendants(os.getpid(), everything)
+        return [pid for pid in found if pid not in self._processes.services]
+
+
+def _memory(pid: int) -> int:
+    proportional = linux.proportional_memory(pid)
+    return linux.resident_memory(pid) if proportional is None else proportional

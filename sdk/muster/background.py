@@ -1,0 +1,95 @@
+"""The background: one thread with an event loop per process, and threads for calls that block.
+
+So the public interface can be synchronous, and no notebook's own loop is ever in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from muster.forks import in_forked_children
+
+_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process's background thread, started when it is first needed."""
+    global _loop
+    with _loop_lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="muster", daemon=True).start()
+        return _loop
+
+
+def _forget_loop() -> None:
+    """A forked child has no background thread: let it start one of its own, should it need it."""
+    global _loop, _loop_lock
+    _loop = None
+    _loop_lock = threading.Lock()
+
+
+def on_background_thread() -> bool:
+    """Whether the caller runs on the background thread, as observers do, and so must not wait for it."""
+    try:
+        return asyncio.get_running_loop() is _loop
+    except RuntimeError:
+        return False
+
+
+in_forked_children(_forget_loop)
+
+
+class BlockingCalls:
+    """Makes calls that may block, one after the other, on a daemon thread of its own.
+
+    Not a pool: pools refuse work while the interpreter exits, which is when workers have to be stopped.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    async def call(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
+        """What ``function(*args)`` returns, or raises.
+
+        Raises:
+            TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def finish(outcome: Any, error: BaseException | None) -> None:
+            if done.cancelled():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(outcome)
+
+        def work() -> None:
+            try:
+                outcome = function(*args)
+            except BaseException as error:  # whatever it is, somebody waits for it
+                loop.call_soon_threadsafe(finish, None, error)
+            else:
+                loop.call_soon_threadsafe(finish, outcome, None)
+
+        self._calls.put(work)
+        try:
+            return await asyncio.wait_for(done, seconds)
+        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
+            raise TimeoutError(f"no answer after {seconds:g} s") from None
+
+    def close(self) -> None:
+        """Let the thread end once the calls so far have been made."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (work := self._calls.get()) is not None:
+            work()

@@ -1,0 +1,87 @@
+"""The ``muster`` command: its parts by name, and what its exit status says."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from muster import __version__
+from muster.commands.launch import plan, run
+from muster.commands.recorded import explain, logs, runs, show
+from muster.dashboard.text import clean
+from muster.errors import (
+    JobError,
+    MusterError,
+    PlatformError,
+    RunNotFound,
+    RunStalled,
+    RunStopped,
+    RunTimeout,
+    StartTimeout,
+)
+
+FAILED, INTERRUPTED = 1, 130
+EXIT_CODES: tuple[tuple[type[MusterError], int], ...] = (
+    (JobError, 2),
+    (RunNotFound, 2),
+    (StartTimeout, 3),
+    (PlatformError, 3),
+    (RunTimeout, 124),
+    (RunStalled, 124),
+    (RunStopped, INTERRUPTED),
+)
+
+
+class ErrorsAsExitCodes(click.Group):
+    """A group whose commands may raise what Muster raises: it becomes a message and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except MusterError as error:
+            click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+            click.echo(clean(error), err=True)
+            ctx.exit(exit_code(error))
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+def exit_code(error: MusterError) -> int:
+    """The exit status that tells a calling script what kind of error it was."""
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
+
+
+@click.group(cls=ErrorsAsExitCodes, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="muster %(version)s")
+def main() -> None:
+    """Distributed deep learning: run a training script on a cluster of workers.
+
+    \b
+    Examples:
+      muster run -s parameter_server -n 2 --ps 1 worker_scripts/mnist_ps_tf1.py
+      muster run -s horovod -n 4 --cpu 2 --memory 4 train.py --epochs 5
+      muster plan -s horovod -n 4 train.py     what would be started
+      muster explain last                      what went wrong
+
+    \b
+    Exit status:
+      0    success
+      1    the run failed
+      2    the job cannot be run as described, or there is no such run
+      3    the cluster did not come up
+      124  the run took too long, or stalled
+      130  interrupted or stopped
+
+    Runs are recorded in ~/.muster/runs, or in $MUSTER_HOME/runs. MUSTER_DASHBOARD=rich, plain or off chooses how a run
+    is shown. Completion for bash: eval "$(_MUSTER_COMPLETE=bash_source muster)"; zsh and fish likewise.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
+
+
+for command in (run, plan, runs, show, logs, explain):
+    main.add_command(command)

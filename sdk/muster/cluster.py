@@ -1,0 +1,409 @@
+"""Cluster: a job on a platform in the shape of a strategy, as users hold it in their hands.
+
+Synchronous outside; inside, everything happens on the thread of :mod:`muster.background`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from muster import interpreter, interrupts, runs
+from muster.background import background_loop, on_background_thread
+from muster.errors import JobError, MusterError, PlatformError, PlatformUnsupported, RunFailed, RunStopped
+from muster.events import Event, Journal, Observer, Observers
+from muster.forks import in_forked_children
+from muster.job import Job, Limits, Plan, Worker
+from muster.orchestrator import AT_ONCE, Orchestrator
+from muster.planning import command_line, describe_job, member_names, preview
+from muster.platforms import get_platform
+from muster.platforms.base import Platform
+from muster.preparation import prepare
+from muster.result import Result, exit_codes
+from muster.scratch import make_scratch
+from muster.session import parse_address
+from muster.ssh import ssh_client
+from muster.strategies import get_strategy
+from muster.strategies.base import Strategy
+
+__all__ = ["Cluster", "preview"]
+
+logger = logging.getLogger("muster")
+
+STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
+
+
+class Cluster:
+    """A job, the workers it runs on, and what becomes of it.
+
+    Use it as a context manager, which starts it and leaves nothing behind, or call :meth:`start` and :meth:`stop`::
+
+        with Cluster(job, strategy="horovod") as cluster:
+            result = cluster.wait()
+
+    Args:
+        job: what to run.
+        strategy: name of a strategy, or one made with options such as ``Horovod(slots=2)``.
+        platform: where workers run; None for this machine.
+        timeout_seconds: how long the start may take, until every server listens or every rank runs. 0: any time.
+        run_timeout: how long the run may take after that, in seconds. None: any time.
+        stall_seconds: after how many seconds without output or progress from a worker that trains the run counts as
+            hung; more than its imports take. None: never.
+        session_address: ``host:port`` that workers reach this session at; the port may be 0 for any.
+        worker_ports: first and last port that servers of workers may use; None for any.
+        observers: called with every event, on the background thread. One that raises is logged and dropped. It may
+            call ``stop()``, which then only asks.
+
+    Raises:
+        JobError: the job cannot be run as described; nothing has been started.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        strategy: str | Strategy = "parameter_server",
+        platform: str | Platform | None = None,
+        timeout_seconds: float | None = 60,
+        run_timeout: float | None = None,
+        stall_seconds: float | None = None,
+        session_address: str | None = None,
+        worker_ports: tuple[int, int] | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.strategy = get_strategy(strategy)
+        self._members = member_names(job, self.strategy)
+        python = interpreter.check(job, self.strategy.requires).path
+        name = job.name or (Path(job.script.target).stem if job.script else "servers")
+        self.job = replace(job, name=name, python=python, cwd=job.cwd or os.getcwd())
+        self.limits = Limits.checked(
+            timeout_seconds=timeout_seconds, run_timeout=run_timeout, stall_seconds=stall_seconds
+        )
+        self.platform = get_platform(platform)
+        self.platform.check()
+        self._owns_platform = not isinstance(platform, Platform)
+        self._session_address = parse_address(session_address or f"{self.platform.usable_address()}:0")
+        self._worker_ports = worker_ports
+        self._observers = Observers(observers)
+        self._orchestrator: Orchestrator | None = None
+        self._result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        self._up = threading.Event()
+        self._stop_reason: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_at = 0.0
+        self._pid = os.getpid()
+        self._is_told = False  # whether the caller has been given the outcome
+        self.run = ""
+        self.run_dir = Path()
+
+    # -- what users do with it ----------------------------------------------------------------------------------------
+
+    def start(self) -> Cluster:
+        """Launch everything, and return once every server listens or every rank runs.
+
+        Raises:
+            PlatformError: the platform refused a worker, or cannot host it.
+            StartTimeout: not everything was up in time.
+            RunFailed: something failed on the way.
+        """
+        if self.run:
+            raise JobError("This cluster has been started already.", advice="make another one from the same job")
+        if on_background_thread():
+            raise JobError("An observer cannot start a cluster.", advice="start it on a thread of your own")
+        if self.strategy.needs_ssh and ssh_client() is None:
+            raise PlatformUnsupported(
+                f"There is no ssh client here, which {self.strategy.name} starts its ranks with.",
+                advice="install openssh-client and openssh-server",
+            )
+        with self._ending_at_interrupt():
+            self._started_at = time.time()
+            journal, scratch = self._make_folders()
+            self.run = self.run_dir.name
+            _live.add(self)
+            self._loop = background_loop()
+            asyncio.run_coroutine_threadsafe(self._live_and_record(journal, scratch), self._loop)
+            self._block_on(self._up.wait)
+            if self._result.done() and (error := self._result.result().error):
+                self._is_told = True
+                raise error.with_traceback(None)
+        return self
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait until the run has ended, and return what came out.
+
+        Raises:
+            RunFailed: naming the worker that failed first, with its traceback or the end of its log.
+            RunStopped: it was stopped before it ended.
+            TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
+        """
+        self._refuse_unless_usable()
+        with self._ending_at_interrupt():
+            self._block_on(self._wait_for_end, None if timeout is None else time.monotonic() + timeout)
+        if not self._result.done():
+            raise TimeoutError(f"run {self.run} has not ended after {timeout:g} s")
+        return self.result
+
+    def stop(self) -> None:
+        """End the run and wait until nothing of it is left. Does nothing to a run that has ended.
+
+        An observer may call it, too; there it returns at once, and the run ends behind it.
+        """
+        if not self.run or self._pid != os.getpid():
+            return
+        if on_background_thread():
+            self._ask_to_stop("by an observer")
+            return
+        with interrupts.held(lambda number: self._ask_to_stop(AT_ONCE)):
+            self._ask_to_stop("by request")
+            self._block_on(self._wait_for_end)
+
+    def interrupt(self, number: int = 1) -> None:
+        """Have the run end, without waiting for it; from the second interrupt on without time for the processes to end.
+
+        A signal handler may call this.
+        """
+        self._ask_to_stop("interrupted" if number == 1 else AT_ONCE)
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on.
+
+        Cancelling ends the run, and comes out once nothing is left of it.
+        """
+        return self._await_end().__await__()
+
+    async def _await_end(self) -> Result:
+        ended = asyncio.wrap_future(self._result)
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self.interrupt()
+            await asyncio.shield(ended)
+            raise
+        return self.result
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop()
+        error = self._result.result().error if self._result.done() else None
+        if kind is None and error is not None and not self._is_told and not isinstance(error, RunStopped):
+            raise error.with_traceback(None)
+
+    @property
+    def result(self) -> Result:
+        """What came out of a run that has ended. Raises what went wrong, if something did."""
+        self._refuse_unless_usable()
+        if not self._result.done():
+            raise JobError(f"Run {self.run} has not ended.", advice="cluster.wait()")
+        result = self._result.result()
+        self._is_told = True
+        if result.error is not None and not (isinstance(result.error, RunStopped) and self.job.script is None):
+            raise result.error.with_traceback(None)  # the frames of the background thread say nothing to the caller
+        return result
+
+    @property
+    def status(self) -> list[Worker]:
+        """The workers as they are now, in launch order."""
+        return list(self._orchestrator.state.workers.values()) if self._orchestrator else []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return bool(self.run) and not self._result.done()
+
+    @property
+    def plan(self) -> Plan:
+        """What is started; with placeholders for addresses as long as these are not known."""
+        known = self._orchestrator.plan if self._orchestrator else None
+        return known or preview(self.job, self.strategy)
+
+    @property
+    def command(self) -> str:
+        """The command line of the plan, as a person could paste it."""
+        return command_line(self.plan)
+
+    @property
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Addresses of the TensorFlow servers by role, as ``tf.train.ClusterSpec`` takes them; empty at first."""
+        plan = self._orchestrator.plan if self._orchestrator else None
+        return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
+
+    def logs(self, worker: str) -> str:
+        """What a worker (or ``driver``) has printed so far."""
+        return runs.Run(self.run_dir).log(worker)
+
+    def explain(self) -> str:
+        """How the run went, in words: the cause of a failure, the end of that log, and what to try."""
+        return runs.Run(self.run_dir).explain()
+
+    def stacks(self) -> dict[str, str]:
+        """The Python stacks of all ranks or tasks right now, by rank or worker: where a run hangs."""
+        self._refuse_unless_usable()
+        if self._orchestrator is None or not self.is_running:
+            return {}
+        future = asyncio.run_coroutine_threadsafe(self._orchestrator.stacks(), background_loop())
+        return future.result(timeout=10)
+
+    def subscribe(self, observer: Observer) -> Callable[[], None]:
+        """Have ``observer`` called with every event from now on. Returns what ends that."""
+        self._observers.add(observer)
+        return functools.partial(self._observers.drop, observer)
+
+    def __repr__(self) -> str:
+        state = self._result.result().status if self._result.done() else "running" if self.run else "not started"
+        return f"<Cluster {self.run or self.job.name}: {self.strategy.name}, {len(self._members)} workers, {state}>"
+
+    # -- the run, on the background thread ----------------------------------------------------------------------------
+
+    async def _live_and_record(self, journal: Journal, scratch: Path) -> None:
+        self._observers.add(journal, first=True)
+        error: MusterError | None = None
+        try:
+            job = describe_job(self.job, self.strategy)
+            asked = {"job": job, "session": runs.this_session(), "python": self.job.python, "run": self.run}
+            self._observers.tell(Event("run_requested", data=asked))
+            self.platform.warm_up()
+            self._orchestrator = await prepare(
+                self.job,
+                self.strategy,
+                self.platform,
+                self.limits,
+                self.run_dir,
+                scratch,
+                self._session_address,
+                self._worker_ports,
+                owns_platform=self._owns_platform,
+                emit=self._observers.tell,
+                on_up=self._up.set,
+            )
+            if self._stop_reason:
+                self._orchestrator.stop(self._stop_reason)
+            await self._orchestrator.life()
+        except MusterError as raised:
+            error = raised
+        except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
+            error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
+        finally:
+            if self._orchestrator is None and self._owns_platform:  # it never came so far that somebody else would
+                self.platform.close()
+            shutil.rmtree(scratch, ignore_errors=True)
+            result = self._sum_up(error)
+            self._record(result, journal)
+            _live.discard(self)
+            self._result.set_result(result)
+            self._up.set()
+
+    def _sum_up(self, error: MusterError | None) -> Result:
+        orchestrator = self._orchestrator
+        stopped = isinstance(error, RunStopped)
+        return Result(
+            status="stopped" if stopped else "failed" if error else "succeeded",
+            run=self.run,
+            run_dir=self.run_dir,
+            exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
+            timings=orchestrator.timings if orchestrator else {},
+            seconds=time.time() - self._started_at,
+            metrics=orchestrator.state.metrics if orchestrator else {},
+            error=error,
+        )
+
+    def _record(self, result: Result, journal: Journal) -> None:
+        recorded = result.to_dict()
+        try:
+            runs.write_json(self.run_dir / "result.json", recorded)
+        except OSError as error:  # whoever waits for the end must hear of it all the same
+            logger.warning("the end of run %s could not be recorded: %s", self.run, error)
+        told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
+        self._observers.tell(Event("run_ended", recorded["worker"], told))
+        with contextlib.suppress(OSError):
+            journal.close()
+
+    # -- waiting on the calling thread --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _ending_at_interrupt(self) -> Iterator[None]:
+        """An interrupt meanwhile ends the run, and comes out once nothing is left of it."""
+        try:
+            with interrupts.held(self.interrupt):
+                yield
+        except KeyboardInterrupt:  # here at once where interrupts could not be held
+            self.stop()
+            raise
+
+    def _ask_to_stop(self, reason: str) -> None:
+        """Have the run end, however far it has come. Takes no lock, as interrupts call it."""
+        if self._stop_reason != AT_ONCE:
+            self._stop_reason = reason
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._pass_stop_on)
+
+    def _pass_stop_on(self) -> None:
+        if self._orchestrator and self._stop_reason:
+            self._orchestrator.stop(self._stop_reason)
+
+    def _block_on(self, wait: Callable[[float], bool], deadline: float | None = None) -> None:
+        """Wait in short steps, which lets interrupts through; until the deadline, unless the run is to end before."""
+        while True:
+            remaining = STEP_SECONDS if deadline is None else deadline - time.monotonic()
+            if remaining <= 0 and self._stop_reason is None:
+                return
+            if wait(min(STEP_SECONDS, max(remaining, 0.01))):
+                return
+
+    def _refuse_unless_usable(self) -> None:
+        """Refuse to wait where the wait would never end."""
+        if on_background_thread():
+            raise JobError("An observer cannot wait for what it observes.", advice="cluster.stop() only asks there")
+        if not self.run:
+            raise JobError("This cluster has not been started.", advice="cluster.start(), or with cluster: ...")
+        if self._pid != os.getpid():
+            raise JobError("This cluster belongs to the process that this one was forked from.")
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        return bool(concurrent.futures.wait([self._result], seconds).done)
+
+    def _make_folders(self) -> tuple[Journal, Path]:
+        """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
+        try:
+            self.run_dir = runs.create(self.job.name)
+            return Journal(self.run_dir / "events.jsonl"), make_scratch()
+        except OSError as error:
+            raise PlatformError(
+                f"The folders of the run cannot be made: {error}.",
+                advice="set MUSTER_HOME and TMPDIR to writable folders",
+            ) from error
+
+
+_live: set[Cluster] = set()
+
+
+def living_clusters(name: str) -> list[Cluster]:
+    """The clusters of this session by that name which have been started and have not ended."""
+    return [cluster for cluster in list(_live) if cluster.job.name == name]
+
+
+in_forked_children(_live.clear)  # they are the parent's, and so is their background thread
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End what lives when the session ends, so that it is recorded as stopped."""
+    clusters = list(_live)
+    for cluster in clusters:
+        cluster.interrupt()
+    for cluster in clusters:
+        cluster.stop()

@@ -1,0 +1,253 @@
+"""``muster run`` and ``muster plan``: from options to a job, and from a job to a cluster or to what it would be."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from muster.job import Job, Resources
+from muster.strategies import STRATEGIES, get_strategy
+from muster.strategies.base import Strategy
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ScriptCommand(click.Command):
+    """A command that takes its own options before SCRIPT and after it; any other after SCRIPT is the script's.
+
+    Only whole names count after SCRIPT (``-bs`` is never ``-b -s``), and ``--`` ends the command's own options.
+    """
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command's own options first, which is where click looks for them."""
+        takes_value = {
+            name: not parameter.is_flag
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in parameter.opts
+        }
+        return super().parse_args(ctx, own_options_first(args, takes_value))
+
+
+def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """The arguments with all known options in front of SCRIPT.
+
+    Args:
+        args: what stands on the command line.
+        takes_value: for each known option, whether a value follows it.
+
+    >>> own_options_first(["train.py", "--epochs", "3", "-n", "2", "--", "-n"], {"-n": True})
+    ['-n', '2', 'train.py', '--epochs', '3', '-n']
+    """
+    own: list[str] = []
+    rest: list[str] = []  # SCRIPT and what is the script's
+    words = iter(args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word == "--" and rest:
+            rest += words
+        elif name in takes_value and (name.startswith("--") or not equals):
+            own += [word, *(itertools.islice(words, 1) if takes_value[name] and not equals else ())]
+        elif rest or not word.startswith("-"):
+            rest.append(word)
+        else:
+            own.append(word)  # click says what is wrong with it
+    return own + rest
+
+
+def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as it is, and ``NAME`` with its value in this environment."""
+    environment = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not name:
+            raise click.BadParameter(f"{text!r} has no name.", ctx, parameter)
+        if not equals and name not in os.environ:
+            raise click.BadParameter(f"{name} is not set here; give {name}=VALUE.", ctx, parameter)
+        environment[name] = value if equals else os.environ[name]
+    return environment
+
+
+OPTIONS: Sequence[Callable[[Command], Command]] = (
+    click.option(
+        "-s", "--strategy", type=click.Choice(list(STRATEGIES)), default="parameter_server", show_default=True,
+        help="How the workers become a cluster.",
+    ),
+    click.option(
+        "-n", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Workers that train."
+    ),
+    click.option("--ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
+    click.option("--slots", type=click.IntRange(min=1), help="Processes per worker (horovod).  [default: 1]"),
+    click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
+    click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
+    click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."),
+    click.option("--python", default="", metavar="PATH", help="Interpreter that runs the script.  [default: this one]"),
+    click.option(
+        "--env", "environment", multiple=True, metavar="NAME[=VALUE]", callback=_environment,
+        help="Environment variable of the script; repeatable. NAME alone takes the value from this environment, which "
+        "keeps secrets off the command line. Values are never recorded.",
+    ),
+    click.option("--name", default="", help="What to call the run.  [default: the script's name]"),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m."),
+    click.argument("script"),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+)  # fmt: skip
+
+
+def job_options(command: Command) -> Command:
+    """Give a command the options and arguments that describe a job."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def make_job(
+    *, strategy: str, workers: int, ps: int, slots: int | None, cpu: float, memory: float, gpus: int, python: str,
+    environment: dict[str, str], name: str, module: bool, script: str, args: tuple[str, ...],
+) -> tuple[Job, Strategy]:  # fmt: skip
+    """The job and the strategy that the options describe.
+
+    Raises:
+        JobError: they describe none that can be run.
+    """
+    from muster.script import make_script
+
+    job = Job(
+        script=make_script(script, module=module),
+        n_workers=workers,
+        n_ps=ps,
+        resources=Resources(cpu=cpu, memory=memory, gpu=gpus),
+        args=args,
+        env=environment,
+        python=python,
+        name=name,
+    )
+    return job, get_strategy(strategy, **({} if slots is None else {"slots": slots}))
+
+
+@click.command(cls=ScriptCommand)
+@job_options
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the cluster may take to come up; 0 for as long as it takes.",
+)
+@click.option(
+    "--run-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long the run may take."
+)
+@click.option(
+    "--stall",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the run when nothing has moved for so long, and show where every process hangs.",
+)
+@click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
+@click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
+def run(
+    timeout: float,
+    run_timeout: float | None,
+    stall: float | None,
+    session_address: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Run SCRIPT on a cluster of workers and wait until it has ended.
+
+    SCRIPT is a file, or with -m a module. Options may stand before and after it; those that are none of muster's, and
+    everything after a --, are the script's own.
+
+    Horovod runs the script as every rank. Among parameter servers, a top-level run(cluster, server, task_index) is
+    called on every worker; a script without one is run once, as the chief that coordinates the workers.
+
+    \b
+    Examples:
+      muster run -n 2 --ps 1 worker_scripts/mnist_ps_tf1.py --sync
+      muster run train.py --strategy horovod --workers 4 --epochs 5
+      muster run -s horovod -n 4 train.py -- --name "the script's own"
+      muster run -s horovod -n 2 --slots 2 -m my_package.train
+      muster run -s horovod -n 2 --env API_KEY --stall 120 train.py
+
+    The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
+    """
+    from muster.cluster import Cluster
+    from muster.dashboard import NoDashboard, choose
+
+    job, strategy = make_job(**options)
+    dashboard = NoDashboard() if quiet else choose()
+    with _terminated_like_interrupted():
+        try:
+            with Cluster(
+                job,
+                strategy=strategy,
+                timeout_seconds=timeout,
+                run_timeout=run_timeout,
+                stall_seconds=stall,
+                session_address=session_address,
+                observers=[dashboard],
+            ) as cluster:
+                result = cluster.wait()
+        finally:
+            dashboard.close()
+    if not quiet:
+        click.echo(f"Logs: muster logs {result.run}")
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does: by default it would end this process with no time to clean up."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@click.command(cls=ScriptCommand)
+@job_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def plan(as_json: bool, **options: Any) -> None:
+    """Show what `muster run` would start, and start nothing.
+
+    Addresses are placeholders: real ones are known once the workers have started.
+
+    \b
+    Example:
+      muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
+    """
+    from muster.planning import describe, preview
+
+    job, strategy = make_job(**options)
+    data = describe(preview(job, strategy), job)
+    click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
+
+
+def as_text(data: dict[str, Any]) -> str:
+    """A plan as people read it."""
+    lines = [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
+    processes = {**data["processes"], **({"driver": data["driver"]} if data["driver"] else {})}
+    for name, process in processes.items():
+        ranks = [rank for rank, worker in data["ranks"].items() if worker == name]
+        lines += ["", f"{name}" + (f" (rank {', '.join(ranks)})" if ranks else "")]
+        lines += [f"  {variable}={shlex.quote(value)}" for variable, value in sorted(process["env"].items())]
+        lines += [f"  $ {shlex.join(process['argv'])}"] if process["argv"] else ["  $ as the driver asks by ssh"]
+    for name, text in data["files"].items():
+        if text is not None:
+            lines += ["", name, *(f"  {line}" for line in text.splitlines())]
+    return "\n".join(lines).strip("\n")

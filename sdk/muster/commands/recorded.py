@@ -1,0 +1,185 @@
+"""``muster runs``, ``show``, ``logs`` and ``explain``: looking at recorded runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from muster import runs as recorded
+from muster.dashboard.text import GLYPHS, clean, duration
+
+POLL_SECONDS = 0.2
+SHOWN_RUNS = 30
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="All runs, as JSON.")
+@click.option("--prune", is_flag=True, help="Delete old runs; those that run are left alone.")
+@click.option(
+    "--keep", type=click.IntRange(min=0), default=20, show_default=True, help="With --prune: leave the newest."
+)
+@click.option(
+    "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="With --prune: and all that are newer."
+)
+def runs(as_json: bool, prune: bool, keep: int, older_than: float | None) -> None:
+    """List the recorded runs, newest first.
+
+    \b
+    Examples:
+      muster runs
+      muster runs --json
+      muster runs --prune --keep 5 --older-than 7
+    """
+    if prune:
+        deleted = recorded.prune(keep, older_than)
+        click.echo(json.dumps(deleted) if as_json else "\n".join([*deleted, f"{len(deleted)} runs deleted"]))
+        return
+    listed = recorded.list_runs()
+    if as_json:
+        click.echo(json.dumps([_as_data(run) for run in listed], indent=2))
+        return
+    for run in listed[:SHOWN_RUNS]:
+        started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
+        status = run.status
+        took = duration(run.seconds)
+        click.echo(clean(f"{GLYPHS.get(status, ' ')} {status:<9}  {started}  {took:>8}  {run.strategy:<16}  {run.id}"))
+    if len(listed) > SHOWN_RUNS:
+        click.echo(f"… and {len(listed) - SHOWN_RUNS} older")
+    if not listed:
+        click.echo(f"No run has been recorded in {recorded.muster_home() / 'runs'} yet.", err=True)
+
+
+def _as_data(run: recorded.Run) -> dict[str, object]:
+    facts = {"id": run.id, "name": run.name, "status": run.status, "strategy": run.strategy}
+    return {**facts, "started_at": run.started_at, "seconds": run.seconds, "path": str(run.path)}
+
+
+@click.command()
+@click.argument("run", default="last")
+def explain(run: str) -> None:
+    """Say how RUN went: what failed first and why, the end of that log, and what to try.
+
+    RUN is an id, the beginning of one, or "last", which is the default.
+    """
+    click.echo(clean(recorded.open_run(run).explain()))
+
+
+@click.command()
+@click.argument("run", default="last")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+    help="Write one page instead, which needs nothing else, with the logs in it.",
+)  # fmt: skip
+def show(run: str, html: Path | None) -> None:
+    """Show RUN: as it ended, or live as long as it runs and this is a terminal.
+
+    RUN is an id, the beginning of one, or "last", which is the default.
+
+    \b
+    Examples:
+      muster show
+      muster show last --html run.html
+    """
+    opened = recorded.open_run(run)
+    if html is not None:
+        from muster.dashboard.html_page import html_page
+
+        html.write_text(html_page(opened), encoding="utf-8")
+    elif opened.status == "running" and sys.stdout.isatty():
+        _show_live(opened)
+    else:
+        _show_end(opened)
+
+
+def _show_live(run: recorded.Run) -> None:
+    from muster.dashboard import choose
+    from muster.dashboard.follow import follow
+
+    dashboard = choose()
+    try:
+        follow(run, dashboard)
+    finally:
+        dashboard.close()
+
+
+def _show_end(run: recorded.Run) -> None:
+    from rich.console import Console
+
+    from muster.dashboard.replay import replay
+    from muster.dashboard.terminal import Screen
+
+    view = replay(run)
+    Console(height=len(view.workers) + 30).print(Screen(view))
+
+
+@click.command()
+@click.argument("run")
+@click.argument("worker", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+def logs(run: str, worker: str | None, follow: bool) -> None:
+    """Print what the workers of RUN have printed, or what one WORKER has.
+
+    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, or "driver" for what horovodrun
+    itself said. Anything that would steer the terminal is left out; the files have it all.
+
+    \b
+    Examples:
+      muster logs last
+      muster logs last worker-1 --follow
+    """
+    opened = recorded.open_run(run)
+    tails: dict[str, Tail] = {}
+    while True:
+        ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
+        for name in [worker] if worker else [*opened.workers, recorded.DRIVER]:
+            if name not in tails:
+                for older in opened.log_files(name)[:-1]:
+                    _print_lines(older.read_bytes().splitlines(), None if worker else name)
+                tails[name] = Tail(opened.path / "logs" / f"{name}.log")
+            _print_lines(tails[name].read(at_end=ended or not follow), None if worker else name)
+        if ended or not follow:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _print_lines(lines: list[bytes], name: str | None) -> None:
+    for line in lines:
+        text = clean(line.decode("utf-8", errors="replace"))
+        click.echo(f"{name} | {text}" if name else text)
+
+
+class Tail:
+    """Reads the lines that are appended to a log, also across its content's being moved to ``.1``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._position = 0
+        self._unfinished = b""
+
+    def read(self, *, at_end: bool = False) -> list[bytes]:
+        """The lines that have been finished since the last call; ``at_end`` also the one that never was."""
+        data = b""
+        if self.path.exists() and self.path.stat().st_size < self._position:
+            data, self._position = _read_from(self.path.with_name(self.path.name + ".1"), self._position), 0
+        news = _read_from(self.path, self._position)
+        self._position += len(news)
+        lines = (self._unfinished + data + news).split(b"\n")
+        self._unfinished = lines.pop()
+        if at_end and self._unfinished:
+            lines.append(self._unfinished)
+            self._unfinished = b""
+        return lines
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(position)
+            return file.read()
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,31 @@
+"""What one worker alone has reached, against which the speed of several is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from muster.dashboard.replay import replay
+from muster.runs import Run, list_runs
+
+MAX_RUNS = 50  # so many of the newest recorded runs are looked through
+SAME = ("script", "strategy", "args", "resources", "python")  # of a job, for its speed to be comparable
+
+
+def rate_of_one_worker(job: Mapping[str, Any]) -> float | None:
+    """Examples per second of the newest recorded run of the same job on one worker; None where there is none."""
+    if (job.get("n_workers") or 1) < 2 or not job.get("script"):
+        return None
+    for run in islice(list_runs(), MAX_RUNS):
+        other = _job_of(run)
+        alone = (other.get("n_workers"), other.get("slots") or 1) == (1, 1)
+        if alone and all(other.get(key) == job.get(key) for key in SAME) and run.status == "succeeded":
+            return replay(run).rate
+    return None
+
+
+def _job_of(run: Run) -> Mapping[str, Any]:
+    first = next(run.events(), None)
+    job = first.data.get("job") if first else None
+    return job if isinstance(job, dict) else {}

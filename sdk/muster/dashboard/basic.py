@@ -1,0 +1,44 @@
+"""The live view where anywidget cannot be loaded: the static picture again and again, beside a stop button."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from muster.dashboard import snapshot
+from muster.dashboard.clicks import let_clicks_through
+from muster.dashboard.state import LiveState
+
+SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
+
+
+class BasicView:
+    """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
+
+    def __init__(self, state: LiveState, logs: Callable[[], Path], stop: Callable[[], None] | None) -> None:
+        self._state = state
+        self._picture = ipywidgets.HTML()
+        self._button = ipywidgets.Button(description="Stop", button_style="danger")
+        self._box = ipywidgets.VBox([self._picture, *([self._button] if stop else [])])
+        self._version, self._painted_at = -1, float("-inf")
+        if stop:
+            self._button.on_click(lambda _: stop())
+            let_clicks_through(self._button.comm)
+
+    def tick(self) -> None:
+        """Paint the picture again if it has changed."""
+        with self._state.lock:
+            view, now = self._state.view, time.monotonic()
+            if view.version == self._version and now - self._painted_at < SECONDS_PER_PICTURE:
+                return
+            self._version, self._painted_at = view.version, now
+            picture, ended = snapshot.to_html(view), view.ended is not None
+        self._picture.value = picture
+        self._button.disabled = ended
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self._box._repr_mimebundle_(**options)

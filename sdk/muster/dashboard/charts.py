@@ -1,0 +1,125 @@
+"""Curves of the metrics as pictures in an HTML page: SVG within the address of an image, which notebooks keep."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from muster.dashboard.curve import Curve
+from muster.dashboard.model import RunView
+from muster.dashboard.text import number
+
+MAX_CHARTS = 4
+WIDTH, HEIGHT = 396, 132
+LEFT, RIGHT, TOP, BOTTOM = 46, 388, 24, 108  # of the area in which the curves are; texts stand outside
+VARIANT = re.compile(r"(val|validation|test|eval|train)_(.+)")
+COLOURS = {"train": "#1a73e8", "val": "#d2691e", "test": "#188038"}  # each stands out on white and on black
+GREY = "#808080"
+
+Points = Sequence[tuple[float, float]]
+
+
+def charts(view: RunView) -> str:
+    """A picture for each kind of metric that has a course: loss with val_loss, accuracy with val_accuracy."""
+    drawn = [chart(family, variants) for family, variants in _families(view) if _has_course(variants.values())]
+    pictures = [f'<img alt="{escape(label)}" src="{_address(picture)}">' for label, picture in drawn[:MAX_CHARTS]]
+    return f'<div style="margin:6px 0">{" ".join(pictures)}</div>' if pictures else ""
+
+
+def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
+    """What a picture says in words, and the picture: training solid, validation dashed, a lone value a dot."""
+    values = [value for points in variants.values() for _, value in points if math.isfinite(value)] or [0.0]
+    places = [place for points in variants.values() for place, _ in points]
+    low, high, first, last = min(values), max(values), min(places), max(places)
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x = LEFT + (RIGHT - LEFT) * (point[0] - first) / ((last - first) or 1)
+        y = BOTTOM - 2 - (BOTTOM - TOP - 4) * (point[1] - low) / ((high - low) or 1)
+        return x, y
+
+    newest = [f"{variant} {number(points[-1][1])}" for variant, points in variants.items()]
+    label = f"{family}: {', '.join(newest)}"
+    axes = f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="{GREY}" stroke-opacity=".6"/>'
+    texts = [
+        _text(LEFT - 6, TOP + 8, f"{high:.3g}", "end"),
+        _text(LEFT - 6, BOTTOM, f"{low:.3g}", "end") if high > low else "",
+        _text(LEFT, BOTTOM + 16, f"{first:.0f}"),
+        _text(RIGHT, BOTTOM + 16, f"{last:.0f}", "end"),
+    ]
+    lines = [_line(variant, points, place) for variant, points in variants.items()]
+    content = "".join([_caption(family, variants), axes, *texts, *lines])
+    return label, (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui,sans-serif">{content}</svg>'
+    )
+
+
+def _families(view: RunView) -> list[tuple[str, dict[str, Points]]]:
+    families: dict[str, dict[str, Points]] = {}
+    for name, curve in view.curves.items():
+        match = VARIANT.fullmatch(name)
+        variant, family = match.groups() if match else ("train", name)
+        families.setdefault(family, {})[variant] = _points(curve, view.started or 0.0)
+    return sorted(families.items(), key=lambda item: (item[0] != "loss", "acc" not in item[0]))
+
+
+def _points(curve: Curve, started: float) -> Points:
+    """Where on the way and what: by step, or by second where the script counts no steps."""
+    return [(point.time - started if point.step is None else point.step, point.value) for point in curve.points]
+
+
+def _has_course(curves: Iterable[Points]) -> bool:
+    return any(len(points) > 1 for points in curves)
+
+
+def _caption(family: str, variants: dict[str, Points]) -> str:
+    parts, x = [_text(LEFT, 14, family, weight="bold", size=13)], LEFT + 8.0 * len(family) + 10
+    for variant, points in variants.items():
+        words = f"{points[-1][1]:.3g}" if len(variants) == 1 else f"{variant} {points[-1][1]:.3g}"
+        key = f'<path d="M{x} 10h14" {_stroke(variant)}/>' if len(points) > 1 else _dot(variant, x + 10, 10)
+        parts.append(key + _text(x + 19, 14, words, size=12))
+        x += 19 + 6.5 * len(words) + 10
+    return "".join(parts)
+
+
+def _line(variant: str, points: Points, place: Callable[[tuple[float, float]], tuple[float, float]]) -> str:
+    """A curve, with a gap where a value is not finite; a dot where there is but one value."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    if len(finite) == 1:
+        return _dot(variant, *place(finite[0]))
+    path, pen = [], "M"
+    for point in points:
+        if math.isfinite(point[1]):
+            x, y = place(point)
+            path.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L" if math.isfinite(point[1]) else "M"
+    return f'<path d="{"".join(path)}" {_stroke(variant)}/>'
+
+
+def _dot(variant: str, x: float, y: float) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{COLOURS[_kind(variant)]}"/>'
+
+
+def _stroke(variant: str) -> str:
+    dashes = ' stroke-dasharray="5 4"' if _kind(variant) == "val" else ""
+    return f'fill="none" stroke="{COLOURS[_kind(variant)]}" stroke-width="1.7" stroke-linejoin="round"{dashes}'
+
+
+def _kind(variant: str) -> str:
+    if variant == "train":
+        return "train"
+    return "val" if variant.startswith("val") else "test"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", weight: str = "normal", size: int = 11) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
+        f'fill="{GREY}">{escape(text)}</text>'
+    )
+
+
+def _address(picture: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()

@@ -1,0 +1,51 @@
+"""The history of one metric, bounded however long the run."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+CURVE_POINTS = 600  # points that a curve keeps at most
+
+
+class Point(NamedTuple):
+    """One value of a metric: when it was reported, at which step (counted over all epochs, if known), and the value."""
+
+    time: float
+    step: float | None
+    value: float
+
+
+class Curve:
+    """The history of one metric, thinned out evenly once it has more than ``limit`` points. The newest always stays.
+
+    It follows one source, the one with the lowest key: the values of several ranks in turn would only zigzag.
+    """
+
+    def __init__(self, limit: int = CURVE_POINTS) -> None:
+        self.limit = limit
+        self.last: Point | None = None
+        self._source: tuple[Any, ...] | None = None
+        self._kept: list[Point] = []
+        self._stride = 1
+        self._count = 0
+
+    @property
+    def points(self) -> list[Point]:
+        """The points that are left, oldest first."""
+        if self.last is None or (self._kept and self._kept[-1] is self.last):
+            return list(self._kept)
+        return [*self._kept, self.last]
+
+    def add(self, source: tuple[Any, ...], point: Point) -> None:
+        """Append a point, unless it comes from a source other than the one that is followed."""
+        if self._source is None or source < self._source:
+            self._source, self._kept, self._stride, self._count = source, [], 1, 0
+        elif source != self._source:
+            return
+        self.last = point
+        if self._count % self._stride == 0:
+            self._kept.append(point)
+        self._count += 1
+        if len(self._kept) >= self.limit:
+            self._kept = self._kept[::2]
+            self._stride *= 2

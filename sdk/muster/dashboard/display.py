@@ -1,0 +1,75 @@
+"""How a notebook shows a cluster or a recorded run: as the last line of a cell, or because it is being run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from IPython.display import display
+
+from muster.cluster import Cluster
+from muster.dashboard import Shown, snapshot
+from muster.dashboard.follow import follow
+from muster.dashboard.notebook import MakeView, NotebookDashboard
+from muster.dashboard.replay import replay
+from muster.runs import Run
+
+_dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
+
+
+def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard | None:
+    """A dashboard for a cluster that has not been started, displayed below the cell that runs.
+
+    None where no widget can be loaded. It is to be subscribed to the cluster.
+    """
+    make_view = _load(kind)
+    if make_view is None:
+        return None
+    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir / "logs", cluster.interrupt)
+    _dashboards[cluster] = dashboard
+    dashboard.show()
+    return dashboard
+
+
+def show(shown: Cluster | Run) -> None:
+    """Display a cluster or a recorded run: live while it runs."""
+    if shown in _dashboards:
+        _dashboards[shown].show()
+    elif isinstance(shown, Run):
+        _show_run(shown, shown, None)
+    elif shown.run:
+        _show_run(Run(shown.run_dir), shown, shown.interrupt if shown.is_running else None)
+    else:
+        dashboard = dashboard_of(shown)
+        if dashboard is None:
+            print(repr(shown))
+        else:
+            shown.subscribe(dashboard)
+
+
+def _show_run(run: Run, shown: Cluster | Run, stop: Callable[[], None] | None) -> None:
+    make_view = _load("") if run.status == "running" else None
+    if make_view is None:
+        display(snapshot.mime_bundle(replay(run)), raw=True)
+        return
+    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path / "logs", stop)
+    dashboard.show()
+    threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
+
+
+def _load(kind: str) -> MakeView | None:
+    """What makes the live view: the best that can be loaded, or the one that was asked for."""
+    if kind != "basic":
+        try:
+            from muster.dashboard.widget import RunWidget
+        except ImportError:
+            pass
+        else:
+            return RunWidget
+    try:
+        from muster.dashboard.basic import BasicView
+    except ImportError:
+        return None
+    return BasicView

@@ -1,0 +1,49 @@
+"""A recorded run as one page that needs nothing else: the widget of notebooks, with all that it shows within it."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+
+from muster.dashboard import snapshot, web
+from muster.dashboard.logtail import LogTail
+from muster.dashboard.model import RunView
+from muster.dashboard.replay import replay
+from muster.dashboard.state import LiveState
+from muster.runs import Run
+
+MAX_LOGS = 64  # of workers whose logs are in the page, failed ones first
+LOG_BYTES = 64 * 1024  # of each, from its end
+
+
+def html_page(run: Run) -> str:
+    """The page. Without JavaScript it shows the static picture."""
+    view = replay(run)
+    data = {"snapshot": LiveState(view).snapshot(), "logs": _logs(run, view)}
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{escape(view.name or run.id)} · {escape(view.status)}</title>
+<style>{web.style()}{web.read("page.css")}</style>
+</head>
+<body>
+<main><noscript>{snapshot.to_html(view)}</noscript></main>
+<script type="application/json" id="muster-data">{_embedded(data)}</script>
+<script type="module">{web.script()}
+{web.read("page.js")}</script>
+</body>
+</html>
+"""
+
+
+def _logs(run: Run, view: RunView) -> dict[str, str]:
+    known = set(run.workers)
+    shown = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
+    return {name: LogTail(run.path / "logs" / f"{name}.log", at_most=LOG_BYTES).read() for name in shown}
+
+
+def _embedded(data: object) -> str:
+    """JSON that cannot end the element that it stands in."""
+    return json.dumps(data).replace("<", "\\u003c")

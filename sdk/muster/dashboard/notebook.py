@@ -1,0 +1,90 @@
+"""The dashboard below a notebook's cell: live while the run lives, and a static picture of its end from then on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from muster.dashboard import snapshot
+from muster.dashboard.baseline import rate_of_one_worker
+from muster.dashboard.state import LiveState
+from muster.dashboard.ticker import Ticker
+from muster.events import Event
+
+
+class LiveView(Protocol):
+    """Something that IPython can display and that shows a ``LiveState`` when it ticks."""
+
+    def tick(self) -> None:
+        """Show what is new, if anything is."""
+        ...
+
+
+MakeView = Callable[[LiveState, Callable[[], Path], Callable[[], None] | None], LiveView]
+
+
+class NotebookDashboard:
+    """Shows a run below the cell that it is displayed from, any number of times.
+
+    When the run has ended the live view is replaced by static HTML: notebooks save no live ones.
+
+    Args:
+        make_view: makes the live view, from the state, the folder of the logs and what stops the run.
+        logs: gives the folder with the workers' logs.
+        stop: asks the run to end, without waiting; None where that cannot be done from here.
+    """
+
+    def __init__(
+        self,
+        make_view: MakeView,
+        logs: Callable[[], Path],
+        stop: Callable[[], None] | None = None,
+    ) -> None:
+        self.state = LiveState()
+        self._live = make_view(self.state, logs, stop)
+        self._ticker = Ticker(self._tick)
+        self._compared = False
+        self._handles: list[Any] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __call__(self, event: Event) -> None:
+        """Take one event into account, and show it with the next tick."""
+        self.state(event)
+        if event.kind == "run_ended":
+            self.close()
+
+    def show(self) -> None:
+        """Display it below the cell that runs."""
+        from IPython.display import display
+
+        with self._lock:
+            if self._closed:
+                display(self._static(), raw=True)
+                return
+            self._handles.append(display(self._live, display_id=True))
+        self._ticker.start()
+
+    def close(self) -> None:
+        """Put the static picture where the live view was, and show nothing new any more. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ticker.close()
+        static = self._static() if self._handles else {}
+        for handle in self._handles:
+            handle.update(static, raw=True)
+        self._live.tick()  # a page that has been loaded again still has the live view
+
+    def _tick(self) -> None:
+        if not self._compared and self.state.view.job:
+            self._compared = True  # here rather than where the event came in, since it takes a look at many files
+            self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
+        self._live.tick()
+
+    def _static(self) -> dict[str, str]:
+        with self.state.lock:
+            return snapshot.mime_bundle(self.state.view)

@@ -1,0 +1,106 @@
+"""The dashboard of pipes, files and dumb terminals: one line for each change, and now and then one for the progress."""
+
+from __future__ import annotations
+
+import threading
+from typing import TextIO
+
+from muster.dashboard.model import RunView, WorkerView, fold
+from muster.dashboard.text import duration, first_line, number, rate
+from muster.events import Event
+
+PROGRESS_SECONDS = 5.0  # between two lines of progress
+
+
+class PlainDashboard:
+    """Writes lines to ``stream`` as the events come. It times them by the events' own clock."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._view = RunView(clock=lambda: self._now)
+        self._now = 0.0
+        self._next_progress = 0.0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Write what is new in this event, if anything is."""
+        with self._lock:
+            if self._closed:
+                return
+            self._now = event.time
+            before = self._view.workers[event.worker].status if event.worker in self._view.workers else ""
+            fold(self._view, event)
+            for line in self._news(event, before):
+                self._write(line)
+            self._closed = event.kind == "run_ended"
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            self._closed = True
+
+    def _news(self, event: Event, status_before: str) -> list[str]:
+        view = self._view
+        if event.kind == "run_requested":
+            return [" ".join(filter(None, ["run", view.name, view.strategy and f"({view.strategy})"]))]
+        if event.kind == "run_phase":
+            return [] if event.data.get("planned") else [view.phase]  # said once more when the plan is there
+        if event.kind == "note":
+            return view.notes[-1].splitlines()
+        if event.kind == "run_ended":
+            return ending(view)
+        worker = view.workers.get(event.worker or "")
+        if worker is None:
+            return []
+        if event.kind == "progress":
+            return self._progress(event.time)
+        if event.kind == "exception":
+            return [f"{worker.name} raised {first_line(worker.reason)}"]
+        return [state(worker)] if worker.status != status_before else []
+
+    def _progress(self, now: float) -> list[str]:
+        if now < self._next_progress:
+            return []
+        self._next_progress = now + PROGRESS_SECONDS
+        return [progress_line(self._view)]
+
+    def _write(self, line: str) -> None:
+        try:
+            print(f"[{duration(self._view.elapsed):>7}] {line}", file=self._stream, flush=True)
+        except (OSError, ValueError):  # nobody reads any more (`muster run ... | head`), which must not end the run
+            self._closed = True
+
+
+def state(worker: WorkerView) -> str:
+    """The state of one worker in a line."""
+    line = f"{worker.name} {worker.status}"
+    if worker.status == "running" and worker.address:
+        line += f" at {worker.address}"
+    if worker.reason and worker.status in ("failed", "timedout", "stopped"):
+        line += f": {first_line(worker.reason)}"
+    return line
+
+
+def progress_line(view: RunView) -> str:
+    """How far training has come, in a line."""
+    slowest = view.slowest
+    parts = []
+    if slowest is not None and slowest.epoch is not None:
+        parts.append(f"epoch {slowest.epoch}" + (f"/{slowest.epochs}" if slowest.epochs else ""))
+    if slowest is not None and slowest.step is not None:
+        parts.append(f"step {slowest.step}" + (f"/{slowest.steps}" if slowest.steps else ""))
+    parts += [f"{name} {number(value)}" for name, value in view.metrics.items()]
+    if view.rate is not None:
+        parts.append(f"{rate(view.rate)} examples/s")
+    return ", ".join(parts) or "training"
+
+
+def ending(view: RunView) -> list[str]:
+    """How the run ended: status, cause and advice, each in a line of its own."""
+    lines = [f"{view.status} after {duration(view.elapsed)}" + (f": {view.reason}" if view.reason else "")]
+    if view.status == "succeeded" and view.metrics:
+        lines.append(", ".join(f"{name} {number(value)}" for name, value in view.metrics.items()))
+    if view.advice:
+        lines.append(f"try: {view.advice}")
+    return [line for text in lines for line in text.splitlines()]

@@ -1,0 +1,87 @@
+"""How far one process has come, and how fast it goes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RATE_SECONDS = 10.0  # examples per second are an average over about so long
+
+
+@dataclass
+class Progress:
+    """How far one process has come: the numbers it last reported, and how fast it takes examples.
+
+    ``began`` is when it first told what part of its work was done, and that part.
+    """
+
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    rate: float | None = None
+    began: tuple[float, float] | None = None
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32), repr=False)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has told how far it is."""
+        return self.step is not None or self.epoch is not None
+
+    @property
+    def fraction(self) -> float | None:
+        """Part of the work that is done, 0 to 1; None where the script did not say how much there is."""
+        within = _part(self.step, self.steps)
+        if not self.epochs:
+            return within
+        return None if self.epoch is None else _part(self.epoch - 1 + (within or 0.0), self.epochs)
+
+    @property
+    def position(self) -> str:
+        """How far it has come, in the largest unit that it told, such as ``epoch 2/5``."""
+        if self.epoch is not None and self.epochs:
+            return f"epoch {self.epoch}/{self.epochs}"
+        if self.step is None:
+            return ""
+        return f"step {self.step}/{self.steps}" if self.steps else f"step {self.step}"
+
+    @property
+    def total_step(self) -> float | None:
+        """Steps done over all epochs."""
+        if self.step is not None and self.steps and self.epoch:
+            return self.step + self.steps * (self.epoch - 1)
+        return self.step
+
+    def update(self, when: float, data: Mapping[str, Any]) -> None:
+        """Take what one report says; what it leaves out stays as it was."""
+        for name in ("step", "steps", "epoch", "epochs"):
+            if isinstance(data.get(name), int):
+                setattr(self, name, data[name])
+        if isinstance(data.get("examples"), int):
+            self._sample(when, data["examples"])
+        if self.began is None and self.fraction is not None:
+            self.began = (when, self.fraction)
+
+    def time_left(self, now: float) -> float | None:
+        """Seconds until the work is done, if it goes on as it has gone since it began; None where that says nothing."""
+        fraction = self.fraction
+        if self.began is None or fraction is None or fraction <= self.began[1] or now <= self.began[0]:
+            return None
+        return (now - self.began[0]) * (1 - fraction) / (fraction - self.began[1])
+
+    def _sample(self, when: float, examples: int) -> None:
+        if self._samples and examples < self._samples[-1][1]:
+            self._samples.clear()  # the script began to count anew
+        if not self._samples or when - self._samples[-1][0] >= RATE_SECONDS / 40:
+            self._samples.append((when, examples))
+        while len(self._samples) > 2 and when - self._samples[0][0] > RATE_SECONDS:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        if when > then:
+            self.rate = (examples - before) / (when - then)
+
+
+def _part(done: float | None, total: int | None) -> float | None:
+    return min(max(done / total, 0.0), 1.0) if done is not None and total else None

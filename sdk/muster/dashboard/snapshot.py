@@ -1,0 +1,141 @@
+"""A static picture of a run, as HTML and as text, which survives being saved, converted, and opened by somebody else.
+
+Notebooks are cleaned of ``<style>``, ``<svg>`` and scripts before they are shown to somebody else: what is left are
+tables, inline styles, ``<progress>`` and images whose data is in their address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from itertools import compress
+
+from muster.dashboard.charts import charts
+from muster.dashboard.model import RunView, WorkerView
+from muster.dashboard.text import GLYPHS, duration, number, rate, size
+
+COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "cpu", "gpu", "memory", "last line")
+MAX_ROWS = 64
+MAX_LINE = 44  # characters of a last line
+MAX_REASON = 2000  # characters
+HUES = {  # each stands out on white and on black, as glyphs do; the words beside them have the text's own colour
+    "running": "#1a73e8",
+    "starting": "#1a73e8",
+    "succeeded": "#188038",
+    "failed": "#d93025",
+    "timedout": "#d93025",
+    "lost": "#d93025",
+    "stopping": "#b06000",
+}
+GREY = "#808080"
+RULE = "1px solid rgba(128,128,128,.35)"
+
+
+def mime_bundle(view: RunView) -> dict[str, str]:
+    """The picture in all the forms in which a notebook keeps an output."""
+    return {"text/html": to_html(view), "text/plain": to_text(view)}
+
+
+def to_text(view: RunView) -> str:
+    """The picture as text, 120 characters wide."""
+    from rich.console import Console
+
+    from muster.dashboard.terminal import Screen
+
+    console = Console(width=120, height=min(len(view.workers), MAX_ROWS) + 24, color_system=None, force_jupyter=False)
+    with console.capture() as capture:
+        console.print(Screen(view))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def to_html(view: RunView) -> str:
+    """The picture as HTML: the cause of a failure first, then progress, curves and a table of workers."""
+    parts = [_title(view), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
+    return f'<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.45">{"".join(parts)}</div>'
+
+
+def _title(view: RunView) -> str:
+    status = "not started" if view.started is None else view.status
+    stage = view.phase if status == "running" else status
+    facts = [view.strategy, stage, duration(view.elapsed) if view.started is not None else "", view.run]
+    return (
+        f'<div style="font-size:14px">{_glyph(status)} <strong>{escape(view.name or "run")}</strong>'
+        f" &nbsp; {escape(' · '.join(filter(None, facts)))}</div>"
+    )
+
+
+def _cause(view: RunView) -> str:
+    if not view.reason:
+        return ""
+    colour = HUES["failed"] if view.status == "failed" else GREY
+    lines = [f'<strong style="white-space:pre-wrap">{escape(view.cause[:MAX_REASON])}</strong>']
+    if view.advice:
+        lines.append(f"Try: {escape(view.advice)}")
+    if view.exception:
+        lines.append(f"<details><summary>traceback</summary><pre>{escape(view.exception)}</pre></details>")
+    return f'<div style="margin:8px 0;padding:4px 10px;border-left:3px solid {colour}">{"<br>".join(lines)}</div>'
+
+
+def _notes(view: RunView) -> str:
+    return "".join(f'<div style="white-space:pre-wrap">{escape(note)}</div>' for note in view.notes)
+
+
+def _progress(view: RunView) -> str:
+    slowest = view.slowest
+    facts = [
+        slowest.position if slowest else "",
+        f"{rate(view.rate)} examples/s" if view.rate is not None else "",
+        f"scaling efficiency {100 * view.efficiency:.0f} %" if view.efficiency is not None else "",
+        *(f"{name} {number(value)}" for name, value in view.metrics.items()),
+    ]
+    bar = "" if slowest is None or slowest.fraction is None else f"{_bar(slowest.fraction, 200)} "
+    text = escape(" · ".join(filter(None, facts)))
+    return f'<div style="margin:6px 0;white-space:normal">{bar}{text}</div>' if bar or text else ""
+
+
+def _table(view: RunView) -> str:
+    if not view.workers:
+        return ""
+    shown = view.in_order()[:MAX_ROWS]
+    cells = [_cells(view, worker) for worker in shown]
+    filled = [any(column) for column in zip(*cells, strict=True)]
+    titles = [f'<th style="text-align:left;padding:2px 10px 2px 0">{title}</th>' for title in compress(COLUMNS, filled)]
+    rows = "".join(_row(compress(row, filled)) for row in cells)
+    hidden = len(view.workers) - len(shown)
+    more = f"<div>… and {hidden} more, {escape(view.census)} in all</div>" if hidden else ""
+    return f'<table style="border-collapse:collapse;margin-top:6px"><tr>{"".join(titles)}</tr>{rows}</table>{more}'
+
+
+def _row(cells: Iterable[str]) -> str:
+    style = f"text-align:left;padding:2px 10px 2px 0;border-top:{RULE};white-space:nowrap"
+    columns = "".join(f'<td style="{style}">{cell}</td>' for cell in cells)
+    return f"<tr>{columns}</tr>"
+
+
+def _cells(view: RunView, worker: WorkerView) -> list[str]:
+    ranks = f" r{','.join(map(str, worker.ranks))}" if worker.ranks else ""
+    part = worker.leading.fraction
+    return [
+        escape(worker.name + ranks),
+        f"{_glyph(worker.status)} {escape(worker.status)}",
+        escape(view.phase_of(worker)),
+        escape(worker.address),
+        ("" if part is None else f"{_bar(part, 60)} ") + escape(worker.leading.position),
+        rate(worker.rate),
+        "" if worker.cpu is None else f"{worker.cpu:.1f}",
+        escape(", ".join(worker.gpus)),
+        size(worker.memory, view.memory_limit),
+        escape(_cut(worker.news)),
+    ]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+
+
+def _glyph(status: str) -> str:
+    return f'<span style="color:{HUES.get(status, GREY)}">{GLYPHS.get(status, "○")}</span>'
+
+
+def _bar(part: float, width: int) -> str:
+    return f'<progress value="{part:.3f}" max="1" style="width:{width}px"></progress>'

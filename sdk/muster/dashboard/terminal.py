@@ -1,0 +1,243 @@
+"""The live dashboard of a terminal, painted by rich.
+
+``Screen`` turns a view into what is seen; ``TerminalDashboard`` repaints it from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TextIO
+
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from muster.dashboard.model import RunView, WorkerView, fold
+from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline
+from muster.events import Event
+
+SECONDS_PER_FRAME = 0.25
+SHARE_OF_A_CORE = 0.1  # what painting may cost at most; slower frames come more rarely
+IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
+MAX_CAUSE_LINES = 6
+CURVE_WIDTH = 12  # characters
+
+
+class TerminalDashboard:
+    """Shows a run live in a terminal, from its first event until it has ended, or ``close``.
+
+    Args:
+        title: what to call the run; its own name by default.
+        stream: the terminal; standard output by default.
+        clock: gives the time as the events do, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, title: str = "", *, stream: TextIO | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.view = RunView(name=title, clock=clock)
+        self._console = Console(file=stream, force_terminal=True)
+        self._live = Live(Screen(self.view), console=self._console, auto_refresh=False, redirect_stderr=False)
+        self._lock = threading.RLock()  # guards the view: events come from one thread, frames are painted in another
+        self._closing = threading.Event()
+        self._ticker: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Take one event into account, and show it with the next frame."""
+        if self._closing.is_set():
+            return
+        with self._lock:
+            fold(self.view, event)
+            if self._ticker is None:
+                self._start()
+        if event.kind == "run_ended":
+            self.close()
+
+    observe = __call__
+
+    def close(self) -> None:
+        """Paint the last frame and give the terminal back."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._ticker is not None:
+            self._ticker.join()
+            with self._lock:
+                self._live.stop()  # paints once more
+
+    def _start(self) -> None:
+        self._ticker = threading.Thread(target=self._tick, name="muster-dashboard", daemon=True)
+        self._live.start()
+        self._ticker.start()
+
+    def _tick(self) -> None:
+        painted_version, painted_at, pause = -1, float("-inf"), 0.0
+        while not self._closing.wait(pause):
+            began = time.monotonic()
+            with self._lock:
+                if self.view.version != painted_version or began - painted_at >= IDLE_SECONDS:
+                    painted_version, painted_at = self.view.version, began
+                    self._live.refresh()
+            pause = max(SECONDS_PER_FRAME, (time.monotonic() - began) / SHARE_OF_A_CORE)
+
+
+class Screen:
+    """What a view looks like: cause of the failure, progress of the run, and as many workers as fit."""
+
+    def __init__(self, view: RunView) -> None:
+        self.view = view
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        top = Group(*heading(self.view, options.max_width))
+        used = len(console.render_lines(top, options, pad=False))
+        rows = (options.height or console.height) - used - 3  # the column titles, "and N more", the cursor
+        yield top
+        if self.view.workers:
+            yield from workers_table(self.view, max(rows, 1), options.max_width)
+
+
+def heading(view: RunView, width: int) -> list[RenderableType]:
+    """The lines above the workers."""
+    style = COLOURS.get(view.status, "")
+    title = Text.assemble(
+        (f"{GLYPHS.get(view.status, '●')} {view.name or 'run'}", f"bold {style}"),
+        (f"  {view.strategy}" if view.strategy else ""),
+        (f"  {view.phase if view.status == 'running' else view.status}", style),
+        (f"  {duration(view.elapsed)}", "bold"),
+        (f"  {view.census}", "bright_black"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    lines: list[RenderableType] = [title, *cause(view, width)]
+    bar = overall(view)
+    if bar is not None:
+        lines.append(bar)
+    if view.curves:
+        lines.append(metrics_columns(view))
+    lines += [_line(note, "yellow") for note in list(view.notes)[-2:]]
+    return [*lines, Text("")]
+
+
+def cause(view: RunView, width: int) -> list[RenderableType]:
+    """Why the run failed and what to try; cut where it would crowd out everything else."""
+    lines = []
+    if view.reason:
+        lines.append(Text(view.cause, style=f"bold {COLOURS.get(view.status, '')}"))
+    if view.advice:
+        lines.append(Text(f"Try: {view.advice}"))
+    for line in lines:
+        line.truncate(width * MAX_CAUSE_LINES // 2, overflow="ellipsis")
+    return list(lines)
+
+
+def overall(view: RunView) -> RenderableType | None:
+    """A bar for the worker that is furthest back, since the others will wait for it; None before training."""
+    slowest = view.slowest
+    if slowest is None or slowest.fraction is None:
+        return None
+    words = [f"{100 * slowest.fraction:.0f} %", slowest.position]
+    if view.rate is not None:
+        words.append(f"{rate(view.rate)} examples/s")
+    if view.time_left is not None:
+        words.append(f"{duration(view.time_left)} left")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(_bar(slowest.fraction, 40), _line("  ".join(words)))
+    return grid
+
+
+def _bar(fraction: float, width: int) -> ProgressBar:
+    return ProgressBar(
+        total=1.0,
+        completed=fraction,
+        width=width,
+        complete_style=COLOURS["running"],
+        finished_style=COLOURS["succeeded"],
+    )
+
+
+def metrics_columns(view: RunView) -> RenderableType:
+    """The newest value of every metric and the way it took; on several lines where one is too short."""
+    items = []
+    for name, curve in view.curves.items():
+        if curve.last is not None:
+            values = [point.value for point in curve.points]
+            course = f" {sparkline(values, CURVE_WIDTH)}" if len(values) > 1 else ""
+            items.append(
+                Text.assemble((f"{name} ", "bright_black"), (number(curve.last.value), "bold"), (course, "cyan"))
+            )
+    return Columns(items, padding=(0, 3))
+
+
+class Column(NamedTuple):
+    """A column of the table: what is in it, and how wide a terminal must be for it to be worth its place."""
+
+    title: str
+    cell: Callable[[RunView, WorkerView], RenderableType]
+    from_width: int = 0
+    min_width: int | None = None
+    ratio: int | None = None
+
+
+def _status(view: RunView, worker: WorkerView) -> Text:
+    return Text(f"{GLYPHS.get(worker.status, ' ')} {worker.status}", style=COLOURS.get(worker.status, ""))
+
+
+def _phase(view: RunView, worker: WorkerView) -> Text:
+    return Text(view.phase_of(worker), style="bright_black" if worker.phase == "done" else "")
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Text that is cut rather than wrapped."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _progress(view: RunView, worker: WorkerView) -> RenderableType:
+    progress = worker.leading
+    text = _line(progress.position)
+    if progress.fraction is None:
+        return text
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(_bar(progress.fraction, 10), text)
+    return grid
+
+
+def _last_line(view: RunView, worker: WorkerView) -> Text:
+    return Text(worker.news, style=COLOURS["failed"] if worker.has_failed and worker.reason else "bright_black")
+
+
+def _name(view: RunView, worker: WorkerView) -> Text:
+    ranks = ",".join(map(str, worker.ranks))
+    return Text.assemble(worker.name, (f" r{ranks}" if ranks else "", "bright_black"))
+
+
+COLUMNS = (
+    Column("worker", _name),
+    Column("status", _status, min_width=11),
+    Column("address", lambda view, worker: Text(worker.address), from_width=110),
+    Column("phase", _phase, from_width=90),
+    Column("progress", _progress, min_width=10),
+    Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100),
+    Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
+    Column("memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)), from_width=80),
+    Column("last line", _last_line, from_width=60, min_width=12, ratio=1),
+)
+
+
+def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
+    """One row for each worker that fits, failed ones first, and a line about the others."""
+    ordered = view.in_order()
+    shown, hidden = ordered[:rows], ordered[rows:]
+    table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="bright_black")
+    columns = [column for column in COLUMNS if width >= column.from_width]
+    for column in columns:
+        table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)
+    for worker in shown:
+        table.add_row(*(column.cell(view, worker) for column in columns))
+    if not hidden:
+        return [table]
+    return [table, Text(f"… and {len(hidden)} more", style="bright_black")]

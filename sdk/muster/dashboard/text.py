@@ -1,0 +1,120 @@
+"""Words, numbers and signs that all dashboards share, and the cleaning of text that comes from workers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+GLYPHS = {  # status is always glyph, word and colour, so that no eye depends on the colour
+    "scheduling": "○",
+    "starting": "◔",
+    "running": "●",
+    "stopping": "◑",
+    "succeeded": "✓",
+    "failed": "✗",
+    "stopped": "■",
+    "timedout": "✗",
+    "lost": "?",
+}
+COLOURS = {
+    "scheduling": "bright_black",
+    "starting": "yellow",
+    "running": "cyan",
+    "stopping": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "stopped": "bright_black",
+    "timedout": "red",
+    "lost": "magenta",
+}
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS, ...: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+)
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+def clean(text: object) -> str:
+    """``text`` without anything that could steer a terminal or reorder what is read; line ends and tabs stay."""
+    escaped = _ESCAPES.sub("", str(text).replace("\r\n", "\n"))
+    return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
+
+
+def first_line(text: str) -> str:
+    """What comes before the first line end.
+
+    >>> first_line("ValueError: no data\\nmore"), first_line("")
+    ('ValueError: no data', '')
+    """
+    return text.partition("\n")[0]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> duration(3.21), duration(75), duration(7265)
+    ('3.2 s', '1:15', '2:01:05')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(count: float | None, limit: float | None = None) -> str:
+    """A number of bytes in GB (10**9), with what it may be at most.
+
+    >>> size(612_000_000), size(612_000_000, 2e9), size(None)
+    ('0.61 GB', '0.61/2 GB', '')
+    """
+    if count is None:
+        return ""
+    return f"{count / 1e9:.2f}/{limit / 1e9:g} GB" if limit else f"{count / 1e9:.2f} GB"
+
+
+def rate(per_second: float | None) -> str:
+    """Examples per second.
+
+    >>> rate(87.6), rate(12_345), rate(None)
+    ('88', '12.3k', '')
+    """
+    if per_second is None:
+        return ""
+    return f"{per_second / 1000:.1f}k" if per_second >= 10_000 else f"{per_second:.0f}"
+
+
+def number(value: float) -> str:
+    """A metric's value.
+
+    >>> number(0.98765), number(1234.5), number(float("nan"))
+    ('0.9877', '1234', 'nan')
+    """
+    return f"{value:.0f}" if abs(value) >= 1000 and math.isfinite(value) else f"{value:.4g}"
+
+
+def sparkline(values: Sequence[float], width: int = 16) -> str:
+    """The course of ``values`` in ``width`` characters at most; what is not finite leaves a gap.
+
+    >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
+    '▁▂▃▄▅▆▇█'
+    >>> sparkline([1, float("nan"), 1])
+    '▁ ▁'
+    """
+    if len(values) > width:
+        values = [values[index * (len(values) - 1) // (width - 1)] for index in range(width)]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+    steps = [(value - low) / span if span and math.isfinite(value) else 0.0 for value in values]
+    return "".join(
+        BLOCKS[round(step * (len(BLOCKS) - 1))] if math.isfinite(value) else " "
+        for value, step in zip(values, steps, strict=True)
+    )

@@ -1,0 +1,26 @@
+"""What the browser gets: one JavaScript module and one style sheet, put together from the files of this folder."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+MODULES = ("format.js", "store.js", "charts.js", "table.js", "log.js", "widget.js")  # each uses those before it
+
+
+@lru_cache(maxsize=1)
+def script() -> str:
+    """The module, whose default export has a ``render`` as anywidget calls it."""
+    return "\n".join(map(read, MODULES))
+
+
+@lru_cache(maxsize=1)
+def style() -> str:
+    """The style sheet."""
+    return read("widget.css")
+
+
+def read(name: str) -> str:
+    """One of the files of this folder."""
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,67 @@
+// Words, numbers and signs. What workers say is only ever put into a page as text, never as markup.
+
+const GLYPHS = {
+  "not started": "○", scheduling: "○", starting: "◔", running: "●", stopping: "◑", succeeded: "✓", failed: "✗",
+  stopped: "■", timedout: "✗", lost: "?",
+};
+const FAILURES = new Set(["failed", "timedout", "lost"]);
+
+function duration(seconds) {
+  const s = Math.max(0, seconds);
+  if (s < 60) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
+  const pad = (n) => String(n).padStart(2, "0");
+  const [hours, minutes, rest] = [Math.floor(s / 3600), Math.floor(s / 60) % 60, Math.floor(s) % 60];
+  return hours ? `${hours}:${pad(minutes)}:${pad(rest)}` : `${minutes}:${pad(rest)}`;
+}
+
+function gigabytes(bytes, limit) {
+  if (bytes == null) return "";
+  return limit ? `${(bytes / 1e9).toFixed(2)} / ${limit / 1e9} GB` : `${(bytes / 1e9).toFixed(2)} GB`;
+}
+
+function perSecond(rate) {
+  if (rate == null) return "";
+  return rate >= 10000 ? `${(rate / 1000).toFixed(1)}k` : rate.toFixed(0);
+}
+
+function number(value, digits = 4) {
+  if (value == null) return "nan";
+  return Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(digits)));
+}
+
+// The part of its work that a worker has done, 0 to 1; null where it did not say how much there is.
+function fraction({ epoch, epochs, step, steps }) {
+  const part = (done, total) => (done != null && total ? Math.min(Math.max(done / total, 0), 1) : null);
+  const within = part(step, steps);
+  if (!epochs) return within;
+  return epoch == null ? null : part(epoch - 1 + (within ?? 0), epochs);
+}
+
+function position({ epoch, epochs, step, steps }) {
+  if (epoch != null && epochs) return `epoch ${epoch}/${epochs}`;
+  return step == null ? "" : `step ${step}${steps ? `/${steps}` : ""}`;
+}
+
+function ending({ signal, exit }) {
+  if (signal) return `signal ${signal}`;
+  return exit == null ? "" : `exit ${exit}`;
+}
+
+// An element with a class, its text or its children.
+function make(tag, className, content = [], attributes = {}) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (typeof content === "string") element.textContent = content;
+  else element.append(...content);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+// Writes to the page only what is news to it: most of what is painted is what was there before.
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function setClass(element, className) {
+  if (element.className !== className) element.className = className;
+}

@@ -1,0 +1,24 @@
+// A page by itself: the data are in it, and answer what the view would ask a kernel.
+
+const data = JSON.parse(document.getElementById("muster-data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("muster-dark", dark.matches);
+dark.addEventListener("change", follow);
+follow();
+
+const listeners = [];
+const answer = (message) => setTimeout(() => listeners.forEach((listener) => listener(message)));
+render({
+  el: document.querySelector("main"),
+  model: {
+    get: () => false,
+    on: (_, listener) => listeners.push(listener),
+    off: () => {},
+    send: ({ ask, worker }) => {
+      if (ask === "snapshot") answer(data.snapshot);
+      if (ask === "log" && worker != null) {
+        answer({ kind: "log", worker, text: data.logs[worker] ?? "This page has no log of this worker.\n", fresh: true });
+      }
+    },
+  },
+});

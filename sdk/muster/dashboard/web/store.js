@@ -1,0 +1,87 @@
+// What this page knows of the run: put together from a snapshot and the diffs after it.
+
+const MAX_POINTS = 600;
+
+class Store {
+  constructor() {
+    this.number = null;
+    this.run = {};
+    this.names = [];
+    this.columns = {};
+    this.curves = {};
+    this.offset = 0;
+    this.version = 0;
+  }
+
+  // Takes a message in; false where one before it has been missed.
+  apply(message) {
+    if (message.kind === "diff" && message.number !== this.number + 1) {
+      return message.number <= this.number;
+    }
+    this.number = message.number;
+    this.offset = message.now - Date.now() / 1000;
+    this.version += 1;
+    if (message.kind === "snapshot") {
+      ({ run: this.run, names: this.names, columns: this.columns, curves: this.curves } = message);
+      return true;
+    }
+    Object.assign(this.run, message.run);
+    for (const name of message.names) if (!this.names.includes(name)) this.names.push(name);
+    for (const [title, values] of Object.entries(message.columns)) {
+      const column = (this.columns[title] ??= []);
+      message.rows.forEach((row, i) => { column[row] = values[i]; });
+    }
+    for (const [name, point] of Object.entries(message.points)) this.addPoint(name, point);
+    return true;
+  }
+
+  addPoint(name, point) {
+    const curve = (this.curves[name] ??= []);
+    const last = curve[curve.length - 1];
+    if (last && last[0] === point[0] && last[1] === point[1]) return;
+    curve.push(point);
+    if (curve.length > MAX_POINTS) this.curves[name] = curve.filter((_, i) => i % 2 === curve.length % 2);
+  }
+
+  // The session's time, by this computer's clock.
+  now() {
+    return this.run.ended ?? Date.now() / 1000 + this.offset;
+  }
+
+  worker(row) {
+    const worker = { name: this.names[row] };
+    for (const title in this.columns) worker[title] = this.columns[title][row];
+    return worker;
+  }
+
+  counts() {
+    const counts = new Map();
+    for (const status of this.columns.status ?? []) counts.set(status, (counts.get(status) ?? 0) + 1);
+    return counts;
+  }
+
+  // The rows to show, in order: the culprit and other failures first unless something else is asked for.
+  order({ words, status, by, descending }) {
+    const { columns, names, run } = this;
+    const wanted = words.toLowerCase();
+    const seen = ["status", "phase", "address", "reason", "line"];
+    const matches = (row) => (!status || columns.status[row] === status) && (!wanted
+      || names[row].toLowerCase().includes(wanted)
+      || seen.some((title) => String(columns[title][row] ?? "").toLowerCase().includes(wanted)));
+    const rows = names.map((_, row) => row).filter(matches);
+    const urgency = (row) => (names[row] === run.culprit ? 0 : FAILURES.has(columns.status[row]) ? 1 : 2);
+    if (!by) return rows.sort((a, b) => urgency(a) - urgency(b) || a - b);
+    const key = by === "worker" ? (row) => row : by === "progress" ? (row) => fraction(this.worker(row))
+      : (row) => columns[by]?.[row];
+    const keys = new Map(rows.map((row) => [row, key(row)]));
+    const sign = descending ? -1 : 1;
+    return rows.sort((a, b) => compare(keys.get(a), keys.get(b), sign) || a - b);
+  }
+}
+
+// What is not known comes last, in either direction.
+function compare(a, b, sign) {
+  const [missingA, missingB] = [a == null || a === "", b == null || b === ""];
+  if (missingA || missingB) return missingA - missingB;
+  return sign * (a < b ? -1 : a > b ? 1 : 0);
+}

@@ -1,0 +1,135 @@
+// The table of workers. Only the rows in sight are in the page, so that a thousand workers cost what twenty do.
+
+const ROW_HEIGHT = 26;
+const ROWS_IN_SIGHT = 14;
+const ROWS_BEYOND = 4;
+
+const TABLE_COLUMNS = [
+  { key: "worker", title: "worker" },
+  { key: "status", title: "status" },
+  { key: "phase", title: "phase" },
+  { key: "address", title: "address" },
+  { key: "progress", title: "progress" },
+  { key: "rate", title: "ex/s" },
+  { key: "cpu", title: "cpu" },
+  { key: "gpus", title: "gpu" },
+  { key: "memory", title: "memory" },
+  { key: "line", title: "last line" },
+];
+
+class Table {
+  constructor(store, onSelect) {
+    this.store = store;
+    this.onSelect = onSelect;
+    this.query = { words: "", status: "", by: "", descending: false };
+    this.selected = null;
+    this.rows = [];
+    this.head = make("div", "muster-row muster-head", [], { role: "row" });
+    this.headers = TABLE_COLUMNS.map((column) => this.makeHeader(column));
+    this.body = make("div", "muster-body", [], { role: "rowgroup" });
+    this.window = make("div", "muster-window", [this.body], { role: "presentation" });
+    this.element = make("div", "muster-table", [
+      make("div", "", [this.head], { role: "rowgroup" }), this.window,
+    ], { role: "table", "aria-label": "workers" });
+    this.window.addEventListener("scroll", () => this.paintRows());
+  }
+
+  makeHeader({ key, title }) {
+    const button = make("button", "", title, { type: "button", title: `Sort by ${title}` });
+    const header = make("div", `muster-cell muster-${key}`, [button], { role: "columnheader", "aria-sort": "none" });
+    button.addEventListener("click", () => this.sort(key));
+    this.head.append(header);
+    return header;
+  }
+
+  // A first click sorts upwards, a second downwards, a third goes back to failures first.
+  sort(key) {
+    const { by, descending } = this.query;
+    if (by !== key) Object.assign(this.query, { by: key, descending: false });
+    else if (!descending) this.query.descending = true;
+    else Object.assign(this.query, { by: "", descending: false });
+    TABLE_COLUMNS.forEach((column, i) => {
+      const sorted = this.query.by !== column.key ? "none" : this.query.descending ? "descending" : "ascending";
+      this.headers[i].setAttribute("aria-sort", sorted);
+    });
+    this.paint();
+  }
+
+  paint() {
+    this.order = this.store.order(this.query);
+    const height = `${this.order.length * ROW_HEIGHT}px`;
+    if (this.body.style.height !== height) this.body.style.height = height;
+    this.window.style.height = `${Math.min(Math.max(this.order.length, 1), ROWS_IN_SIGHT) * ROW_HEIGHT}px`;
+    this.element.setAttribute("aria-rowcount", String(this.order.length + 1));
+    this.element.classList.toggle("muster-has-limit", this.store.run.memory_limit != null);
+    this.element.classList.toggle("muster-has-gpus", this.store.columns.gpus?.some((gpus) => gpus.length > 0) ?? false);
+    this.paintRows();
+  }
+
+  paintRows() {
+    const first = Math.max(0, Math.floor(this.window.scrollTop / ROW_HEIGHT) - ROWS_BEYOND);
+    const last = Math.min(this.order.length, first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
+    while (this.rows.length < last - first) this.addRow();
+    this.rows.forEach((row, i) => {
+      row.element.hidden = first + i >= last;
+      if (!row.element.hidden) this.paintRow(row, first + i);
+    });
+  }
+
+  addRow() {
+    const cells = Object.fromEntries(TABLE_COLUMNS.map(({ key }) => [
+      key, make("div", `muster-cell muster-${key}`, [], { role: "cell" }),
+    ]));
+    const row = {
+      cells,
+      element: make("div", "muster-row", Object.values(cells), { role: "row" }),
+      button: make("button", "", "", { type: "button", title: "Show its log" }),
+      ranks: make("span", "muster-muted"),
+      glyph: make("span", "muster-glyph", "", { "aria-hidden": "true" }),
+      word: make("span"),
+      bar: make("progress", "", [], { max: "1" }),
+      position: make("span"),
+    };
+    cells.worker.append(row.button, row.ranks);
+    cells.status.append(row.glyph, row.word);
+    cells.progress.append(row.bar, row.position);
+    row.element.addEventListener("click", () => this.onSelect(row.name));
+    this.rows.push(row);
+    this.body.append(row.element);
+  }
+
+  paintRow(row, place) {
+    const { run } = this.store;
+    const worker = this.store.worker(this.order[place]);
+    const failed = FAILURES.has(worker.status);
+    const done = fraction(worker);
+    row.name = worker.name;
+    row.element.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
+    row.element.setAttribute("aria-rowindex", String(place + 2));
+    setClass(row.element, `muster-row${worker.name === this.selected ? " muster-selected" : ""}`);
+    setText(row.button, worker.name);
+    setText(row.ranks, worker.ranks?.length ? ` r${worker.ranks.join(",")}` : "");
+    setClass(row.glyph, `muster-glyph muster-is-${worker.status}`);
+    setText(row.glyph, GLYPHS[worker.status] ?? " ");
+    setText(row.word, worker.status);
+    setText(row.cells.phase, this.phase(worker));
+    setText(row.cells.address, worker.address);
+    row.bar.hidden = done == null;
+    if (done != null && row.bar.value !== done) row.bar.value = done;
+    row.bar.setAttribute("aria-label", `progress of ${worker.name}`);
+    setText(row.position, position(worker));
+    setText(row.cells.rate, perSecond(worker.rate));
+    setText(row.cells.cpu, worker.cpu == null ? "" : worker.cpu.toFixed(1));
+    setText(row.cells.gpus, worker.gpus.join(", "));
+    setText(row.cells.memory, gigabytes(worker.memory, run.memory_limit));
+    const line = failed && worker.reason ? worker.reason.split("\n")[0] : worker.line;
+    setText(row.cells.line, line);
+    setClass(row.cells.line, `muster-cell muster-line${failed && worker.reason ? " muster-failure" : ""}`);
+    row.cells.line.title = line;
+  }
+
+  phase(worker) {
+    if (worker.phase === "done") return ending(worker);
+    return `${worker.phase} ${duration(this.store.now() - worker.since)}`;
+  }
+}

@@ -1,0 +1,208 @@
+// The live view of a run. The files before this one are joined with it to one module (muster/dashboard/web/__init__.py).
+
+const SECONDS_TO_ANSWER = 1.5; // what the session has before it counts as busy with a cell
+const SECONDS_UNTIL_STUCK = 30;
+
+class View {
+  constructor(root, send, interrupt) {
+    this.send = send;
+    this.interrupt = interrupt;
+    this.store = new Store();
+    this.table = new Table(this.store, (worker) => this.select(worker));
+    this.log = new Log(() => this.select(null));
+    this.build(root);
+    this.clock = setInterval(() => this.paintSoon(), 1000);
+    this.askForSnapshot();
+  }
+
+  build(root) {
+    this.glyph = make("span", "muster-glyph", "", { "aria-hidden": "true" });
+    this.name = make("strong");
+    this.facts = make("span", "muster-muted");
+    this.copy = make("button", "muster-button", "Copy command", { type: "button", title: "The command that would repeat this run" });
+    this.stop = make("button", "muster-button muster-stop", "Stop", { type: "button" });
+    this.cause = make("div", "muster-cause", [], { role: "alert" });
+    this.notes = make("div", "muster-notes");
+    this.bar = make("progress", "", [], { max: "1", "aria-label": "progress of the run" });
+    this.progress = make("div", "muster-progress", [this.bar, (this.pace = make("span"))]);
+    this.charts = new Charts(make("div", "muster-charts"));
+    this.chips = make("div", "muster-chips", [], { role: "group", "aria-label": "filter by status" });
+    this.filter = make("input", "", [], { type: "search", placeholder: "Filter workers", "aria-label": "Filter workers" });
+    this.said = make("div", "muster-said", "", { "aria-live": "polite" });
+    this.empty = make("div", "muster-muted", "No worker has been launched yet.");
+    this.element = make("section", "muster", [
+      make("div", "muster-bar", [make("div", "muster-title", [this.glyph, this.name, this.facts]), this.copy, this.stop]),
+      this.cause, this.notes, this.progress, this.charts.element,
+      (this.tools = make("div", "muster-bar muster-tools", [this.chips, this.filter])),
+      this.table.element, this.empty, this.log.element, this.said,
+    ], { "aria-label": "Muster run" });
+    this.copy.addEventListener("click", () => this.copyCommand());
+    this.stop.addEventListener("click", () => this.stopRun());
+    this.filter.addEventListener("input", () => this.query({ words: this.filter.value }));
+    root.replaceChildren(this.element);
+  }
+
+  destroy() {
+    clearInterval(this.clock);
+  }
+
+  receive(message) {
+    if (message.kind === "log") {
+      clearTimeout(this.waitsForLog);
+      this.log.append(message);
+    } else if (message.kind === "stopping") {
+      clearTimeout(this.waitsForStop);
+    } else if (this.store.apply(message)) {
+      this.asked &&= message.kind !== "snapshot";
+      this.paintSoon();
+    } else if (!this.asked) {
+      this.askForSnapshot();
+    }
+  }
+
+  // Asks once: a kernel that is busy with a cell answers everything that it was ever asked when the cell has ended.
+  askForSnapshot() {
+    this.asked = true;
+    this.send({ ask: "snapshot" });
+  }
+
+  query(change) {
+    Object.assign(this.table.query, change);
+    this.table.window.scrollTop = 0;
+    this.paintSoon();
+  }
+
+  select(worker) {
+    const chosen = worker === this.log.worker ? null : worker;
+    this.table.selected = chosen;
+    this.log.open(chosen);
+    this.send({ ask: "log", worker: chosen });
+    clearTimeout(this.waitsForLog);
+    if (chosen != null) {
+      const busy = () => this.log.say("The kernel is busy with a cell; the log comes when it has time.");
+      this.waitsForLog = setTimeout(busy, SECONDS_TO_ANSWER * 1000);
+    }
+    this.paintSoon();
+  }
+
+  // A kernel that is busy with a cell may not hear; an interrupt it always hears, and that ends the run as well.
+  stopRun() {
+    this.stop.disabled = true;
+    setText(this.stop, "Stopping …");
+    this.send({ ask: "stop" });
+    this.waitsForStop = setTimeout(() => this.interrupt(), SECONDS_TO_ANSWER * 1000);
+  }
+
+  async copyCommand() {
+    try {
+      await navigator.clipboard.writeText(this.store.run.command);
+      setText(this.copy, "Copied");
+    } catch {
+      window.prompt("The command that would repeat this run:", this.store.run.command);
+    }
+    setTimeout(() => setText(this.copy, "Copy command"), 2000);
+  }
+
+  paintSoon() {
+    this.scheduled ??= requestAnimationFrame(() => {
+      this.scheduled = null;
+      this.paint();
+    });
+  }
+
+  paint() {
+    const { run, names } = this.store;
+    this.paintTitle(run);
+    this.paintCause(run);
+    this.paintNotes(run);
+    this.paintProgress(run);
+    if (this.painted !== this.store.version) this.charts.paint(this.store.curves, run.started);
+    this.painted = this.store.version;
+    this.paintChips();
+    this.table.element.hidden = this.tools.hidden = names.length === 0;
+    this.empty.hidden = names.length > 0;
+    if (names.length) this.table.paint();
+  }
+
+  paintTitle(run) {
+    const running = run.status === "running" && run.started != null;
+    const status = run.started == null ? "not started" : run.status;
+    setClass(this.glyph, `muster-glyph muster-is-${status.replace(" ", "-")}`);
+    setText(this.glyph, GLYPHS[status] ?? " ");
+    setText(this.name, run.name || "run");
+    const took = run.started == null ? "" : duration(this.store.now() - run.started);
+    setText(this.facts, [run.strategy, running ? run.phase : status, took].filter(Boolean).join(" · "));
+    this.stop.hidden = !running || !this.interrupt;
+    this.copy.hidden = !run.command;
+  }
+
+  paintCause(run) {
+    const blame = run.culprit && !run.reason?.includes(run.culprit) ? `${run.culprit}: ` : "";
+    const text = [run.reason, run.advice, run.exception].join("\0");
+    if (this.causeShown === text) return;
+    this.causeShown = text;
+    this.cause.hidden = !run.reason;
+    this.cause.classList.toggle("muster-calm", run.status === "stopped");
+    this.cause.replaceChildren(
+      make("strong", "", blame + (run.reason ?? "")),
+      ...(run.advice ? [make("div", "", `Try: ${run.advice}`)] : []),
+      ...(run.exception ? [make("details", "", [make("summary", "", "traceback"), make("pre", "", run.exception)])] : []),
+    );
+  }
+
+  paintNotes(run) {
+    const silent = this.store.now() - run.moved;
+    const stuck = run.status === "running" && run.moved && silent > SECONDS_UNTIL_STUCK;
+    const late = this.store.columns.phase?.filter((phase) => phase === "requested" || phase === "scheduled").length;
+    const waiting = late && run.phase !== "training" ? `, ${late} of ${this.store.names.length} workers have not connected` : "";
+    const notes = [...(run.notes ?? []), ...(stuck ? [`Nothing has moved for ${duration(silent)}${waiting}.`] : [])];
+    setText(this.notes, notes.join("\n"));
+    this.notes.hidden = notes.length === 0;
+  }
+
+  paintProgress(run) {
+    this.progress.hidden = run.fraction == null;
+    if (this.progress.hidden) return;
+    const row = this.store.names.indexOf(run.slowest);
+    this.bar.value = run.fraction;
+    setText(this.pace, [
+      `${Math.round(100 * run.fraction)} %`,
+      row < 0 ? "" : position(this.store.worker(row)),
+      run.left == null || run.status !== "running" ? "" : `${duration(run.left)} left`,
+      run.rate == null ? "" : `${perSecond(run.rate)} examples/s`,
+      run.efficiency == null ? "" : `scaling efficiency ${Math.round(100 * run.efficiency)} %`,
+      run.uneven && run.status === "running" ? `slowest: ${run.slowest}` : "",
+    ].filter(Boolean).join(" · "));
+  }
+
+  paintChips() {
+    const counts = [...this.store.counts()];
+    const shown = JSON.stringify([counts, this.table.query.status]);
+    if (this.chipsShown === shown) return;
+    this.chipsShown = shown;
+    this.chips.replaceChildren(...counts.map(([status, count]) => this.makeChip(status, count)));
+    setText(this.said, counts.map(([status, count]) => `${count} ${status}`).join(", "));
+  }
+
+  makeChip(status, count) {
+    const pressed = this.table.query.status === status;
+    const glyph = make("span", `muster-glyph muster-is-${status}`, GLYPHS[status] ?? "", { "aria-hidden": "true" });
+    const chip = make("button", "muster-chip", [glyph, `${count} ${status}`], { type: "button", "aria-pressed": pressed });
+    chip.addEventListener("click", () => this.query({ status: pressed ? "" : status }));
+    return chip;
+  }
+}
+
+function render({ model, el }) {
+  const kernel = () => model.widget_manager?.kernel;
+  const interrupt = model.get("can_stop") ? () => kernel()?.interrupt() : null;
+  const view = new View(el, (message) => model.send(message), interrupt);
+  const receive = (message) => view.receive(message);
+  model.on("msg:custom", receive);
+  return () => {
+    model.off("msg:custom", receive);
+    view.destroy();
+  };
+}
+
+export default { render };

@@ -1,0 +1,109 @@
+"""What one worker looks like right now, as far as the events have told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from muster.dashboard.progress import Progress
+from muster.dashboard.text import clean, first_line
+
+MAX_RANKS = 64  # of one worker; those beyond are left out
+MAX_LINE = 500  # characters of a worker's last line
+FINAL = frozenset({"succeeded", "failed", "stopped", "timedout", "lost"})
+FAILURES = frozenset({"failed", "timedout", "lost"})
+PHASES = ("requested", "scheduled", "connected", "ready", "training", "done")
+
+
+@dataclass
+class WorkerView:
+    """One worker.
+
+    Attributes:
+        phase: what it is at, one of ``PHASES``. It only moves forward.
+        entered: when it came to each phase that it has been in.
+        cpu: cores that it keeps busy.
+        memory: bytes that it uses.
+        gpus: names of the devices that it may use.
+        progress: how far each of its ranks has come; under None that of a worker without ranks.
+        ranks: the ranks that run on it, in order.
+        leading: the progress of its lowest rank, which stands for the worker.
+    """
+
+    name: str
+    status: str = "scheduling"
+    address: str = ""
+    phase: str = "requested"
+    phase_since: float = 0.0
+    entered: dict[str, float] = field(default_factory=dict)
+    cpu: float | None = None
+    memory: float | None = None
+    gpus: tuple[str, ...] = ()
+    progress: dict[int | None, Progress] = field(default_factory=dict)
+    ranks: list[int] = field(default_factory=list)
+    leading: Progress = field(default_factory=Progress)
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    last_line: str = ""
+    _unfinished: str = field(default="", repr=False)
+
+    @property
+    def role(self) -> str:
+        """Its role in the cluster, such as ``ps``."""
+        return self.name.rpartition("-")[0] or self.name
+
+    @property
+    def index(self) -> int:
+        """Its index among those of its role."""
+        index = self.name.rpartition("-")[2]
+        return int(index) if index.isdecimal() else 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended, and not as it was meant to."""
+        return self.status in FAILURES
+
+    @property
+    def news(self) -> str:
+        """Why it failed, else its last line."""
+        return first_line(self.reason) if self.has_failed and self.reason else self.last_line
+
+    @property
+    def ending(self) -> str:
+        """How its process ended, such as ``exit 1``; empty where that is not known."""
+        if self.signal:
+            return f"signal {self.signal}"
+        return "" if self.exit_code is None else f"exit {self.exit_code}"
+
+    @property
+    def rate(self) -> float | None:
+        """Examples per second, of all its ranks together."""
+        if len(self.progress) < 2:
+            return self.leading.rate
+        rates = [progress.rate for progress in self.progress.values() if progress.rate is not None]
+        return sum(rates) if rates else None
+
+    def enter(self, phase: str, when: float) -> None:
+        """Come to a phase, unless it is in it already or past it."""
+        if phase != self.phase and PHASES.index(phase) > PHASES.index(self.phase):
+            self.phase, self.phase_since = phase, when
+            self.entered[phase] = when
+
+    def of_rank(self, rank: int | None) -> Progress:
+        """The progress of one of its ranks; of the first MAX_RANKS, that is."""
+        if rank not in self.progress:
+            if len(self.progress) >= MAX_RANKS:
+                return Progress()
+            self.progress[rank] = Progress()
+            self.ranks = sorted(rank for rank in self.progress if rank is not None)
+            self.leading = self.progress[self.ranks[0]] if self.ranks else self.progress[None]
+        return self.progress[rank]
+
+    def print(self, text: str) -> None:
+        """Remember the last line of what it printed that is not blank."""
+        lines = re.split(r"[\r\n]+", self._unfinished + text[-4 * MAX_LINE :])
+        self._unfinished = lines[-1][-MAX_LINE:]
+        shown = next((line for line in reversed(lines) if line.strip()), None)
+        if shown is not None:
+            self.last_line = clean(shown).expandtabs(4).strip()[:MAX_LINE]

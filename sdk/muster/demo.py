@@ -1,0 +1,183 @@
+"""``make demo``: train a small convolutional network on handwritten digits twice, and show that nothing is left behind.
+
+Once with a parameter server and two workers, once with Horovod on two workers. Both are runs like any other, and what
+they left is looked for among the processes, ports and temporary files of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import muster
+from muster.agent.linux import marked
+from muster.dashboard.text import clean, duration
+from muster.errors import MusterError, PlatformUnsupported
+from muster.runs import Run
+
+SSH_PORT = 2222
+SCRIPTS = Path(__file__).parents[2] / "worker_scripts"
+LEAST_ACCURACY = 0.95
+RUN_TIMEOUT = 600  # seconds
+EXAMPLES = 6000  # of MNIST, where that is on the machine; scikit-learn's digits are fewer anyway
+DATA = re.compile(r"^(.+): ([\d,]+) to train, ([\d,]+) to test$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One of the trainings that the demo shows."""
+
+    title: str
+    script: str
+    strategy: str
+    n_ps: int = 0
+
+
+TRAININGS = (
+    Training("1 parameter server and 2 workers", "mnist_ps_tf2.py", "parameter_server", n_ps=1),
+    Training("Horovod on 2 workers", "mnist_horovod.py", "horovod"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training came to. ``left`` names what was found afterwards and should not be there."""
+
+    training: Training
+    data: str
+    accuracy: float
+    seconds: float
+    left: Sequence[str]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it learned enough and cleaned up."""
+        return self.accuracy >= LEAST_ACCURACY and not self.left
+
+
+def main() -> int:
+    """Run the demo; returns its exit status."""
+    if not SCRIPTS.is_dir():
+        print(f"The demo needs the scripts of Muster's repository, and there is no {SCRIPTS}.", file=sys.stderr)
+        return 1
+    outcomes = []
+    skipped = False
+    for training in TRAININGS:
+        print(f"\n{training.title}, training {training.script}\n")
+        try:
+            outcomes.append(train(training))
+        except PlatformUnsupported as error:
+            skipped = True
+            print(f"\nSKIPPED: {training.title}.\n{clean(error)}", file=sys.stderr)
+        except MusterError as error:
+            print(f"\n{clean(error)}", file=sys.stderr)
+            return 1
+    print("\n" + "\n".join(line for outcome in outcomes for line in report(outcome)))
+    if skipped:
+        print("\nNOT EVERYTHING WAS SHOWN: a part was skipped, for the reason given above.")
+    return 0 if all(outcome.is_good for outcome in outcomes) else 1
+
+
+def train(training: Training) -> Outcome:
+    """Run one training, watch it, and look for what it left.
+
+    Raises:
+        MusterError: it failed, or this machine cannot host it.
+    """
+    with own_temporary_folder() as folder:
+        address = muster.run_cluster(
+            n_workers=2,
+            n_ps=training.n_ps,
+            worker_script=SCRIPTS / training.script,
+            strategy=training.strategy,
+            args=("--limit-train", str(EXAMPLES)),
+            run_timeout=RUN_TIMEOUT,
+        )
+        result = address.cluster.result
+        run = Run(result.run_dir)
+        left = [*processes_left(run), *ports_left(run), *files_left(folder)]
+    return Outcome(training, data_of(run), result.metrics.get("test_accuracy", 0.0), result.seconds, left)
+
+
+@contextmanager
+def own_temporary_folder() -> Iterator[Path]:
+    """A folder that takes all temporary files of this process and its children, so that none can hide among others."""
+    before, inherited = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="demo-", dir="/tmp") as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            tempfile.tempdir = before
+            del os.environ["TMPDIR"]
+            if inherited is not None:
+                os.environ["TMPDIR"] = inherited
+
+
+def processes_left(run: Run) -> list[str]:
+    """Processes of a run: those marked with its id, those it recorded, and all children of this process."""
+    ended = run.started_at + run.seconds
+    pids = set(marked("MUSTER_RUN_ID", run.id)) | {child.pid for child in psutil.Process().children(recursive=True)}
+    for event in run.events():
+        pid = event.data.get("pid")
+        if isinstance(pid, int) and psutil.pid_exists(pid):
+            process = psutil.Process(pid)
+            if run.started_at <= process.create_time() <= ended:  # not a later process of the same number
+                pids.add(pid)
+    return [f"process {pid}" for pid in sorted(pids)]
+
+
+def ports_left(run: Run) -> list[str]:
+    """Ports on which the run's workers, or this process for the run, still listen."""
+    hosts = {event.data.get("host") for event in run.events() if event.kind == "worker_ready"}
+    ports = {SSH_PORT} | {event.data.get("port") for event in run.events() if event.kind == "listening"}
+    everywhere = {"0.0.0.0", "::"}
+    listening = [
+        socket.laddr
+        for socket in psutil.net_connections("tcp")
+        if socket.status == psutil.CONN_LISTEN
+        and (socket.laddr.ip in hosts or (socket.laddr.ip in everywhere and socket.laddr.port in ports - {SSH_PORT}))
+    ]
+    mine = [socket.laddr for socket in psutil.Process().net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
+    return [f"port {address.ip}:{address.port}" for address in (*listening, *mine)]
+
+
+def files_left(folder: Path) -> list[str]:
+    """Temporary files."""
+    return [f"file {path}" for path in sorted(folder.rglob("*"))]
+
+
+def data_of(run: Run) -> str:
+    """Which digits were learned, as the script said."""
+    for worker in run.workers:
+        said = DATA.search(run.log(worker))
+        if said:
+            return said[0]
+    return "digits that the script did not name"
+
+
+def report(outcome: Outcome) -> list[str]:
+    """What a training came to, in words."""
+    verdict = "" if outcome.accuracy >= LEAST_ACCURACY else f", which is less than {LEAST_ACCURACY:.0%}"
+    return [
+        outcome.training.title,
+        f"  data           {clean(outcome.data)}",
+        f"  test accuracy  {outcome.accuracy:.2%}{verdict}",
+        f"  time           {duration(outcome.seconds)}",
+        f"  left behind    {', '.join(outcome.left) or 'no process, no port, no temporary file'}",
+    ]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

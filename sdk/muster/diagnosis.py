@@ -1,0 +1,301 @@
+"""From what is known of a failed run to its cause, in words: which worker failed first, why, and what to try.
+
+The order of exits lies: when one rank raises, the others lose their peer and may well exit before it. So failures are
+sorted into primary ones and those that are only the echo of another, and the earliest primary one is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster.errors import (
+    DriverFailed,
+    LaunchRefused,
+    RunFailed,
+    RunStalled,
+    RunTimeout,
+    ScriptFailed,
+    ServersNotListening,
+    StartTimeout,
+    WorkerKilled,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkersMissing,
+)
+
+# What the survivors say when somebody else has failed.
+ECHOES = re.compile(
+    r"Horovod has been shut ?down|HorovodInternalError|Connection reset by peer|Connection closed by peer|"
+    r"Broken pipe|Read error \[|Socket closed|failed to connect to all addresses|UnavailableError|AbortedError|"
+    r"CancelledError|Cancelled by|RST_STREAM|Connection refused|session .*is not found|Step was cancelled",
+    re.IGNORECASE,
+)
+OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that went wrong in a run.
+
+    Attributes:
+        kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
+            ``stopped`` (its agent ended it, and not because the session said so), or ``driver``.
+        time: when it happened, seconds since the epoch by the clock nearest to it.
+        worker, rank: to whom; None for the driver.
+        type, message, traceback: of the exception.
+        exit_code, signal: of the process.
+        used, limit: memory in bytes.
+    """
+
+    kind: str
+    time: float
+    worker: str | None = None
+    rank: int | None = None
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    used: int | None = None
+    limit: int | None = None
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it looks like the consequence of another failure."""
+        if self.kind == "exception":
+            # The built-in ones come from the script's own connections; frameworks raise their own.
+            return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
+        if self.kind == "driver":
+            return self.signal is None  # with a status it tells of a rank's end; a signal met itself
+        return self.kind == "stopped" or (self.kind == "signal" and self.signal == signal.SIGTERM)
+
+
+def root_cause(failures: Iterable[Failure]) -> Failure | None:
+    """The failure that explains the others; None where there is none.
+
+    A process that raised and then exited failed once: its exit takes on the exception. An exit without an exception
+    beside somebody else's exception or signal may be an echo that could not speak, so those come after.
+
+    >>> root_cause([Failure("exit", 1.0, "worker-0", 0, exit_code=1),
+    ...             Failure("exception", 2.0, "worker-1", 1, type="ValueError")]).worker
+    'worker-1'
+    """
+    merged = _merge(failures)
+    if not merged:
+        return None
+    return min(merged, key=lambda failure: (_distance(failure), failure.time))
+
+
+def _distance(failure: Failure) -> int:
+    """How far a kind of failure is from being a cause."""
+    if failure.kind == "stopped":
+        return 3
+    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "driver"})
+
+
+def _merge(failures: Iterable[Failure]) -> list[Failure]:
+    """One failure per process: the exception if it raised one, else how it ended. A lost agent covers its ranks."""
+    failures = sorted(failures, key=lambda failure: failure.time)
+    lost = {failure.worker for failure in failures if failure.kind == "lost"}
+    first: dict[tuple[str | None, int | None], Failure] = {}
+    for failure in failures:
+        source = (failure.worker, failure.rank if failure.worker not in lost else None)
+        known = first.get(source)
+        if known is None or known.kind == "stopped" or (failure.kind == "memory" and known.kind == "signal"):
+            first[source] = failure
+        elif known.kind == "exception" and known.exit_code is None:
+            first[source] = replace(known, exit_code=failure.exit_code, signal=failure.signal)
+    return list(first.values())
+
+
+def explain(failure: Failure, logs: Path) -> RunFailed:
+    """The error for a cause: what happened, to which worker, where its log is, and what to try."""
+    name = who(failure.worker or "the launcher", failure.rank)
+    log = logs / f"{failure.worker or 'driver'}.log"
+    if failure.kind == "exception":
+        error: RunFailed = ScriptFailed(
+            f"{name} failed first: {failure.type}: {_first_line(failure.message)}",
+            worker=failure.worker, log=log, details=failure.traceback, advice=_advice_on_exception(failure),
+        )  # fmt: skip
+    elif failure.kind == "memory":
+        used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
+        error = WorkerOutOfMemory(
+            f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so Muster ended it.",
+            worker=failure.worker, log=log, details=tail(log),
+            advice=f"memory={max(limit + 1, round(used * 1.5 + 0.5)):g}, or a smaller batch size",
+        )  # fmt: skip
+    elif failure.kind == "signal":
+        error = WorkerKilled(
+            f"{name} was ended by {signal_name(failure.signal)}.",
+            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_signal(failure.signal),
+        )  # fmt: skip
+    elif failure.kind in {"lost", "stopped"}:
+        error = WorkerLost(
+            f"{name} was lost: {failure.message or 'its agent was told to end, and not by this session'}",
+            worker=failure.worker, log=log, details=tail(log),
+            advice=_advice_on_loss(failure.message),
+        )  # fmt: skip
+    elif failure.kind == "driver":
+        error = DriverFailed(
+            f"horovodrun itself failed: it ended with {_how(failure)}"
+            + (" before all ranks had been started." if failure.exit_code == 0 else "."),
+            log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
+        )  # fmt: skip
+    else:
+        verb = (
+            "ended, which a server never does by itself" if failure.kind == "ended" else f"ended with {_how(failure)}"
+        )
+        error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=tail(log))
+    error.rank = failure.rank
+    return error
+
+
+def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
+    """The error for a worker that ended before anything was started on it."""
+    log = logs / f"{failure.worker}.log"
+    why = failure.message or "it ended before it was started"
+    return LaunchRefused(f"{failure.worker} did not come up: {why}", worker=failure.worker, log=log, details=tail(log))
+
+
+def workers_missing(missing: Mapping[str, object], total: int, seconds: float | None, logs: Path) -> WorkersMissing:
+    """The error for workers (name to status, None if not launched) that never reported an address."""
+    known = "; ".join(f"{name} is {status or 'not launched'}" for name, status in missing.items())
+    first = next(iter(missing))
+    return WorkersMissing(
+        f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}.",
+        worker=first,
+        log=logs / f"{first}.log",
+        advice="a longer timeout_seconds; and see whether workers can reach the session (session_address=)",
+    )
+
+
+def not_up(
+    missing: Sequence[tuple[str, int | None]], by_driver: bool, seconds: float | None, logs: Path
+) -> StartTimeout:
+    """The error for ranks that the driver never started, or servers that never listened."""
+    names = " and ".join(who(worker, rank) for worker, rank in missing)
+    log = logs / ("driver.log" if by_driver else f"{missing[0][0]}.log")
+    what = "not started by horovodrun" if by_driver else "not listening on its port"
+    kind = StartTimeout if by_driver else ServersNotListening
+    return kind(
+        f"After {seconds:g} s {names} was {what}.",
+        worker=missing[0][0],
+        log=log,
+        details=tail(log),
+        advice="a longer timeout_seconds: importing TensorFlow takes some seconds, more on a busy machine",
+    )
+
+
+def stalled(
+    silent: Sequence[tuple[str, int | None]], seconds: float | None, stacks: Mapping[str, str], logs: Path
+) -> RunStalled:
+    """The error for a run in which processes (worker and rank) have been silent for too long.
+
+    When one hangs, the others soon wait for it: inside a library. So the one that is somewhere else is named, and where
+    there is none, the one that has been silent for longest, which is the first.
+    """
+    stuck = next((source for source in silent if is_in_own_code(stacks.get(who(*source), ""))), silent[0])
+    error = RunStalled(
+        f"{who(*stuck)} has shown no progress for {seconds:g} s.",
+        worker=stuck[0],
+        log=logs / f"{stuck[0]}.log",
+        details=_joined(stacks),
+        advice="see in the stacks where each rank stands: one that is not in a collective holds up the others",
+    )
+    error.rank = stuck[1]
+    return error
+
+
+def is_in_own_code(stack: str) -> bool:
+    """Whether the innermost frame of the main thread, as faulthandler writes it, is in no installed package.
+
+    >>> is_in_own_code('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 7 in step')
+    True
+    """
+    _, _, main_thread = stack.partition("Current thread")
+    frame = re.search(r'File "(.*?)"', main_thread)
+    return frame is not None and not re.search(r"/(site|dist)-packages/", frame.group(1))
+
+
+def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunTimeout:
+    """The error for a run that took too long."""
+    message = f"The run took longer than its {seconds:g} s."
+    return RunTimeout(message, log=logs, details=_joined(stacks), advice="a longer run_timeout")
+
+
+def who(worker: str, rank: int | None) -> str:
+    """How a process is called in messages."""
+    return worker if rank is None else f"rank {rank} ({worker})"
+
+
+def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
+    """The end of a log, leniently decoded; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def signal_name(number: int | None) -> str:
+    """``signal 9 (SIGKILL)`` for 9."""
+    try:
+        return f"signal {number} ({signal.Signals(number or 0).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _joined(stacks: Mapping[str, str]) -> str:
+    return "\n".join(f"--- {name}\n{text}" for name, text in sorted(stacks.items()))
+
+
+def _how(failure: Failure) -> str:
+    return signal_name(failure.signal) if failure.signal else f"exit status {failure.exit_code}"
+
+
+def _first_line(text: str) -> str:
+    """The line that says something: TensorFlow's first one is often a heading that ends in a colon."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "(no message)"
+
+
+def _advice_on_exception(failure: Failure) -> str | None:
+    if failure.type in {"ModuleNotFoundError", "ImportError"}:
+        return "install the package for the script's interpreter, or python= one that has it"
+    if failure.type == "FileNotFoundError":
+        return "scripts run in the session's working directory; an absolute path is the same everywhere"
+    if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
+        return "another process took the port; run again, or give ports of their own with worker_ports="
+    if failure.type in {"MemoryError", "ResourceExhaustedError"}:
+        return "more memory= for the workers, or a smaller batch size"
+    if failure.is_echo:
+        return "this is how losing a peer looks; read the other workers' logs for what came before"
+    return None
+
+
+def _advice_on_loss(text: str) -> str:
+    if "cannot start" in text:
+        return "see that the interpreter and the working directory are there on the worker, and that it may run them"
+    return "see whether something on its machine ends processes (out of memory, a time limit); then run again"
+
+
+def _advice_on_signal(number: int | None) -> str:
+    if number == signal.SIGKILL:
+        return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
+        return "compiled code crashed; the Python stack at that moment is at the end of the log"
+    return "somebody sent it; run again"
+
+
+def _advice_on_driver(text: str) -> str:
+    if "Host key verification failed" in text or "could not connect to some hosts" in text:
+        return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
+    if "has not been built" in text:
+        return "Horovod was built without gloo; set up again, or python= an interpreter whose Horovod has it"
+    return "the launcher's own words above say more"

@@ -1,0 +1,150 @@
+"""Everything that Muster raises, in one tree::
+
+    MusterError                      what happened, to which worker, where the log is, what to try
+    ├── JobError (ValueError)        bad input; nothing has been started
+    │   ├── ScriptError              the script is missing, does not compile, or has no entry point
+    │   ├── InterpreterError         python= cannot be run, or lacks what the job needs
+    │   └── ResourceError            more cores, memory or GPUs than there are, or fewer than one
+    ├── PlatformError                the platform cannot do what was asked
+    │   ├── PlatformUnsupported      this system cannot host the platform at all
+    │   └── LaunchRefused            a worker was refused; those already started have been stopped
+    ├── StartTimeout (TimeoutError)  the deadline passed before the cluster was up
+    │   ├── WorkersMissing           some workers never reported their address
+    │   └── ServersNotListening      a process runs, but nothing listens on its port
+    ├── RunFailed                    the run started and then failed
+    │   ├── ScriptFailed             a script raised, or exited with a status other than 0
+    │   ├── WorkerKilled             a signal ended a process
+    │   ├── WorkerOutOfMemory        a worker went over its memory and was ended by Muster
+    │   ├── WorkerLost               a worker's agent vanished
+    │   ├── RunStalled               nothing moved for stall_seconds; the stacks of all ranks are in the log
+    │   ├── RunTimeout               the run took longer than run_timeout
+    │   └── DriverFailed             horovodrun itself failed
+    ├── RunStopped                   somebody stopped the run before it ended
+    └── RunNotFound                  no recorded run of that name
+
+Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where the foreign call is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class MusterError(Exception):
+    """Base of all errors that Muster raises.
+
+    Args:
+        message: what happened, in one sentence.
+        worker: name of the worker it happened to, such as ``worker-1``.
+        log: the log to read next.
+        advice: what to try.
+        details: longer material, such as a traceback or the end of a log.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str | None = None,
+        log: Path | None = None,
+        advice: str | None = None,
+        details: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.worker = worker
+        self.log = log
+        self.advice = advice
+        self.details = details
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.details:
+            parts.append("\n" + self.details.rstrip() + "\n")
+        if self.log:
+            parts.append(f"Log: {self.log}")
+        if self.advice:
+            parts.append(f"Try: {self.advice}")
+        return "\n".join(parts)
+
+
+class JobError(MusterError, ValueError):
+    """The job cannot be run as described. Nothing has been started."""
+
+
+class ScriptError(JobError):
+    """The script is missing, does not compile, or has no entry point."""
+
+
+class InterpreterError(JobError):
+    """The interpreter given as ``python=`` cannot be run, or lacks what the job needs."""
+
+
+class ResourceError(JobError):
+    """The resources asked for are not there, or make no sense."""
+
+
+class PlatformError(MusterError):
+    """The platform cannot do what was asked of it."""
+
+
+class PlatformUnsupported(PlatformError):
+    """This system cannot host the platform."""
+
+
+class LaunchRefused(PlatformError):
+    """A worker was refused. Those of the same launch that had started have been stopped."""
+
+
+class StartTimeout(MusterError, TimeoutError):
+    """The deadline (``timeout_seconds``) passed before the cluster was up."""
+
+
+class WorkersMissing(StartTimeout):
+    """Some workers never reported their address."""
+
+
+class ServersNotListening(StartTimeout):
+    """Processes were started, but nothing listens on their ports."""
+
+
+class RunFailed(MusterError):
+    """The run started and then failed. ``rank`` is the rank that failed first, where there are ranks."""
+
+    rank: int | None = None
+
+
+class ScriptFailed(RunFailed):
+    """A script raised an exception, or exited with a status other than 0."""
+
+
+class WorkerKilled(RunFailed):
+    """A signal that Muster did not send ended a process."""
+
+
+class WorkerOutOfMemory(RunFailed):
+    """A worker used more memory than it was given, and was ended for it."""
+
+
+class WorkerLost(RunFailed):
+    """A worker's agent vanished: killed, or its machine is gone."""
+
+
+class RunStalled(RunFailed):
+    """Nothing moved for ``stall_seconds``. The Python stacks of all ranks are in ``details``."""
+
+
+class RunTimeout(RunFailed):
+    """The run took longer than ``run_timeout``."""
+
+
+class DriverFailed(RunFailed):
+    """The launcher (``horovodrun``) failed by itself, with no rank to blame."""
+
+
+class RunStopped(MusterError):
+    """The run was stopped before it ended."""
+
+
+class RunNotFound(MusterError):
+    """There is no recorded run of that name."""

@@ -1,0 +1,135 @@
+"""Events: the only thing that observers of a run ever see, and the journal that keeps them.
+
+An event is one timestamped fact. Its ``kind`` is one of:
+
+==================  ==========================================================================================
+``run_requested``   ``job`` (plain data), ``session`` (pid, start time), ``python``
+``run_phase``       ``phase``: launching, connecting, starting, training, ending
+``run_ended``       ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``worker``, ``error`` (class name)
+``note``            ``text``: something the user should read
+``worker_state``    ``status``, ``address``, ``exit_code``, ``signal``, ``reason``; whatever of these is news
+``worker_ready``    ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has said hello
+``process_started`` ``pid``, ``rank`` (None where there are no ranks)
+``process_exited``  ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or None)
+``listening``       ``port``: the server of this worker accepts connections
+``usage``           ``cpu`` (1.0 is one busy core), ``memory`` (bytes); about once a second, and not journalled
+``output``          ``text``: what the worker printed; not journalled, the logs have it
+``progress``        ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``metrics``: what of these
+                    the script reported
+``exception``       ``rank``, ``type``, ``message``, ``traceback``: a script raised
+``stacks``          ``rank``, ``text``: Python stacks, asked for by the session
+==================  ==========================================================================================
+
+``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+logger = logging.getLogger("muster")
+encode = json.JSONEncoder(default=str).encode  # one encoder for all: json.dumps would make one for every event
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fact about a run. ``time`` is seconds since the epoch, by the session's clock."""
+
+    kind: str
+    worker: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+    def to_json(self) -> str:
+        """The event as one line of JSON, without the line end."""
+        return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **self.data})
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        """The event that ``to_json`` wrote. Raises ``ValueError`` for anything else."""
+        data = json.loads(line)
+        if not isinstance(data, dict) or "kind" not in data or "time" not in data:
+            raise ValueError("not an event")
+        return cls(kind=data.pop("kind"), worker=data.pop("worker", None), time=data.pop("time"), data=data)
+
+
+Observer = Callable[[Event], None]
+
+
+class Observers:
+    """Those who are told every event, in the order in which they were added. They cannot change a run, nor fail it."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = list(observers)
+
+    def add(self, observer: Observer, *, first: bool = False) -> None:
+        """Tell ``observer`` every event from now on, before all others if ``first``."""
+        self._observers.insert(0 if first else len(self._observers), observer)
+
+    def drop(self, observer: Observer) -> None:
+        """Tell ``observer`` no more; fine if nobody has."""
+        with contextlib.suppress(ValueError):
+            self._observers.remove(observer)
+
+    def tell(self, event: Event) -> None:
+        """Tell everybody. One that raises, whatever it is, is logged and dropped."""
+        for observer in list(self._observers):
+            try:
+                observer(event)
+            except BaseException:
+                logger.exception("an observer failed and is dropped")
+                self.drop(observer)
+
+
+NOT_JOURNALLED = frozenset({"output", "usage"})
+PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one worker, unless the epoch changes
+
+
+class Journal:
+    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress once a second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._held: dict[tuple[str | None, int | None], Event] = {}
+        self._flushed_at = float("-inf")
+        self._last: dict[tuple[str | None, int | None], tuple[float, Any]] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Write ``event``, or hold it back where a newer one of its kind will say more."""
+        if event.kind in NOT_JOURNALLED or self._file.closed:
+            return
+        if event.kind == "progress":
+            source = (event.worker, event.data.get("rank"))
+            written, epoch = self._last.get(source, (float("-inf"), None))
+            if event.time - written < PROGRESS_INTERVAL and event.data.get("epoch") == epoch:
+                self._held[source] = event
+                return
+            self._last[source] = (event.time, event.data.get("epoch"))
+            self._held.pop(source, None)
+        else:
+            self._write_held(event.worker)
+        self._write(event)
+
+    def close(self) -> None:
+        """Write what was held back, and close the file."""
+        if not self._file.closed:
+            self._write_held(None)
+            self._file.close()
+
+    def _write_held(self, worker: str | None) -> None:
+        for source in [key for key in self._held if worker in (None, key[0])]:
+            self._write(self._held.pop(source))
+
+    def _write(self, event: Event) -> None:
+        self._file.write(event.to_json() + "\n")
+        if event.kind != "progress" or event.time - self._flushed_at >= PROGRESS_INTERVAL:
+            self._file.flush()
+            self._flushed_at = event.time

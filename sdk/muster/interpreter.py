@@ -1,0 +1,105 @@
+"""What the interpreter that will run the user's script is and has, found out before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.errors import InterpreterError
+from muster.job import Job
+
+OLDEST = (3, 6)
+_PROBE = """
+import importlib.util, json, sys
+def location(name):
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return spec and (spec.origin or "namespace")
+print(json.dumps({"version": list(sys.version_info[:3]), "packages": {name: location(name) for name in sys.argv[1:]}}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python interpreter: its path, its version, and where each package that was asked about is (None: nowhere)."""
+
+    path: str
+    version: tuple[int, ...]
+    packages: dict[str, str | None]
+
+    def has(self, package: str) -> bool:
+        """Whether the package can be imported there."""
+        return self.packages.get(package) is not None
+
+
+def probe(python: str, packages: Sequence[str] = ()) -> Interpreter:
+    """Ask an interpreter what it is, without importing any of ``packages``.
+
+    Raises:
+        InterpreterError: it is not there, cannot be run, or is older than Python 3.6.
+    """
+    if python == sys.executable:
+        return Interpreter(python, sys.version_info[:3], {name: _location(name) for name in packages})
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        raise InterpreterError(
+            f"There is no interpreter {python!r}.", advice="python= the path of a Python 3.6 or later"
+        )
+    path = os.path.abspath(
+        found
+    )  # for use in other folders, too; not resolved, as its links make a virtual environment
+    try:
+        done = subprocess.run([path, "-c", _PROBE, *packages], capture_output=True, timeout=30, check=True, text=True)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        raise InterpreterError(f"{path} is no usable Python interpreter.", details=error.stderr[-2000:]) from error
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        raise InterpreterError(f"{path} is no usable Python interpreter: {error}.") from error
+    interpreter = Interpreter(path, tuple(answer["version"]), answer["packages"])
+    if interpreter.version < OLDEST:
+        raise InterpreterError(f"{path} is Python {_dotted(interpreter.version)}; Muster's runner needs 3.6 or later.")
+    return interpreter
+
+
+def check(job: Job, requires: Sequence[str]) -> Interpreter:
+    """The job's interpreter, once it is known to have what the job needs.
+
+    Raises:
+        InterpreterError: a package is missing there, or a function would have to cross Python versions.
+    """
+    is_function = job.script is not None and job.script.kind == "function"
+    needed = [*requires, "cloudpickle"] if is_function else list(requires)
+    interpreter = probe(job.python or sys.executable, needed)
+    if is_function and interpreter.version[:2] != sys.version_info[:2]:
+        raise InterpreterError(
+            f"A function of this Python {_dotted(sys.version_info[:2])} cannot be sent to {interpreter.path}, "
+            f"which is Python {_dotted(interpreter.version[:2])}.",
+            advice="put the function into a file and give that as worker_script",
+        )
+    missing = [package for package in needed if not interpreter.has(package)]
+    if missing:
+        raise InterpreterError(
+            f"{interpreter.path} has no {' and no '.join(missing)}.",
+            advice=f"{interpreter.path} -m pip install {' '.join(missing)}, or python= another interpreter",
+        )
+    return interpreter
+
+
+def _location(name: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else spec.origin or "namespace"
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,279 @@
+"""The plain data that everything else passes around: what to run, on which workers, as which processes.
+
+Frozen dataclasses. Nothing here does anything but check itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from muster.errors import JobError, ResourceError
+
+
+class Status(str, Enum):
+    """State of a worker. It only ever moves forward."""
+
+    SCHEDULING = "scheduling"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    TIMEDOUT = "timedout"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the worker has ended."""
+        return self in (Status.SUCCEEDED, Status.FAILED, Status.STOPPED, Status.TIMEDOUT)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker is given: ``cpu`` in cores, ``memory`` in GB (10**9 bytes), ``gpu`` as a number of devices."""
+
+    cpu: float = 1
+    memory: float = 2
+    gpu: int = 0
+
+    def check(self) -> None:
+        """Raise ResourceError where nobody could be given these."""
+        for name, amount in (("cpu", self.cpu), ("memory", self.memory)):
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
+                raise ResourceError(f"{name} is {amount!r}; it must be a number greater than 0.")
+        if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
+            raise ResourceError(f"nvidia_gpu is {self.gpu!r}; it must be a whole number of at least 0.")
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory in bytes."""
+        return int(self.memory * 1e9)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the user wants run.
+
+    Attributes:
+        kind: ``file``, ``module`` or ``function``.
+        target: a path, a module's name, or the function's name for display.
+        is_task: whether it is a ``run(cluster, server, task_index)`` rather than a program of its own.
+        pickled: the function, pickled by value; empty for files and modules.
+    """
+
+    kind: str
+    target: str
+    is_task: bool = False
+    pickled: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the user wants run: a script, on how many workers, with what.
+
+    Attributes:
+        script: what to run; None starts servers only.
+        n_workers: number of workers that train, at least 1.
+        n_ps: number of parameter servers.
+        resources: what each worker is given.
+        args: command-line arguments of the script.
+        env: environment variables of the script, beside those of the session. Their values are never recorded.
+        python: path of the interpreter that runs the script.
+        cwd: working directory of the script.
+        name: what to call the run.
+    """
+
+    script: Script | None
+    n_workers: int
+    n_ps: int = 0
+    resources: Resources = Resources()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    python: str = ""
+    cwd: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process to start. ``env`` comes on top of the environment of whoever starts it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionAddress:
+    """Where and how an agent reaches its session: host, port, the certificate to pin (PEM), and the run's token."""
+
+    host: str
+    port: int
+    certificate: str = field(repr=False)
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SshIdentity:
+    """What a worker's sshd needs: its own private host key and the public key that may log in (both OpenSSH text)."""
+
+    host_key: str = field(repr=False)
+    authorized_key: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker to launch.
+
+    Attributes:
+        name: unique in its launch, such as ``worker-1``.
+        role, index: its place in the cluster.
+        run: id of the run; it marks every process of the worker (``MUSTER_RUN_ID``).
+        resources: what it is given.
+        log: file that takes everything its processes print.
+        scratch: folder of its own, mode 0700, removed with the worker. Its path has no spaces.
+        cwd: working directory of its processes.
+        env: environment of its processes, on top of the session's.
+        session: where its agent reports to; None where nobody listens (``launch_workers``).
+        ssh: its ssh identity, where it must run an sshd on port 2222.
+        process: what to start at once, without waiting for orders. The worker then ends with it.
+        ports: how many free ports to find and hold.
+        port_range: where to look for them, first and last; None for any.
+    """
+
+    name: str
+    role: str
+    index: int
+    run: str
+    resources: Resources
+    log: Path
+    scratch: Path
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    session: SessionAddress | None = None
+    ssh: SshIdentity | None = None
+    process: Process | None = None
+    ports: int = 0
+    port_range: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One launched worker, as its platform knows it. Times are seconds since the epoch.
+
+    Attributes:
+        id: the platform's name for it, unique on the platform.
+        name: its name in the run, such as ``worker-1``.
+        address: host address, once known.
+        exit_code: exit status of what it ran, once it has ended by itself.
+        signal: number of the signal that ended it.
+        reason: why it failed, in words.
+    """
+
+    id: str
+    name: str
+    status: Status = Status.SCHEDULING
+    address: str | None = None
+    created_at: float | None = None
+    running_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str | None = None
+
+    def moved(self, status: Status, **changes: Any) -> Worker:
+        """The worker in its next state; itself where that would be a step back."""
+        order = list(Status)
+        if self.status.is_final or order.index(status) < order.index(self.status):
+            return self
+        return replace(self, status=status, **changes)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker as its agent reported it, ready to become part of a cluster.
+
+    Attributes:
+        name, role, index: its place in the run.
+        host: address that the others reach it at.
+        ports: free ports that the agent holds for it.
+        ssh_port: port of its sshd; None where it runs none.
+        host_key: its sshd's public host key, ``type base64``.
+        interfaces: names of the network interfaces that carry ``host``.
+        cores: cores it may use.
+        gpus: devices it may use.
+    """
+
+    name: str
+    role: str
+    index: int
+    host: str
+    ports: tuple[int, ...] = ()
+    ssh_port: int | None = None
+    host_key: str | None = None
+    interfaces: tuple[str, ...] = ()
+    cores: int = 1
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a cluster will start, decided at once.
+
+    Attributes:
+        processes: what each worker's agent starts, by worker name. Where ``driver`` is given these are the ranks,
+            which the agent starts when the driver asks for them by ssh.
+        driver: what the session starts, such as ``horovodrun``.
+        files: what to write beforehand (0600), by path relative to the run's scratch folder.
+        ranks: which worker each rank runs on, where there are ranks.
+        servers: port that each worker must listen on before the cluster counts as up.
+        decides: names of the workers whose end ends the run; empty where the driver's end does.
+        cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
+    """
+
+    processes: Mapping[str, Process]
+    driver: Process | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    servers: Mapping[str, int] = field(default_factory=dict)
+    decides: tuple[str, ...] = ()
+    cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take, in seconds; None or 0 for no limit.
+
+    Attributes:
+        start: from the call until every worker runs and every server listens.
+        run: from then until the end.
+        stall: without any sign of progress from a worker that trains.
+    """
+
+    start: float | None = 60
+    run: float | None = None
+    stall: float | None = None
+
+    @classmethod
+    def checked(cls, **limits: float | None) -> Limits:
+        """The limits that a user gave, in the order of the attributes.
+
+        Raises:
+            JobError: one of them is no number of seconds.
+        """
+        return cls(*(_seconds(name, limit) for name, limit in limits.items()))
+
+
+def _seconds(name: str, limit: float | None) -> float | None:
+    if limit is None or limit == 0:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
+        raise JobError(f"{name} is {limit!r}; it must be a number of seconds, or 0 for no limit.")
+    return float(limit)

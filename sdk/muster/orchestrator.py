@@ -1,0 +1,384 @@
+"""The life of one run, from launch to the last process gone. Runs on the session's event loop.
+
+launching   the platform launches one agent per worker
+connecting  the agents say hello with their addresses
+starting    the strategy plans every process; they are started, and servers must listen
+training    until those that decide have ended, or something fails
+ending      all that is left is stopped, and the platform lets go of everything
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from muster import diagnosis
+from muster.background import BlockingCalls
+from muster.diagnosis import Failure
+from muster.driver import Driver
+from muster.errors import MusterError, RunStopped
+from muster.job import Job, Limits, Plan, Status, Worker
+from muster.platforms.base import Platform
+from muster.session import Session
+from muster.ssh import write_private
+from muster.state import RunState, Source
+from muster.strategies.base import Facts, Strategy
+from muster.watch import PlatformWatch
+
+logger = logging.getLogger("muster")
+
+STEP_SECONDS = 0.5  # how long a wait goes without a look of its own
+SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it
+STOP_GRACE = 1.5  # seconds between asking processes to end and ending them: who stops a run wants it gone
+LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after others
+KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
+GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
+CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
+STACKS_SECONDS = 2.0
+AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
+
+
+class Orchestrator:
+    """One run.
+
+    Args:
+        owns_platform: whether the platform ends with the run, or is somebody's who uses it for other things, too.
+        on_plan, on_up: called when the plan is made, and when every server listens or every rank runs.
+
+    Attributes:
+        state: what is known of its workers.
+        plan: everything it starts; None until the workers' addresses are known.
+        watch: learns from the platform what the workers cannot say.
+        timings: seconds that each phase took.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        strategy: Strategy,
+        platform: Platform,
+        limits: Limits,
+        facts: Facts,
+        session: Session,
+        state: RunState,
+        *,
+        owns_platform: bool,
+        on_plan: Callable[[Plan], None],
+        on_up: Callable[[], None],
+    ) -> None:
+        self.job = job
+        self.strategy = strategy
+        self.platform = platform
+        self.limits = limits
+        self.facts = facts
+        self.session = session
+        self.state = state
+        self.plan: Plan | None = None
+        self.timings: dict[str, float] = {}
+        self._owns_platform = owns_platform
+        self._on_plan = on_plan
+        self._on_up = on_up
+        self._calls = BlockingCalls(f"muster-platform-{facts.run}")
+        self._driver = Driver(self._log("driver"), self._driver_ended)
+        self._stop_reason: str | None = None
+        self._phase: tuple[str, float] | None = None
+        self.watch = PlatformWatch(platform, state, session, self._calls)
+
+    # -- the phases ---------------------------------------------------------------------------------------------------
+
+    async def life(self) -> None:
+        """Live the run to its end. Returns when it has succeeded and nothing of it is left.
+
+        Raises:
+            MusterError: whatever ended the run otherwise, once nothing of it is left.
+        """
+        deadline = _deadline(self.limits.start)
+        watching = asyncio.ensure_future(self.watch.run())
+        try:
+            await self._launch(deadline)
+            await self._connect(deadline)
+            await self._start(deadline)
+            self._on_up()
+            await self._train()
+        finally:
+            watching.cancel()
+            try:
+                await self._end()
+            finally:
+                await self._let_go_of_platform()
+                self._leave_phase()
+
+    async def _launch(self, deadline: float | None) -> None:
+        self._enter("launching")
+        self._raise_if_over()
+        driver = self.strategy.warm_driver(self.job, self.facts)
+        if driver:
+            await self._driver.start(driver)
+        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+        specs = list(self.state.specs.values())
+        try:
+            self.state.launched(await self._calls.call(self.platform.launch, specs, seconds=seconds))
+        except TimeoutError:
+            raise self._workers_missing() from None
+
+    async def _connect(self, deadline: float | None) -> None:
+        self._enter("connecting")
+        if not await self._until(lambda: not self.state.missing, deadline):
+            raise self._workers_missing()
+        for name, member in self.state.members.items():
+            self.state.move(name, Status.RUNNING, address=member.host, running_at=time.time())
+
+    async def _start(self, deadline: float | None) -> None:
+        self._enter("starting")
+        self.plan = plan = self.strategy.plan(
+            self.job, [self.state.members[name] for name in self.state.specs], self.facts
+        )
+        if not plan.driver:
+            self.state.servers = frozenset(plan.processes) - frozenset(plan.decides)
+        self.state.expected = Counter(plan.ranks.values())
+        for path, text in plan.files.items():
+            write_private(self.facts.scratch / path, text)
+        self._on_plan(plan)
+        for name, process in plan.processes.items():
+            kind = "expect" if plan.driver else "start"
+            self.session.send(name, kind, argv=process.argv, env=dict(process.env), cwd=process.cwd)
+        for name, port in plan.servers.items():
+            self.session.send(name, "watch", port=port)
+        if plan.driver:
+            self._driver.go(plan.driver.argv)
+        if not await self._until(self._is_up, deadline):
+            raise self._not_up()
+
+    async def _train(self) -> None:
+        self._enter("training")
+        deadline = _deadline(self.limits.run)
+        while not await self._until(self._is_decided, min(filter(None, (deadline, self._stalls_at())), default=None)):
+            now = time.monotonic()
+            if deadline and now >= deadline:
+                raise await self._run_timed_out()
+            stalls_at = self._stalls_at()
+            if stalls_at and now >= stalls_at:
+                raise await self._stalled()
+
+    async def _end(self) -> None:
+        """Stop whatever is left: first what decides the run, then what the others depend on, then the agents."""
+        self._enter("ending")
+        self.state.ending = True
+        deadline = time.monotonic() + STOP_GRACE
+        await self._stop_driver(deadline)
+        decisive = set(self.plan.decides or self.plan.processes) if self.plan else set()
+        for names in (decisive, set(self.state.members) - decisive):
+            await self._stop_processes(names, deadline)
+        for name in self.state.members:
+            self.session.send(name, "end")
+        await self._quiet(lambda: bool(self.session.connected), 1.0)
+
+    async def _stop_driver(self, deadline: float) -> None:
+        self._driver.terminate()
+        await self._quiet(lambda: self._driver.is_running and not self._is_urgent, deadline - time.monotonic())
+        await self._driver.kill()
+
+    async def _stop_processes(self, workers: Collection[str], deadline: float) -> None:
+        """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""
+        grace = max(deadline - time.monotonic(), LEAST_GRACE)
+        if not self._is_urgent:
+            for name in workers:
+                self.session.send(name, "stop", grace=grace)
+            await self._quiet(lambda: self._are_running(workers) and not self._is_urgent, grace)
+        if self._are_running(workers):
+            for name in workers:
+                self.session.send(name, "stop", grace=0)
+            await self._quiet(lambda: self._are_running(workers), KILL_SECONDS)
+
+    async def _let_go_of_platform(self) -> None:
+        """End the workers, and the platform with them where it is the run's own. Never raises."""
+        self.session.close()
+        workers = list(self.state.workers.values())
+        try:
+            if self._owns_platform:
+                await self._calls.call(self.platform.close, seconds=CLOSE_SECONDS)
+            else:
+                await self._calls.call(self.platform.stop, workers, seconds=CLOSE_SECONDS)
+                await self._calls.call(_wait_until_gone, self.platform, workers, seconds=CLOSE_SECONDS)
+        except Exception as error:  # foreign code, and the error that ended the run is the one that counts
+            self.state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
+            logger.warning("the platform did not let go of the workers as it should: %r", error)
+        self._calls.close()
+        for name in self.state.workers:
+            self.state.move(name, Status.STOPPED, finished_at=time.time())
+
+    @property
+    def _is_urgent(self) -> bool:
+        return self._stop_reason == AT_ONCE
+
+    def _enter(self, phase: str) -> None:
+        self._leave_phase()
+        self._phase = (phase, time.monotonic())
+        self.state.emit("run_phase", phase=phase)
+
+    def _leave_phase(self) -> None:
+        if self._phase:
+            name, since = self._phase
+            self.timings[name] = time.monotonic() - since
+            self._phase = None
+
+    # -- what is asked of it while it lives ---------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End the run. ``AT_ONCE`` as the reason overrides an earlier one."""
+        if self._stop_reason is None or reason == AT_ONCE:
+            self._stop_reason = reason
+        self.state.changed.set()
+
+    async def stacks(self) -> dict[str, str]:
+        """Python stacks of all processes, by rank or worker."""
+        self.state.stacks.clear()
+        asked = set(self.state.running)
+        for name in {worker for worker, _ in asked}:
+            self.session.send(name, "stacks")
+        await self._quiet(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
+        return dict(self.state.stacks)
+
+    # -- what tells it how things stand -------------------------------------------------------------------------------
+
+    def _driver_ended(self, code: int) -> None:
+        has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
+        if code or not has_started_all:
+            signal = -code if code < 0 else None
+            self.state.fail(Failure("driver", time.time(), exit_code=None if signal else code, signal=signal))
+        self.state.changed.set()
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _until(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until ``done``, or until the deadline has passed; whether it is done.
+
+        Raises:
+            MusterError: the cause of a failure meanwhile; RunStopped.
+        """
+        while True:
+            self.state.changed.clear()
+            self._raise_if_over()
+            if self.state.failures:
+                raise await self._cause()
+            if done():
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            await self._change_before(deadline)
+
+    def _raise_if_over(self) -> None:
+        if self._stop_reason:
+            raise RunStopped(f"The run was stopped ({self._stop_reason}).", log=self._logs())
+
+    async def _change_before(self, deadline: float | None) -> None:
+        """Wait for a change, but not beyond the deadline, nor long: another wait may have cleared the event."""
+        seconds = STEP_SECONDS if deadline is None else min(STEP_SECONDS, max(0.0, deadline - time.monotonic()))
+        try:
+            await asyncio.wait_for(self.state.changed.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+    async def _quiet(self, busy: Callable[[], bool], seconds: float) -> None:
+        """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
+        deadline = time.monotonic() + seconds
+        while busy() and time.monotonic() < deadline:
+            self.state.changed.clear()
+            await self._change_before(deadline)
+
+    def _are_running(self, workers: Iterable[str]) -> bool:
+        """Whether processes of these workers run, as far as anybody would tell: those of a lost agent are gone too."""
+        return self.state.has_running(self.session.connected.intersection(workers))
+
+    def _is_up(self) -> bool:
+        plan, state = self._planned(), self.state
+        if plan.driver:
+            return {rank for _, rank in state.started} >= set(plan.ranks)
+        has_started = {worker for worker, _ in state.started} >= set(plan.processes)
+        # One that has ended well is no failure, and nobody needs to reach it any more.
+        return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
+
+    def _is_decided(self) -> bool:
+        plan, state = self._planned(), self.state
+        if plan.driver:
+            return self._driver.has_succeeded and len(state.exits) >= len(plan.ranks)
+        return bool(plan.decides) and all(state.is_over(name) for name in plan.decides)
+
+    def _by_silence(self) -> list[tuple[float, Source]]:
+        """The processes that train and when each was last heard of, longest ago first."""
+        plan = self._planned()
+        decisive = plan.decides or tuple(plan.processes)
+        heard = [(p.heard_at, source) for source, p in self.state.running.items() if source[0] in decisive]
+        return sorted(heard, key=lambda item: item[0])
+
+    def _stalls_at(self) -> float | None:
+        """When the run will count as stalled if nothing more is heard of some process that trains."""
+        silent = self._by_silence() if self.limits.stall and self.job.script else None
+        return silent[0][0] + self.limits.stall if silent and self.limits.stall else None
+
+    def _planned(self) -> Plan:
+        assert self.plan is not None, "the plan is made before anything is started"
+        return self.plan
+
+    # -- what went wrong, as errors -----------------------------------------------------------------------------------
+
+    async def _cause(self) -> MusterError:
+        """The error for the failure that explains the others.
+
+        It comes after a moment in which a better explanation may come, and the process that raised may exit.
+        """
+        first_seen = time.monotonic()
+        while True:
+            cause = diagnosis.root_cause(self.state.failures)
+            is_open = cause is None or cause.is_echo or (cause.worker, cause.rank) in self.state.running
+            if time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4):
+                break
+            await asyncio.sleep(0.02)
+        assert cause is not None, "only called once something has failed"
+        if self.plan is None and cause.worker:
+            return diagnosis.did_not_come_up(cause, self._logs())
+        return diagnosis.explain(cause, self._logs())
+
+    def _workers_missing(self) -> MusterError:
+        known = {name: worker.status for name, worker in self.state.workers.items()}
+        missing = {name: known.get(name) for name in self.state.missing}
+        return diagnosis.workers_missing(missing, len(self.state.specs), self.limits.start, self._logs())
+
+    def _not_up(self) -> MusterError:
+        plan, state = self._planned(), self.state
+        missing: list[Source]
+        if plan.driver:
+            missing = [(worker, rank) for rank, worker in plan.ranks.items() if (worker, rank) not in state.started]
+        else:
+            deaf = [name for name in plan.servers if name not in state.listening]
+            missing = [(name, None) for name in deaf or plan.processes]
+        return diagnosis.not_up(missing, plan.driver is not None, self.limits.start, self._logs())
+
+    async def _run_timed_out(self) -> MusterError:
+        return diagnosis.timed_out(self.limits.run, await self.stacks(), self._logs())
+
+    async def _stalled(self) -> MusterError:
+        limit = self.limits.stall or 0.0
+        now = time.monotonic()
+        silent = [source for heard_at, source in self._by_silence() if now - heard_at >= limit / 2]
+        return diagnosis.stalled(silent, limit, await self.stacks(), self._logs())
+
+    def _log(self, name: str) -> Path:
+        return self._logs() / f"{name}.log"
+
+    def _logs(self) -> Path:
+        return self.facts.run_dir / "logs"
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return time.monotonic() + seconds if seconds else None
+
+
+def _wait_until_gone(platform: Platform, workers: list[Worker]) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline and not all(worker.status.is_final for worker in platform.poll(workers)):
+        time.sleep(0.02)

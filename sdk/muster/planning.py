@@ -1,0 +1,131 @@
+"""What surrounds a plan: the facts it is made from, a preview that starts nothing, and how it is recorded."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.errors import JobError
+from muster.job import Job, Member, Plan, Process
+from muster.runs import muster_home
+from muster.ssh import SSH_PORT, ssh_client
+from muster.strategies.base import Facts, Strategy
+
+MAX_WORKERS = 10_000
+
+
+def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
+    """Name, role and index of every worker, in launch order.
+
+    Raises:
+        JobError: the numbers make no sense, or the job does not fit the strategy.
+        ResourceError: nobody could be given such resources.
+    """
+    for name, number, least in (("n_workers", job.n_workers, 1), ("n_ps", job.n_ps, 0)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise JobError(f"{name} is {number!r}; it must be a whole number.")
+        if not least <= number <= MAX_WORKERS:
+            raise JobError(f"{name} is {number}; it must be from {least} to {MAX_WORKERS}.")
+    job.resources.check()
+    _check_texts(job)
+    roles = strategy.roles(job)
+    return [(f"{role}-{index}", role, index) for role, count in roles.items() for index in range(count)]
+
+
+def _check_texts(job: Job) -> None:
+    """Refuse what no process could be given. Values are not repeated: they may be secret."""
+    for name, value in job.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise JobError(
+                f"The environment variable {name!r} has an impossible name, or a NUL character in its value."
+            )
+    if any("\0" in argument for argument in job.args):
+        raise JobError("An argument of the script has a NUL character in it.")
+
+
+def make_facts(job: Job, run: str, run_dir: Path, scratch: Path) -> Facts:
+    """Everything that planning needs and that does not depend on the workers."""
+    library = scratch / "lib"
+    python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+    environment = {
+        **job.env,
+        "PYTHONPATH": os.pathsep.join([str(library), *([python_path] if python_path else [])]),
+        "MUSTER_RUN_DIR": str(run_dir),
+        "MUSTER_RESULTS": str(run_dir / "results"),
+    }
+    return Facts(
+        run=run,
+        run_dir=run_dir,
+        scratch=scratch,
+        library=library,
+        runner=library / "runner.py",
+        session_python=sys.executable,
+        ssh=ssh_client(),
+        identity=scratch / "identity",
+        known_builds=muster_home() / "horovod-has-gloo",
+        environment=environment,
+    )
+
+
+def preview(job: Job, strategy: Strategy) -> Plan:
+    """The plan for this job with placeholders for what only a launch would tell. Starts and writes nothing.
+
+    Raises:
+        JobError: the job does not fit the strategy.
+    """
+    members = [
+        Member(name, role, index, f"<{name}>", (2323,), SSH_PORT, "<host key>", ("<interface>",))
+        for name, role, index in member_names(job, strategy)
+    ]
+    run = "<run>"
+    return strategy.plan(job, members, make_facts(job, run, muster_home() / "runs" / run, Path("<scratch>")))
+
+
+def describe(plan: Plan, job: Job) -> dict[str, Any]:
+    """The plan as plain data to be recorded or printed, without the values of the user's environment variables."""
+    return {
+        "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
+        "processes": {name: _process(process, job.env) for name, process in plan.processes.items()},
+        "driver": _process(plan.driver, job.env) if plan.driver else None,
+        "command": command_line(plan),
+        "ranks": {str(rank): worker for rank, worker in plan.ranks.items()},
+        "servers": dict(plan.servers),
+        "decides": list(plan.decides),
+        "cluster_spec": {role: list(addresses) for role, addresses in plan.cluster_spec.items()},
+    }
+
+
+def command_line(plan: Plan) -> str:
+    """What a person could paste: the driver's command, else the command of each worker, a line each."""
+    if plan.driver:
+        return shlex.join(plan.driver.argv)
+    return "\n".join(f"# {name}\n{shlex.join(process.argv)}" for name, process in plan.processes.items())
+
+
+def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
+    """The job as plain data to be recorded, with the names of the user's environment variables but not their values."""
+    script = job.script
+    return {
+        "name": job.name,
+        "strategy": strategy.name,
+        "slots": getattr(strategy, "slots", None),
+        "script": {"kind": script.kind, "target": script.target, "is_task": script.is_task} if script else None,
+        "n_workers": job.n_workers,
+        "n_ps": job.n_ps,
+        "resources": {"cpu": job.resources.cpu, "memory": job.resources.memory, "gpu": job.resources.gpu},
+        "args": list(job.args),
+        "env": sorted(job.env),
+        "python": job.python,
+        "cwd": job.cwd,
+    }
+
+
+def _process(process: Process, secret: Mapping[str, str]) -> dict[str, Any]:
+    env = {
+        name: "<redacted>" if name in secret and name != "PYTHONPATH" else text for name, text in process.env.items()
+    }
+    return {"argv": list(process.argv), "cwd": process.cwd, "env": env}

@@ -1,0 +1,152 @@
+"""The session's end of a guard process (:mod:`muster.agent.guard`): starting it, asking it, and seeing it off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from muster.agent import wire
+from muster.errors import PlatformError
+from muster.forks import in_forked_children
+
+AGENT_PROGRAM = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
+REPLY_TIMEOUT = 20.0  # seconds that the guard may take to answer
+CLOSE_TIMEOUT = 10.0  # seconds that the guard may take to end everything
+
+
+class GuardGone(PlatformError):
+    """The guard process has ended, which only happens when somebody kills it."""
+
+
+class GuardProcess:
+    """A guard process, which this object starts, and which ends when this process does.
+
+    Raises:
+        PlatformError: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._decoder = wire.Decoder(limit=None)
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(REPLY_TIMEOUT)
+        with theirs:
+            self._process = self._start(theirs.fileno())
+        _close_in_children(self._socket)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, rather than one that this process was forked from."""
+        return self._owner == os.getpid()
+
+    def ask(self, request: str, **fields: Any) -> dict[str, Any]:
+        """Send one request and return its answer.
+
+        Raises:
+            GuardGone: the guard has been killed.
+            PlatformError: the guard could not do it, or this is a forked child of the process that started it.
+        """
+        if not self.is_ours:
+            raise PlatformError(
+                "This platform belongs to the process that made it, not to its forked children.",
+                advice="make a platform in the child",
+            )
+        answer = _uninterrupted(lambda: self._exchange(request, fields))
+        if "error" in answer:
+            raise PlatformError(f"The workers' guard failed: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """Have everything ended, and wait until the guard is gone."""
+        with contextlib.suppress(PlatformError):
+            self.ask("close")
+        self._socket.close()
+        if not self.is_ours:
+            return
+        try:
+            self._process.wait(CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+        # In a session of its own, so that interrupting the notebook's process group does not reach it.
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", str(AGENT_PROGRAM), "guard", str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._socket.close()
+            raise PlatformError(f"The process that guards the workers cannot be started: {error}.") from error
+
+    def _exchange(self, request: str, fields: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            try:
+                self._socket.sendall(wire.encode(request, **fields))
+                return self._receive()
+            except OSError as error:
+                raise GuardGone("The process that guards the workers is gone.") from error
+
+    def _receive(self) -> dict[str, Any]:
+        while True:
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise ConnectionResetError("end of file")
+            for message in self._decoder.feed(data):
+                return message
+
+
+def _uninterrupted(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Call so that an interrupt, which comes in the main thread, cannot tear a request from its answer."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    result: list[dict[str, Any]] = []
+    failure: list[Exception] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="muster-guard", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to exit, and starts no more threads
+        return call()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _close_in_children(sock: socket.socket) -> None:
+    """Close ``sock`` in every child that this process forks, so that the guard sees when this process is gone."""
+    reference = weakref.ref(sock)
+
+    def close() -> None:
+        inherited = reference()
+        if inherited is not None:
+            inherited.close()
+
+    in_forked_children(close)

@@ -1,0 +1,264 @@
+"""Workers as processes on the session's own machine, each with a loopback address of its own.
+
+A guard process (:mod:`muster.agent.guard`) forks the agents and outlives the session, so that nothing is left behind
+whatever happens to the notebook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.agent import linux
+from muster.agent.ports import random_loopback_address
+from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
+from muster.job import Process, Status, Worker, WorkerSpec
+from muster.platforms import machine
+from muster.platforms.base import Platform
+from muster.platforms.guard_process import GuardGone, GuardProcess
+from muster.runs import muster_home
+
+LOG_CAP = 64 << 20  # bytes
+LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
+
+
+class LocalPlatform(Platform):
+    """Runs workers on this machine, which must run Linux.
+
+    GPUs are given to one worker only, and cores to one cluster, whose workers share them. Where there are not enough
+    cores for that, clusters share them, too, and only the numbers of threads are kept down.
+
+    Args:
+        log_cap: largest size of a worker's log in bytes; what is older is kept once more, in ``<log>.1``. None for
+            ``MUSTER_LOG_CAP`` from the environment, or else 64 MiB.
+    """
+
+    name = "local"
+
+    def __init__(self, *, log_cap: int | None = None) -> None:
+        self.log_cap = log_cap or int(os.environ.get("MUSTER_LOG_CAP") or LOG_CAP)
+        self._guard: GuardProcess | None = None
+        self._starting = threading.Lock()
+        self._workers: dict[str, Worker] = {}
+        self._specs: dict[str, WorkerSpec] = {}
+
+    @property
+    def guard_pid(self) -> int | None:
+        """Process id of the guard; None before the first launch and after ``close``."""
+        return self._guard.pid if self._guard else None
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported anywhere but on Linux."""
+        if not sys.platform.startswith("linux"):
+            raise PlatformUnsupported(
+                f"Local workers need Linux; this is {sys.platform}.",
+                advice="run the notebook on Linux, or in a Linux container or virtual machine",
+            )
+
+    def warm_up(self) -> None:
+        """Start the guard, which imports while others prepare."""
+        self._start_guard()
+
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+        """Fork one agent per spec, each with a loopback address of its own. Takes some hundredths of a second."""
+        self.check()
+        gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
+        _check_resources(specs, gpus)
+        self.warm_up()
+        sshd = machine.ssh_server() if any(spec.ssh for spec in specs) else None
+        try:
+            for spec in specs:
+                _make_folders(spec)
+            answer = self._ask_for_agents(specs, gpus, sshd)
+        except BaseException:
+            for spec in specs:
+                shutil.rmtree(spec.scratch, ignore_errors=True)
+            raise
+        workers = [_worker(facts) for facts in answer["workers"]]
+        self._workers.update((worker.id, worker) for worker in workers)
+        self._specs.update((worker.id, spec) for worker, spec in zip(workers, specs, strict=True))
+        return workers
+
+    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
+        """What the guard knows of the workers."""
+        self._refresh()
+        return [self._current(worker) for worker in workers]
+
+    def stop(self, workers: Sequence[Worker]) -> None:
+        """Ask the agents to end: SIGTERM to their processes, and SIGKILL a second later."""
+        if self._guard is None:
+            return
+        with contextlib.suppress(GuardGone):
+            self._guard.ask("stop", ids=[worker.id for worker in workers])
+
+    def list(self) -> list[Worker]:
+        """All workers that this object has launched, oldest first."""
+        self._refresh()
+        return [*self._workers.values()]
+
+    def logs(self, worker: Worker) -> Iterator[str]:
+        """The lines of a worker's log; bytes that are not UTF-8 come as lone surrogates."""
+        spec = self._specs.get(worker.id)
+        if spec is None:
+            return
+        for path in (Path(f"{spec.log}.1"), spec.log):
+            if path.exists():
+                with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+                    yield from (line.rstrip("\n") for line in file)
+
+    def close(self) -> None:
+        """End everything and wait until it is gone, a few seconds at most."""
+        guard, self._guard = self._guard, None
+        if guard is None or not guard.is_ours:
+            return
+        self._refresh_from(guard)
+        guard.close()
+        self._sweep()
+        for worker in self._workers.values():
+            self._workers[worker.id] = worker.moved(Status.STOPPED, finished_at=time.time())
+
+    def _ask_for_agents(
+        self, specs: Sequence[WorkerSpec], gpus: Sequence[str], sshd: machine.SshServer | None
+    ) -> dict[str, Any]:
+        guard = self._start_guard()
+        addresses = _loopback_addresses(len(specs))
+        answer = guard.ask(
+            "launch",
+            session=[os.getpid(), linux.start_of(os.getpid())],
+            environ=dict(os.environ),
+            claims={"folder": str(muster_home() / "claims"), "cores": machine.cores(), "gpus": gpus},
+            sshd=sshd and vars(sshd),
+            workers=[self._config(spec, address) for spec, address in zip(specs, addresses, strict=True)],
+        )
+        if "refused" in answer:
+            raise LaunchRefused(
+                f"{answer['refused']} could not be started: {answer['why']}.",
+                worker=answer["refused"],
+                advice="end other programs on this machine, or ask for less",
+            )
+        return answer
+
+    def _start_guard(self) -> GuardProcess:
+        with self._starting:
+            self._guard = self._guard or GuardProcess()
+            return self._guard
+
+    def _config(self, spec: WorkerSpec, address: str) -> dict[str, Any]:
+        """A worker as its agent needs it: plain data."""
+        return {
+            "id": f"{spec.run}.{spec.name}",
+            "name": spec.name,
+            "role": spec.role,
+            "index": spec.index,
+            "run": spec.run,
+            "cpu": spec.resources.cpu,
+            "memory": spec.resources.memory_bytes,
+            "gpu": spec.resources.gpu,
+            "log": str(spec.log),
+            "log_cap": self.log_cap,
+            "scratch": str(spec.scratch),
+            "cwd": spec.cwd,
+            "env": dict(spec.env),
+            "session": spec.session and vars(spec.session),
+            "ssh": spec.ssh and vars(spec.ssh),
+            "process": spec.process and _process(spec.process),
+            "ports": spec.ports,
+            "port_range": spec.port_range,
+            "address": address,
+            "master_address": self.usable_address(),
+        }
+
+    def _refresh(self) -> None:
+        if self._guard is not None:
+            self._refresh_from(self._guard)
+
+    def _refresh_from(self, guard: GuardProcess) -> None:
+        try:
+            answer = guard.ask("poll")
+        except GuardGone as error:
+            for worker in self._workers.values():
+                self._workers[worker.id] = worker.moved(
+                    Status.FAILED, reason=f"{error} Its workers have been ended.", finished_at=time.time()
+                )
+            self._sweep()
+            return
+        for facts in answer["workers"]:
+            if facts["id"] in self._workers:
+                fresh = _worker(facts)
+                known = self._workers[fresh.id]
+                self._workers[fresh.id] = known.moved(fresh.status, **_changes(fresh))
+
+    def _current(self, worker: Worker) -> Worker:
+        known = self._workers.get(worker.id)
+        if known is not None:
+            return known
+        return worker.moved(Status.FAILED, reason="This platform does not know the worker.")
+
+    def _sweep(self) -> None:
+        """End what even the guard may have left, where the guard itself was killed."""
+        for run in {spec.run for spec in self._specs.values()}:
+            for pid in linux.marked("MUSTER_RUN_ID", run):
+                linux.kill(pid)
+        for spec in self._specs.values():
+            shutil.rmtree(spec.scratch, ignore_errors=True)
+
+
+def _check_resources(specs: Sequence[WorkerSpec], gpus: list[str]) -> None:
+    """Refuse what the machine could never grant. Cores and memory count per worker, as workers may share them."""
+    cores, memory = len(machine.cores()), machine.memory_bytes()
+    for spec in specs:
+        wanted = spec.resources
+        if wanted.cpu > cores:
+            raise ResourceError(f"{spec.name} asks for {wanted.cpu} cores; this machine has {cores}.", worker=spec.name)
+        if wanted.memory_bytes > memory:
+            raise ResourceError(
+                f"{spec.name} asks for {wanted.memory} GB of memory; this machine has {memory / 1e9:.1f}.",
+                worker=spec.name,
+            )
+    wanted_gpus = sum(spec.resources.gpu for spec in specs)
+    if wanted_gpus > len(gpus):
+        raise ResourceError(
+            f"The workers ask for {wanted_gpus} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them)."
+        )
+
+
+def _make_folders(spec: WorkerSpec) -> None:
+    if len(os.fsencode(spec.scratch)) + len("/report.sock") > LONGEST_SOCKET_PATH:
+        raise LaunchRefused(
+            f"The path of the scratch folder {spec.scratch} is too long for sockets.",
+            worker=spec.name,
+            advice="set TMPDIR to a folder with a shorter path",
+        )
+    try:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        spec.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchRefused(f"The folders of {spec.name} cannot be made: {error}.", worker=spec.name) from error
+
+
+def _loopback_addresses(count: int) -> list[str]:
+    """Different random addresses of the loopback interface."""
+    found: set[str] = set()
+    while len(found) < count:
+        found.add(random_loopback_address())
+    return [*found]
+
+
+def _process(process: Process) -> dict[str, Any]:
+    return {"argv": [*process.argv], "env": dict(process.env), "cwd": process.cwd}
+
+
+def _worker(facts: dict[str, Any]) -> Worker:
+    return Worker(**{**facts, "status": Status(facts["status"])})
+
+
+def _changes(worker: Worker) -> dict[str, Any]:
+    """Everything about a worker that may be news."""
+    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}

@@ -1,0 +1,128 @@
+"""What the session's machine has: cores, memory, GPUs, and an sshd that can be run."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.errors import PlatformUnsupported
+
+SSHD_PATHS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
+GPU_LINE = re.compile(r"^(?P<indent>\s*)(?:GPU \d+|MIG .*): ?.*\(UUID: (?P<uuid>[\w-]+)\)$")
+QUERY_TIMEOUT = 20  # seconds
+
+
+@dataclass(frozen=True)
+class SshServer:
+    """An sshd: its absolute path, and what it says of its version."""
+
+    path: str
+    version: str
+
+
+def cores() -> list[int]:
+    """The CPUs that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """The machine's physical memory in bytes, or what the container around it may use."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> list[int]:
+    found = []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    return found
+
+
+def gpus() -> list[str]:
+    """The UUIDs of the NVIDIA GPUs; of a GPU that is partitioned (MIG), those of its parts."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=True)
+    except (OSError, subprocess.SubprocessError):  # a driver that is missing or broken: nothing can be used
+        return []
+    return parse_gpus(listing.stdout)
+
+
+def parse_gpus(listing: str) -> list[str]:
+    """The UUIDs in what ``nvidia-smi -L`` prints."""
+    found: list[str] = []
+    for line in listing.splitlines():
+        match = GPU_LINE.match(line)
+        if not match:
+            continue
+        if match["indent"] and found and found[-1].startswith("GPU-"):
+            found.pop()  # the whole GPU that this part, the first of it, belongs to
+        found.append(match["uuid"])
+    return found
+
+
+def ssh_server() -> SshServer:
+    """The sshd of this machine.
+
+    Raises:
+        PlatformUnsupported: there is none, or nobody could log in to it. The error says what to do.
+    """
+    path = next((path for path in SSHD_PATHS if os.access(path, os.X_OK)), None) or shutil.which("sshd")
+    if path is None:
+        raise PlatformUnsupported(
+            "Workers that are reached over ssh need an sshd, and this machine has none.",
+            advice="install openssh-server (Debian, Ubuntu: apt-get install openssh-server)",
+        )
+    _check_account()
+    return SshServer(os.path.abspath(path), _version(path))
+
+
+def _version(path: str) -> str:
+    """What sshd says of itself; older ones do not know ``-V``, and say it while they complain."""
+    try:
+        answer = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PlatformUnsupported(f"{path} cannot be run: {error}.") from error
+    return answer.stdout + answer.stderr
+
+
+def _check_account() -> None:
+    """Make sure that sshd would let this user in."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise PlatformUnsupported(
+            f"The user id {os.geteuid()} has no account on this machine, so sshd cannot log it in.",
+            advice="add a line for it to /etc/passwd",
+        ) from None
+    if Path(user.pw_shell).name in {"nologin", "false"}:
+        raise PlatformUnsupported(
+            f"The account {user.pw_name} has {user.pw_shell} for a shell, so sshd cannot log it in.",
+            advice=f"usermod --shell /bin/sh {user.pw_name}, or run the notebook as another user",
+        )
+    if _is_locked(user.pw_name):
+        raise PlatformUnsupported(
+            f"The account {user.pw_name} is locked (its password in /etc/shadow begins with '!'), so sshd refuses it.",
+            advice=f"usermod -p '*' {user.pw_name}, which allows keys and still no password",
+        )
+
+
+def _is_locked(name: str) -> bool:
+    """Whether sshd would count the account as locked. Only root can read that, and only root's sshd looks."""
+    try:
+        entries = Path("/etc/shadow").read_text().splitlines()
+    except OSError:
+        return False
+    return any(entry.startswith(f"{name}:!") for entry in entries)

@@ -1,0 +1,134 @@
+"""The one call that most users need: ``run_cluster``, which makes a Cluster from familiar arguments and shows it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster import interrupts
+from muster.cluster import Cluster, living_clusters
+from muster.dashboard import NoDashboard
+from muster.dashboard import choose as choose_dashboard
+from muster.events import Observer
+from muster.job import Job, Resources
+from muster.platforms.base import Platform
+from muster.script import make_script
+from muster.strategies import get_strategy
+from muster.strategies.base import Strategy
+
+
+class ClusterAddress(tuple[Any, Any]):
+    """``(cluster_spec, session_address)``, as callers of ``run_cluster`` unpack it; ``.cluster`` is what is behind it.
+
+    Both are None where a script was run to its end, since the servers are gone then.
+    """
+
+    cluster: Cluster
+
+    def __new__(cls, spec: dict[str, list[str]] | None, session: str | None, cluster: Cluster) -> ClusterAddress:
+        """Make the pair that a cluster is known by."""
+        address = super().__new__(cls, (spec, session))
+        address.cluster = cluster
+        return address
+
+
+def run_cluster(
+    n_workers: int,
+    n_ps: int = 0,
+    cpu: float = 1,
+    memory: float = 2,
+    nvidia_gpu: int = 0,
+    worker_script: str | Path | Callable[..., Any] | None = None,
+    timeout_seconds: float | None = 60,
+    *,
+    strategy: str | Strategy = "parameter_server",
+    platform: str | Platform | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    python: str | Path | None = None,
+    name: str | None = None,
+    wait: bool = True,
+    run_timeout: float | None = None,
+    stall_seconds: float | None = None,
+    session_address: str | None = None,
+    worker_ports: tuple[int, int] | None = None,
+    observers: Iterable[Observer] = (),
+    dashboard: bool = True,
+    **strategy_options: Any,
+) -> ClusterAddress:
+    """Launch workers, make a training cluster of them, and run a script on it.
+
+    Args:
+        n_workers: workers that train.
+        n_ps: parameter servers.
+        cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices.
+        worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
+            through.
+        timeout_seconds: how long the start may take; 0 for any time. Training has ``run_timeout``.
+        strategy: ``parameter_server``, ``horovod``, or a strategy object; further keyword arguments are its options.
+        platform: where workers run; None for this machine.
+        args, env: command-line arguments and environment variables of the script.
+        python: the interpreter that runs the script; None for this one.
+        name: what to call the run. A living run of the same name in this session is stopped first.
+        wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
+        run_timeout, stall_seconds, session_address, worker_ports, observers: see :class:`Cluster`.
+        dashboard: whether to show the run while it lives.
+
+    Returns:
+        ``(cluster_spec, session_address)``, such as ``({"ps": ["127.8.1.2:40001"], "worker": [...]},
+        "grpc://127.8.1.3:40002")``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
+
+    Raises:
+        JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
+    """
+    job = Job(
+        script=make_script(worker_script) if worker_script is not None else None,
+        n_workers=n_workers,
+        n_ps=n_ps,
+        resources=Resources(cpu, memory, nvidia_gpu),
+        args=tuple(str(argument) for argument in args),
+        env={key: str(value) for key, value in (env or {}).items()},
+        python=str(python) if python else "",
+        name=name or "",
+    )
+    cluster = Cluster(
+        job,
+        strategy=get_strategy(strategy, **strategy_options),
+        platform=platform,
+        timeout_seconds=timeout_seconds,
+        run_timeout=run_timeout,
+        stall_seconds=stall_seconds,
+        session_address=session_address,
+        worker_ports=worker_ports,
+        observers=observers,
+    )
+    shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
+    cluster.subscribe(shown)
+    try:
+        with interrupts.held(cluster.interrupt):
+            _make_room(cluster, replace_same_name=name is not None)
+            cluster.start()
+            if job.script is not None and wait:
+                cluster.wait()
+    finally:
+        if not cluster.is_running:
+            shown.close()
+    if job.script is not None and wait:
+        return ClusterAddress(None, None, cluster)
+    spec = cluster.cluster_spec
+    return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
+
+
+def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
+    """Stop the living run of the same name, or say that there is one: a cell may have been run again."""
+    for other in living_clusters(cluster.job.name):
+        if replace_same_name:
+            print(f"Run {other.run} of the same name is stopped and replaced.", file=sys.stderr)
+            other.stop()
+        else:
+            print(
+                f"Run {other.run} is still running beside this one (name= replaces a run of the same name).",
+                file=sys.stderr,
+            )

@@ -1,0 +1,324 @@
+"""Recorded runs: where they are kept, how one is made, found, read again and pruned.
+
+Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which holds::
+
+    events.jsonl       what happened, one event a line; the first says who asked for what
+    plan.json          what was started where
+    result.json        how it ended; absent while it runs, and where its session died
+    logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
+    results/           what the script returned
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.errors import RunNotFound
+from muster.events import Event
+
+ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
+ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
+DRIVER = "driver"  # the log of the launcher, beside those of the workers
+LOG_END = 15  # lines of a log that explain() shows
+LOG_END_BYTES = 64 * 1024
+START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
+LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
+
+
+def muster_home() -> Path:
+    """The folder that keeps everything of this user: ``$MUSTER_HOME``, else ``~/.muster``."""
+    return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster").expanduser().absolute()
+
+
+def create(name: str) -> Path:
+    """Make the folder of a new run, readable by its owner only, and return it. Its name is the run's id."""
+    parent = muster_home() / "runs"
+    parent.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "run"
+    while True:
+        path = parent / f"{time.strftime(ID_TIME)}-{slug}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        (path / "logs").mkdir()
+        (path / "results").mkdir()
+        return path
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    try:
+        beside.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def this_session() -> dict[str, Any]:
+    """What ``run_requested`` records of the process that runs the cluster, so that others can tell whether it lives."""
+    return {"pid": os.getpid(), "started": _start_time(os.getpid()), "boot": _boot_id()}
+
+
+class Run:
+    """One recorded run, read from its folder whenever it is asked; it may still be running.
+
+    Attributes:
+        path: the run's folder.
+        id: the folder's name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+        self._first_event: Event | None = None
+
+    @property
+    def status(self) -> str:
+        """``running``, ``succeeded``, ``failed``, ``stopped``, or ``lost``: its session died and left no result."""
+        if self.result is not None:
+            return str(self.result.get("status", "failed"))
+        if self._request is None:
+            return "running" if time.time() - self.started_at < START_GRACE else "lost"
+        return "running" if is_alive(self._request.data.get("session")) else "lost"
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return str(self._job.get("name") or self.id[16:-5])
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy, such as ``horovod``; empty where it was not recorded."""
+        data = self._request.data if self._request else {}
+        return str(data.get("strategy") or self._job.get("strategy") or "")
+
+    @property
+    def started_at(self) -> float:
+        """When the run was asked for, in seconds since the epoch."""
+        return self._request.time if self._request else time.mktime(time.strptime(self.id[:15], ID_TIME))
+
+    @property
+    def seconds(self) -> float:
+        """How long the run took, has taken so far, or is known to have lasted."""
+        if self.result is not None and "seconds" in self.result:
+            return float(self.result["seconds"])
+        if self.status == "running":
+            return time.time() - self.started_at
+        return self._last_sign_of_life() - self.started_at
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers, in launch order as far as that is known."""
+        planned = list((self.plan or {}).get("processes", {}))
+        logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != DRIVER)
+        return list(dict.fromkeys(planned + logged))
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """What ``result.json`` says; None until the run has ended."""
+        return _read_json(self.path / "result.json")
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """What ``plan.json`` says; None where the cluster never came so far."""
+        return _read_json(self.path / "plan.json")
+
+    def events(self) -> Iterator[Event]:
+        """The recorded events, oldest first. Lines that were torn when a session died are passed over."""
+        try:
+            file = (self.path / "events.jsonl").open(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return
+        with file:
+            for line in file:
+                try:
+                    yield Event.from_json(line)
+                except ValueError:
+                    continue
+
+    def log_files(self, worker: str) -> list[Path]:
+        """The files that hold what a worker (or ``driver``) printed, older part first; none if it printed nothing.
+
+        Raises:
+            RunNotFound: the run has no such worker.
+        """
+        if worker not in (*self.workers, DRIVER):
+            known = ", ".join(self.workers) or "none that are known"
+            raise RunNotFound(f"Run {self.id} has no worker {worker!r}.", advice=f"its workers: {known}")
+        newer = self.path / "logs" / f"{worker}.log"
+        return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.exists()]
+
+    def log(self, worker: str) -> str:
+        """What a worker (or ``driver``) printed. Bytes that are not UTF-8 show as U+FFFD.
+
+        Raises:
+            RunNotFound: the run has no such worker.
+        """
+        return b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace")
+
+    def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
+        """The last lines that a worker (or ``driver``) printed. Raises as ``log`` does."""
+        files = self.log_files(worker)
+        if not files:
+            return []
+        with files[-1].open("rb") as file:
+            file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
+            return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
+
+    def explain(self) -> str:
+        """How the run went, in words: what failed first and why, the end of that log, and what to try."""
+        headline = f"{self.name} ({self.id})"
+        if self.status == "succeeded":
+            return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *self._outcome()])
+        if self.status == "running":
+            return f"{headline} is running, since {self.seconds:.1f} s."
+        if self.status == "lost":
+            lost = f"{headline} was lost: its session is gone and left no result."
+            return "\n".join([lost, f"It was last heard of after {self.seconds:.1f} s.", *self._cause()])
+        return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *self._cause()])
+
+    def _outcome(self) -> list[str]:
+        """The metrics last reported and where the results are, for a run that succeeded."""
+        metrics = (self.result or {}).get("metrics") or {}
+        lines = [f"  {name}: {value:.6g}" for name, value in metrics.items() if isinstance(value, (int, float))]
+        if any((self.path / "results").glob("*")):
+            lines.append(f"Results: {self.path / 'results'}")
+        return [*lines, f"Logs: {self.path / 'logs'}"]
+
+    def _cause(self) -> list[str]:
+        """What failed first and why, the end of that log, and what to try."""
+        result = self.result or {}
+        first = next((event for event in self.events() if event.kind == "exception"), None)
+        worker, reason, details = result.get("worker"), result.get("reason"), result.get("details")
+        if first is not None:
+            worker = worker or first.worker
+            reason = reason or f"{first.data.get('type')}: {first.data.get('message')}"
+            details = details or (first.data.get("traceback") if worker == first.worker else None)
+        lines = [f"Cause: {reason}"] if reason else []
+        if details:
+            lines += ["", str(details).rstrip(), ""]
+        log = worker if worker in self.workers else DRIVER
+        files = self.log_files(log)
+        end = self.log_end(log)
+        if end and not details:
+            lines += ["", f"The end of {files[-1].name}:", *(f"  {line}" for line in end), ""]
+        if result.get("advice"):
+            lines.append(f"Try: {result['advice']}")
+        return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.path / 'logs'}"]
+
+    def _last_sign_of_life(self) -> float:
+        """When the journal was last written to, in seconds since the epoch."""
+        journal = self.path / "events.jsonl"
+        return journal.stat().st_mtime if journal.exists() else self.started_at
+
+    @property
+    def _request(self) -> Event | None:
+        """The first event, which says who asked for what; None where the run has only just been made."""
+        if self._first_event is None:
+            self._first_event = next(self.events(), None)
+        return self._first_event
+
+    @property
+    def _job(self) -> Mapping[str, Any]:
+        job = self._request.data.get("job") if self._request else None
+        return job if isinstance(job, dict) else {}
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} {self.status} {self.seconds:.1f}s>"
+
+
+def list_runs() -> list[Run]:
+    """All recorded runs, newest first."""
+    folder = muster_home() / "runs"
+    paths = [path for path in folder.iterdir() if ID_PATTERN.fullmatch(path.name)] if folder.is_dir() else []
+    runs = [Run(path) for path in paths]
+    return sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True)
+
+
+def open_run(name: str = "last") -> Run:
+    """The run of that id, or whose id alone begins that way, or the ``last`` one.
+
+    Raises:
+        RunNotFound: there is none, or there are several.
+    """
+    runs = {run.id: run for run in list_runs()}
+    if name in runs:
+        return runs[name]
+    if name == "last":
+        if not runs:
+            raise RunNotFound(
+                "No run has been recorded yet.", advice=f"runs are looked for in {muster_home() / 'runs'}"
+            )
+        return next(iter(runs.values()))
+    matches = [run_id for run_id in runs if name and run_id.startswith(name)]
+    if len(matches) == 1:
+        return runs[matches[0]]
+    if matches:
+        raise RunNotFound(f"{len(matches)} runs begin with {name!r}.", advice=", ".join(matches[:5]))
+    near = [run_id for run_id in runs if name and name in run_id] or difflib.get_close_matches(name, runs)
+    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or "`muster runs` lists them")
+
+
+def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
+    """Delete recorded runs, never one that is running. Returns the ids of those deleted.
+
+    Args:
+        keep: how many of the newest to leave.
+        older_than_days: of the others, delete only those that started longer ago than that.
+    """
+    newest_start = time.time() - (older_than_days or 0) * 86400
+    candidates = [run for run in list_runs()[max(keep, 0) :] if run.started_at <= newest_start]
+    doomed = [run for run in candidates if _may_be_deleted(run)]
+    for run in doomed:
+        shutil.rmtree(run.path, ignore_errors=True)
+    return [run.id for run in doomed]
+
+
+def _may_be_deleted(run: Run) -> bool:
+    if run.status == "lost":
+        return time.time() - run._last_sign_of_life() > LOST_GRACE
+    return run.status != "running"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def is_alive(session: Any) -> bool:
+    """Whether the process that ``this_session`` described is there. Its pid alone may belong to another by now."""
+    if not isinstance(session, dict) or session.get("boot") != _boot_id():
+        return False
+    started = _start_time(int(session.get("pid", 0)))
+    return started is not None and started == session.get("started")
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where there is no such process, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # from field 3 on: field 2, the name, may hold spaces and parentheses
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,45 @@
+"""Key pairs of a run: the identity that logs in, and the host keys that workers prove themselves with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SSH_PORT = 2222
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """An Ed25519 key pair as OpenSSH writes it. ``public`` is ``type base64``, without a comment."""
+
+    private: str = field(repr=False)
+    public: str
+
+
+def generate_key_pair() -> KeyPair:
+    """A new key pair, made in this process so that eight of them take a millisecond and none touches a disk."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return KeyPair(private.decode(), public.decode())
+
+
+def write_private(path: Path, text: str) -> Path:
+    """Write ``text`` to a file that only its owner can read; executable for the owner if it is a program."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = 0o700 if text.startswith("#!") else 0o600
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def ssh_client() -> str | None:
+    """Path of the ssh client; None where there is none."""
+    return shutil.which("ssh")

@@ -1,0 +1,280 @@
+"""What is known of a run's workers, from their agents and their platform; every change goes out as an event.
+
+It decides nothing: :mod:`muster.orchestrator` looks at it and does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from muster.diagnosis import Failure, who
+from muster.events import Event
+from muster.job import Member, Status, Worker, WorkerSpec
+
+logger = logging.getLogger("muster")
+
+Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
+PROGRESS = ("rank", "step", "steps", "epoch", "epochs", "examples", "bytes_sent")  # what a report may carry
+
+
+@dataclass
+class ProcessState:
+    """One process of a worker.
+
+    Attributes:
+        pid: its process id.
+        heard_at: when it last showed a sign of life, on the monotonic clock.
+        exit_status: how it ended, minus the number of a signal; None while it runs.
+        was_stopped: whether its agent ended it.
+    """
+
+    pid: int
+    heard_at: float
+    exit_status: int | None = None
+    was_stopped: bool = False
+
+
+class RunState:
+    """The workers of one run.
+
+    Args:
+        specs: the workers, in launch order.
+        emit: takes every event.
+
+    Attributes:
+        workers: what the platform launched, by name.
+        members: what the agents reported, by name.
+        processes: every process that has been started, by worker and rank.
+        expected: how many processes each worker will have started before it can be over; 1 unless set.
+        listening: names of the workers whose server accepts connections.
+        failures: everything that went wrong, in the order in which it became known.
+        stacks: answers to the last question for stacks, by rank or worker.
+        metrics: what was last reported, by name.
+        servers: names of the workers that never end by themselves; set once there is a plan.
+        ending: whether ends are now meant to be.
+        changed: set whenever one of these changes.
+    """
+
+    def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None]) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self._emit = emit
+        self.workers: dict[str, Worker] = {}
+        self.members: dict[str, Member] = {}
+        self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
+        self.expected: dict[str, int] = {}
+        self.listening: set[str] = set()
+        self.failures: list[Failure] = []
+        self.stacks: dict[str, str] = {}
+        self.metrics: dict[str, float] = {}
+        self.servers: frozenset[str] = frozenset()
+        self.ending = False
+        self.changed = asyncio.Event()
+
+    # -- what is asked of it ------------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the workers whose agents have not said hello."""
+        return [name for name in self.specs if name not in self.members]
+
+    @property
+    def started(self) -> set[Source]:
+        """Processes that have been started, whether or not they still run."""
+        return {(worker, rank) for worker, processes in self.processes.items() for rank in processes}
+
+    @property
+    def running(self) -> dict[Source, ProcessState]:
+        """Processes that have not ended."""
+        return {
+            (worker, rank): process
+            for worker, processes in self.processes.items()
+            for rank, process in processes.items()
+            if process.exit_status is None
+        }
+
+    @property
+    def exits(self) -> dict[Source, int]:
+        """Exit status of every process that has ended; minus the number of a signal that ended it."""
+        return {
+            (worker, rank): process.exit_status
+            for worker, processes in self.processes.items()
+            for rank, process in processes.items()
+            if process.exit_status is not None
+        }
+
+    def is_over(self, worker: str) -> bool:
+        """Whether all processes that a worker is to have were started and have ended."""
+        processes = self.processes[worker].values()
+        return len(processes) >= self.expected.get(worker, 1) and all(p.exit_status is not None for p in processes)
+
+    def has_running(self, workers: Iterable[str]) -> bool:
+        """Whether any process of these workers runs."""
+        return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
+
+    # -- what the platform says ---------------------------------------------------------------------------------------
+
+    def launched(self, workers: Iterable[Worker]) -> None:
+        """The platform has launched these."""
+        for worker in workers:
+            self.workers[worker.name] = worker
+            self.emit("worker_state", worker.name, status=str(worker.status), address=worker.address)
+        self.changed.set()
+
+    def polled(self, workers: Iterable[Worker], connected: Iterable[str]) -> None:
+        """The platform says this of the workers. One that has ended unasked, with nobody connected, has failed."""
+        explained = {failure.worker for failure in self.failures if failure.kind != "stopped"}
+        stopped = {failure.worker for failure in self.failures if failure.kind == "stopped"}
+        ended = {worker for worker, _ in self.exits}
+        known = explained | (ended - stopped) | set(connected)
+        for worker in workers:
+            if worker.status.is_final:
+                self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
+                if worker.name not in known:
+                    self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
+
+    def lost(self, worker: str, reason: str) -> None:
+        """A worker is gone, for this reason."""
+        self.fail(Failure("lost", time.time(), worker, message=reason))
+
+    # -- what agents say ----------------------------------------------------------------------------------------------
+
+    def on_message(self, worker: str, message: dict[str, Any]) -> None:
+        """One message of a worker's agent (:mod:`muster.agent.wire`)."""
+        handler = getattr(self, "_on_" + message["type"], None)
+        if handler is None:
+            logger.warning("%s sent a message of unknown type %r", worker, message["type"])
+        else:
+            handler(worker, message)
+
+    def _on_hello(self, worker: str, message: dict[str, Any]) -> None:
+        spec = self.specs[worker]
+        self.members[worker] = member = Member(
+            worker,
+            spec.role,
+            spec.index,
+            host=message["host"],
+            ports=tuple(message.get("ports") or ()),
+            ssh_port=message.get("ssh_port"),
+            host_key=message.get("host_key"),
+            interfaces=tuple(message.get("interfaces") or ()),
+            cores=message.get("cores") or 1,
+            gpus=tuple(message.get("gpus") or ()),
+        )
+        facts = {"host": member.host, "ports": member.ports, "cores": member.cores, "gpus": member.gpus}
+        self.emit("worker_ready", worker, **facts, pid=message.get("pid"))
+        self.changed.set()
+
+    def _on_started(self, worker: str, message: dict[str, Any]) -> None:
+        rank = message.get("rank")
+        self.processes[worker][rank] = ProcessState(message["pid"], time.monotonic())
+        self.emit("process_started", worker, pid=message["pid"], rank=rank)
+        self.changed.set()
+
+    def _on_exited(self, worker: str, message: dict[str, Any]) -> None:
+        rank, code, signal = message.get("rank"), message.get("exit_code"), message.get("signal")
+        reason = message.get("reason")
+        process = self.processes[worker][rank]
+        process.exit_status = -signal if signal else int(code or 0)
+        process.was_stopped = reason == "stopped"
+        facts = {"rank": rank, "exit_code": code, "signal": signal, "reason": reason}
+        self.emit("process_exited", worker, pid=process.pid, **facts)
+        kind = self._kind_of_failure(worker, message)
+        if kind:
+            used, limit = message.get("memory"), self.specs[worker].resources.memory_bytes
+            self.fail(Failure(kind, time.time(), worker, rank, exit_code=code, signal=signal, used=used, limit=limit))
+        if self.is_over(worker):
+            self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=time.time())
+        self.changed.set()
+
+    def _outcome(self, worker: str) -> Status:
+        """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
+        processes = self.processes[worker].values()
+        has_raised = any(failure.worker == worker and failure.kind == "exception" for failure in self.failures)
+        if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
+            return Status.FAILED
+        return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
+
+    def _kind_of_failure(self, worker: str, exited: dict[str, Any]) -> str | None:
+        """What kind of failure the end of a process is; None for a good end."""
+        if exited.get("reason") in {"memory", "stopped"}:
+            return str(exited["reason"])  # if the session wanted it stopped, the run is ending, and that is no failure
+        if exited.get("signal"):
+            return "signal"
+        if exited.get("exit_code"):
+            return "exit"
+        return "ended" if worker in self.servers else None
+
+    def _on_listening(self, worker: str, message: dict[str, Any]) -> None:
+        self.listening.add(worker)
+        self.emit("listening", worker, port=message["port"])
+        self.changed.set()
+
+    def _on_output(self, worker: str, message: dict[str, Any]) -> None:
+        self._touch(worker)
+        self.emit("output", worker, text=message["text"])
+
+    def _on_usage(self, worker: str, message: dict[str, Any]) -> None:
+        self.emit("usage", worker, cpu=message.get("cpu"), memory=message.get("memory"))
+
+    def _on_report(self, worker: str, message: dict[str, Any]) -> None:
+        try:
+            self._take_report(worker, dict(message["report"]))
+        except (KeyError, TypeError, ValueError) as error:  # any process of a worker may send one, and none ends a run
+            logger.warning("a report of %s makes no sense and is dropped: %r", worker, error)
+
+    def _take_report(self, worker: str, report: dict[str, Any]) -> None:
+        kind = report.pop("kind", None)
+        reported_at = float(report.pop("time", None) or time.time())
+        if kind == "exception":
+            text, trace = str(report.get("message", "")), str(report.get("traceback", ""))
+            name, rank = str(report.get("type", "")), report.get("rank")
+            self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
+            self.fail(Failure("exception", reported_at, worker, rank, name, text, trace))
+        elif kind == "progress":
+            metrics = {str(name): float(value) for name, value in dict(report.get("metrics") or {}).items()}
+            self.metrics.update(metrics)
+            self._touch(worker, report.get("rank"))
+            self.emit("progress", worker, metrics=metrics, **{key: report[key] for key in PROGRESS if key in report})
+
+    def _on_stacks(self, worker: str, message: dict[str, Any]) -> None:
+        rank = message.get("rank")
+        self.stacks[who(worker, rank)] = str(message.get("text"))
+        self.emit("stacks", worker, rank=rank, text=message.get("text"))
+        self.changed.set()
+
+    def _on_error(self, worker: str, message: dict[str, Any]) -> None:
+        self.lost(worker, str(message.get("text")))
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def fail(self, failure: Failure) -> None:
+        """Something went wrong; not so once everything is being ended."""
+        if not self.ending:
+            self.failures.append(failure)
+            self.changed.set()
+
+    def move(self, name: str, status: Status, **changes: Any) -> None:
+        """A worker is in this state now; ignored where that would be a step back."""
+        before = self.workers[name]
+        after = before.moved(status, **changes)
+        if after != before:
+            self.workers[name] = after
+            news = {key: value for key, value in changes.items() if value is not None and not key.endswith("_at")}
+            self.emit("worker_state", name, status=str(after.status), **news)
+            self.changed.set()
+
+    def emit(self, kind: str, worker: str | None = None, **data: Any) -> None:
+        """Send an event out."""
+        self._emit(Event(kind, worker, data))
+
+    def _touch(self, worker: str, rank: int | None = None) -> None:
+        """A sign of life: of one rank, or of all of a worker where the rank is not known."""
+        now = time.monotonic()
+        for its_rank, process in self.processes[worker].items():
+            if rank is None or rank == its_rank:
+                process.heard_at = now

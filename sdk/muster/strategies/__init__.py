@@ -1,0 +1,37 @@
+"""Strategies by name, each imported when it is first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from muster.errors import JobError
+from muster.strategies.base import Strategy
+
+STRATEGIES = {
+    "parameter_server": "muster.strategies.parameter_server:ParameterServer",
+    "horovod": "muster.strategies.horovod:Horovod",
+}
+
+
+def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
+    """The strategy of that name, made with ``options``, or the given object itself.
+
+    Raises:
+        JobError: there is no strategy of that name, or it has no such option.
+    """
+    if not isinstance(strategy, str):
+        if options:
+            raise JobError(
+                f"A strategy that is made already takes no options: {', '.join(options)}.",
+                advice=f"give them to {type(strategy).__name__}(...); or is one of them a misspelt argument?",
+            )
+        return strategy
+    if strategy not in STRATEGIES:
+        raise JobError(f"There is no strategy {strategy!r}.", advice=f"strategy= one of {', '.join(STRATEGIES)}")
+    module, _, attribute = STRATEGIES[strategy].partition(":")
+    try:
+        made: Strategy = getattr(import_module(module), attribute)(**options)
+    except TypeError as error:
+        raise JobError(f"Strategy {strategy!r} has no such option: {error}.") from error
+    return made

@@ -1,0 +1,65 @@
+"""horovodrun, started before its arguments are known: it imports and checks first, then reads them from its input.
+
+Runs in the user's interpreter, in a scrubbed environment, and imports nothing of Muster. The first line of input is a
+JSON object: ``argv``, the arguments of horovodrun. ``facts`` (first argument, optional) names a file that remembers
+what this interpreter's Horovod was built with: horovodrun imports TensorFlow to find out, some seconds on every run.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main():
+    # type: () -> None
+    """Import, check, wait for the arguments, and be horovodrun."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the session gone, nobody would stop the ranks
+    if os.getppid() != parent:
+        sys.exit("the session has ended")
+
+    import horovod
+    from horovod.runner import launch
+
+    facts = sys.argv[1] if len(sys.argv) > 1 else None
+    if remembers_gloo(facts, horovod.__file__):
+        launch.gloo_built = lambda verbose=False: True
+    elif launch.gloo_built(verbose=False):  # horovodrun's own answer is kept in this process for its later question
+        remember_gloo(facts, horovod.__file__)
+
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit("the session has ended")
+    sys.argv = json.loads(line)["argv"]
+    launch.run_commandline()
+
+
+def _stamp(path):
+    # type: (str) -> str
+    """Identity of an installation of Horovod: where it is, and when it was installed."""
+    return " ".join([path, str(os.stat(os.path.dirname(path)).st_mtime_ns)])
+
+
+def remembers_gloo(facts, path):
+    # type: (object, str) -> bool
+    """Whether the file says that this installation has gloo."""
+    if not facts or not os.path.exists(str(facts)):
+        return False
+    with open(str(facts)) as file:
+        return _stamp(path) in file.read().splitlines()
+
+
+def remember_gloo(facts, path):
+    # type: (object, str) -> None
+    """Note in the file that this installation has gloo."""
+    if facts:
+        with open(str(facts), "a") as file:
+            file.write(_stamp(path) + "\n")
+
+
+if __name__ == "__main__":  # horovodrun's children import this file once more
+    main()

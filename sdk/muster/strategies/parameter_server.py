@@ -1,0 +1,75 @@
+"""TensorFlow parameter servers: a ClusterSpec over the workers' addresses, and a server for each task.
+
+Three shapes, by what the script is. A task, ``run(cluster, server, task_index)``, runs on every worker beside its
+server (TensorFlow 1's way; all workers decide the end). A program runs on a chief of its own, which coordinates
+workers that only serve (TensorFlow 2's ``ClusterCoordinator``; the chief decides). Without a script every task only
+serves, until the session stops them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from muster.errors import JobError
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+from muster.strategies.commands import script_command, server_command
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Parameter servers (``ps``) hold the variables, workers train."""
+
+    name: ClassVar[str] = "parameter_server"
+    requires: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    needs_ssh: ClassVar[bool] = False
+    ports_per_worker: ClassVar[int] = 1
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """``ps`` first, so that variables have a home when workers arrive; ``chief`` where the script is a program."""
+        has_chief = job.script is not None and not job.script.is_task
+        if has_chief and job.n_ps < 1:
+            raise JobError(
+                f"{job.script.target if job.script else ''} is a program for ClusterCoordinator, which needs a "
+                "parameter server, and n_ps is 0.",
+                advice="n_ps=1, or a script with a top-level run(cluster, server, task_index)",
+            )
+        counts = {"chief": int(has_chief), "ps": job.n_ps, "worker": job.n_workers}
+        return {role: count for role, count in counts.items() if count}
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """A process per member with its place in ``TF_CONFIG``."""
+        spec = {role: tuple(_address(member) for member in members if member.role == role) for role in self.roles(job)}
+        decisive = "chief" if "chief" in spec else "worker"
+        return Plan(
+            processes={member.name: self._process(job, member, spec, decisive, facts) for member in members},
+            servers={member.name: member.ports[0] for member in members if member.role != "chief"},
+            decides=tuple(member.name for member in members if member.role == decisive) if job.script else (),
+            cluster_spec=spec,
+        )
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """None: the agents start everything."""
+        return None
+
+    def _process(
+        self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], decisive: str, facts: Facts
+    ) -> Process:
+        runs_script = job.script is not None and member.role == decisive
+        hosts = {address.rpartition(":")[0] for addresses in spec.values() for address in addresses}
+        # gRPC would go through the proxies of the environment, which cannot reach the workers.
+        env = {"no_grpc_proxy": ",".join(sorted(hosts))}
+        env |= {"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": member.role, "index": member.index}})}
+        if runs_script and job.script is not None and job.script.is_task:
+            env["MUSTER_TASK"] = "1"
+        if decisive == "chief":
+            env["GRPC_FAIL_FAST"] = "use_caller"  # else the coordinator waits forever for a server that is gone
+        command = script_command(job, facts) if runs_script else server_command(job, facts)
+        return Process(command, {**facts.environment, **env}, job.cwd)
+
+
+def _address(member: Member) -> str:
+    return f"{member.host}:{member.ports[0]}"

@@ -1,0 +1,78 @@
+"""The ranks of a run that `horovodrun` started, and the two collectives that data-parallel training needs.
+
+A process that `horovodrun` did not start is rank 0 of 1 and its collectives return what they are given, so that one
+script serves one process and many, and Horovod need not be installed to try it. Horovod tells its ranks apart by
+environment variables, which are read at each call.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+RANK_VARIABLE = "HOROVOD_RANK"
+
+
+def is_distributed() -> bool:
+    """Whether `horovodrun` started this process."""
+    return RANK_VARIABLE in os.environ
+
+
+def init() -> None:
+    """Join the other ranks. Call it first, before TensorFlow uses a device; calling it again does nothing.
+
+    Raises:
+        ImportError: `horovodrun` started this process, but its interpreter has no Horovod for TensorFlow.
+    """
+    if is_distributed():
+        _library().init()
+
+
+def rank() -> int:
+    """This process's number among all, from 0."""
+    return _library().rank() if is_distributed() else 0
+
+
+def size() -> int:
+    """The number of processes."""
+    return _library().size() if is_distributed() else 1
+
+
+def local_rank() -> int:
+    """This process's number among those on its host, from 0: which of the host's GPUs it takes."""
+    return _library().local_rank() if is_distributed() else 0
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return _library().local_size() if is_distributed() else 1
+
+
+def allreduce(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The mean of a dense tensor over all ranks, bit for bit the same on each.
+
+    Args:
+        tensor: Same shape and type on every rank.
+        name: What the ranks agree by; the same on each, and no other collective of that name may be under way.
+    """
+    return _library().allreduce(tensor, op=_library().Average, name=name) if is_distributed() else tensor
+
+
+def broadcast(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
+    """The tensor of rank `root_rank`, on every rank; `name` as for `allreduce`."""
+    return _library().broadcast(tensor, root_rank, name=name) if is_distributed() else tensor
+
+
+def _library() -> Any:
+    try:
+        import horovod.tensorflow
+    except ImportError as error:
+        raise ImportError(
+            f"horovodrun started this process as rank {os.environ[RANK_VARIABLE]}, but its interpreter cannot import "
+            f"Horovod for TensorFlow ({error}). Install Horovod there, built with HOROVOD_WITH_TENSORFLOW=1, or start "
+            "the script without horovodrun to train in one process."
+        ) from error
+    return horovod.tensorflow

@@ -1,0 +1,241 @@
+"""Data-parallel training of Keras 3 models on Horovod's collectives, with the TensorFlow backend.
+
+    from muster.training import horovod, keras as distributed
+
+    horovod.init()
+    model.compile(optimizer=distributed.DistributedOptimizer(keras.optimizers.Adam(0.001 * horovod.size())),
+                  loss=..., metrics=["accuracy"], jit_compile=False)
+    model.fit(my_share, batch_size=64, epochs=8, callbacks=distributed.callbacks("model.keras", batch_size=64))
+
+Each rank trains on its own share of the data and averages its gradients with the other ranks' before it applies them.
+All start from the same variables (`BroadcastVariables`) and therefore stay the same, bit for bit. Every rank must take
+the same number of steps: one that stops early leaves the others waiting for its gradients.
+
+Horovod's own Keras integration (0.28.1, the last release) does not work with Keras 3; its collectives do, and only they
+are used here. Where `horovodrun` did not start the process, all of this works on its one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+import keras
+import tensorflow as tf
+
+from . import horovod
+from .progress import report
+
+Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
+Reduce = Callable[[Sequence[Gradient], Sequence[keras.Variable]], Sequence[Gradient]]
+Logs = Optional[Dict[str, Any]]
+
+
+def average_gradients(
+    gradients: Sequence[Gradient], variables: Sequence[keras.Variable], *, name: str = "gradient"
+) -> List[Gradient]:
+    """The mean of every gradient over all ranks, by one allreduce each.
+
+    Args:
+        gradients: One for each variable. Sparse ones (`IndexedSlices`, of embeddings) become dense ones, so that they
+            can be summed on the way; None, of a variable without part in the loss, stays None.
+        variables: What the gradients belong to; not looked at here.
+        name: Distinguishes the collectives of several optimizers whose gradients may be under way at the same time.
+    """
+    return [
+        None if gradient is None else horovod.allreduce(tf.convert_to_tensor(gradient), name=f"{name}_{index}")
+        for index, gradient in enumerate(gradients)
+    ]
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by its users like a class
+    optimizer: keras.optimizers.Optimizer, *, reduce: Reduce = average_gradients
+) -> keras.optimizers.Optimizer:
+    """Let an optimizer average the gradients of all ranks before it applies them.
+
+    It works in `model.fit` and in loops of one's own that call `optimizer.apply` or `optimizer.apply_gradients`. The
+    optimizer is changed in place and returned: class, configuration and state stay its own, so that a model is saved
+    and loaded as if there were one process, and an optimizer out of a loaded model can go on. Clipping and weight decay
+    come after the averaging. Calling it again replaces `reduce`.
+
+    For mixed precision wrap the outermost: `DistributedOptimizer(LossScaleOptimizer(Adam()))`, so that all ranks see
+    the same infinite gradients and leave out the same steps.
+
+    Args:
+        optimizer: Any Keras 3 optimizer, built or not.
+        reduce: The hook between computing gradients and applying them: from this rank's gradients and their variables
+            to the gradients to apply, which must be the same on every rank.
+
+    Raises:
+        TypeError: The optimizer is not one of Keras 3.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or not hasattr(optimizer, "apply"):
+        raise TypeError(f"DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer)!r}.")
+
+    def apply(
+        self: Any, grads: Sequence[Gradient], trainable_variables: Optional[Sequence[keras.Variable]] = None
+    ) -> None:
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        type(self).apply(self, reduce(list(grads), variables), trainable_variables)
+
+    # On the instance and not in a subclass: a subclass would be saved under a name that nobody can load.
+    optimizer.apply = types.MethodType(apply, optimizer)
+    return optimizer
+
+
+def broadcast_variables(
+    model: keras.Model, optimizer: Optional[keras.optimizers.Optimizer] = None, root_rank: int = 0
+) -> None:
+    """Give every rank the variables of one rank: the model's weights, and the optimizer's state where one is given.
+
+    For loops of one's own, between building (or loading) and the first step; in `model.fit` use `BroadcastVariables`.
+    The seeds of dropout and the like stay each rank's own.
+
+    Raises:
+        ValueError: The model is not built yet, so there is nothing to broadcast.
+    """
+    if not model.built:
+        raise ValueError(
+            f"Model {model.name!r} has no variables to broadcast yet: begin it with keras.Input(shape), or call it "
+            "on a batch first."
+        )
+    variables = list(model.weights)
+    if optimizer is not None:
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        variables += optimizer.variables
+    for index, variable in enumerate(variables):
+        value = keras.ops.convert_to_tensor(variable)
+        variable.assign(horovod.broadcast(value, root_rank, name=f"variable_{index}"))
+
+
+class BroadcastVariables(keras.callbacks.Callback):
+    """Before the first step, give every rank the model and optimizer variables of one rank.
+
+    It also refuses, where there are several ranks, what would leave them waiting for each other or training apart.
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Check how the model is compiled, then broadcast; raises ValueError."""
+        if horovod.size() > 1:
+            _check_compiled(self.model)
+        broadcast_variables(self.model, self.model.optimizer, self.root_rank)
+
+
+def _check_compiled(model: keras.Model) -> None:
+    if "apply" not in vars(model.optimizer):  # where DistributedOptimizer puts it
+        raise ValueError(
+            f"The optimizer of model {model.name!r} does not average gradients, so its ranks would train apart: "
+            "compile the model with DistributedOptimizer(...), for mixed precision "
+            "DistributedOptimizer(LossScaleOptimizer(...))."
+        )
+    if model.jit_compile:
+        raise ValueError("XLA cannot compile Horovod's collectives: compile the model with jit_compile=False.")
+
+
+class AverageMetrics(keras.callbacks.Callback):
+    """At the end of an epoch, average its metrics over all ranks, in place: callbacks after this one, the history and
+    the progress bar see the same numbers on every rank. Every rank counts the same, whatever its share of the data."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Replace the numbers in `logs`, which all callbacks share."""
+        if not logs:
+            return
+        names = sorted(logs)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        logs.update(zip(names, horovod.allreduce(values, name="metrics").numpy().tolist()))
+
+
+class CheckpointOnRankZero(keras.callbacks.Callback):
+    """At the end of each epoch rank 0 saves the model. The file is written beside and renamed, so that at any time
+    there is a whole one or none.
+
+    Args:
+        filepath: Ends in `.keras` (model and optimizer) or `.weights.h5`; may hold `{epoch:02d}` (from 1) and metrics
+            such as `{val_loss:.3f}`. Its folder is created.
+
+    Raises:
+        ValueError: The file name has another ending.
+    """
+
+    def __init__(self, filepath: Union[str, os.PathLike[str]]) -> None:
+        super().__init__()
+        self.filepath = os.fspath(filepath)
+        if not self.filepath.endswith((".keras", ".weights.h5")):
+            raise ValueError(f"A checkpoint's name ends in .keras or .weights.h5, not like {self.filepath!r}.")
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Save on rank 0, do nothing on the others."""
+        if horovod.rank() == 0:
+            save_atomically(self.model, Path(self.filepath.format(epoch=epoch + 1, **(logs or {}))))
+
+
+def save_atomically(model: keras.Model, path: Path) -> None:
+    """Save a model (only its weights where the name ends in `.weights.h5`) so that no reader ever sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    save = model.save_weights if path.name.endswith(".weights.h5") else model.save
+    try:
+        save(beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+class ReportProgress(keras.callbacks.Callback):
+    """Reports every step, and every epoch's metrics, to the Muster session.
+
+    Args:
+        batch_size: Examples in one step of this rank; without it, examples are not counted.
+    """
+
+    def __init__(self, batch_size: Optional[int] = None) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.steps_before = 0  # in the epochs before this one
+        self.steps = 0  # in this epoch
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Count from here."""
+        self.epoch = epoch + 1
+        self.steps_before += self.steps
+        self.steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Report the step with the metrics of this epoch so far."""
+        self.steps = batch + 1
+        self._report(logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Report the epoch's metrics, those of the validation among them."""
+        self._report(logs)
+
+    def _report(self, logs: Logs) -> None:
+        report(
+            self.steps,
+            epoch=self.epoch,
+            steps=self.params.get("steps"),
+            epochs=self.params.get("epochs"),
+            examples=self.batch_size and self.batch_size * (self.steps_before + self.steps),
+            **(logs or {}),
+        )
+
+
+def callbacks(
+    checkpoint: Union[str, os.PathLike[str], None] = None, *, batch_size: Optional[int] = None
+) -> List[keras.callbacks.Callback]:
+    """What `model.fit` needs on every rank, in the order it needs it; append callbacks that go by the averaged metrics.
+
+    Args:
+        checkpoint: Where rank 0 saves the model after each epoch (see `CheckpointOnRankZero`); None: nowhere.
+        batch_size: Examples in one step of this rank, to count them (see `ReportProgress`).
+    """
+    saving = [] if checkpoint is None else [CheckpointOnRankZero(checkpoint)]
+    return [BroadcastVariables(), AverageMetrics(), *saving, ReportProgress(batch_size)]

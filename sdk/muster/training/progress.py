@@ -1,0 +1,139 @@
+"""Progress of a training script, told to the agent of its worker: one JSON datagram for each report.
+
+A report must never disturb training. It costs microseconds, blocks on nothing, and what the agent cannot take is lost.
+Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins.
+
+Standard library and Python 3.6 syntax only (hence `typing.Optional` and the like): any training interpreter imports
+this.
+"""
+
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt
+
+ADDRESS_VARIABLE = "MUSTER_REPORT"
+RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
+MAX_PER_SECOND = 20
+SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
+
+
+def report(
+    step: Optional[SupportsInt] = None,
+    *,
+    epoch: Optional[SupportsInt] = None,
+    steps: Optional[SupportsInt] = None,
+    epochs: Optional[SupportsInt] = None,
+    examples: Optional[SupportsInt] = None,
+    **metrics: SupportsFloat,
+) -> None:
+    """Tell the session how far this process has come; outside a Muster run, do nothing.
+
+        for step, batch in enumerate(batches, start=1):
+            loss = train(batch)
+            report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
+
+    Args:
+        step: Steps done, in this epoch where there are epochs, in total otherwise.
+        epoch: The epoch under way; the first is 1.
+        steps: Steps of one epoch where there are epochs, in total otherwise.
+        epochs: Epochs in total.
+        examples: Training examples that this process has taken since training began.
+        metrics: Anything that `float()` takes, such as a TensorFlow eager tensor or a NumPy scalar; NaN and infinity
+            are sent as they are. A value that `float()` refuses is left out.
+
+    Nothing is raised. At most `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are,
+    and so is the last one of the process.
+    """
+    if not os.environ.get(ADDRESS_VARIABLE):
+        return
+    counts = {"step": step, "epoch": epoch, "steps": steps, "epochs": epochs, "examples": examples}
+    _reporter.report(_converted(counts, int), metrics)
+
+
+class Reporter:
+    """Merges reports and sends them at a bounded rate; safe to call from several threads.
+
+    Args:
+        send: Takes one finished message and how many seconds it may wait for room in the queue.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self, send: Callable[[Dict[str, Any], float], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._lock = threading.RLock()  # re-entrant, because a signal handler may report in the middle of a report
+        self._counts = {}  # type: Dict[str, int]
+        self._metrics = {}  # type: Dict[str, Any]
+        self._reported_at = None  # type: Optional[float]
+        self._epoch = None  # type: Optional[int]
+        self._next_send = float("-inf")
+
+    def report(self, counts: Mapping[str, int], metrics: Mapping[str, Any]) -> None:
+        """Take one report, and send it unless another one went out just now."""
+        with self._lock:
+            epoch = counts.get("epoch", self._epoch)
+            if epoch != self._epoch:
+                self.flush()  # the last word on the epoch before, which the new one must not overwrite
+                self._epoch = epoch
+                self._next_send = float("-inf")
+            self._counts.update(counts)
+            self._metrics.update(metrics)
+            self._reported_at = time.time()
+            if self._clock() >= self._next_send:
+                self.flush()
+
+    def flush(self, seconds: float = 0.0) -> None:
+        """Send what is waiting, if anything is; wait at most so many seconds for room in the agent's queue."""
+        with self._lock:
+            if self._reported_at is None:
+                return
+            message = {"kind": "progress", "rank": _rank(), "time": self._reported_at}  # type: Dict[str, Any]
+            message.update(self._counts)
+            # Converted here and not in `report`: the value may still be on its way from a GPU, and most are never sent.
+            metrics = _converted(self._metrics, float)
+            if metrics:
+                message["metrics"] = metrics
+            self._counts, self._metrics, self._reported_at = {}, {}, None
+            self._next_send = self._clock() + 1 / MAX_PER_SECOND
+            self._send(message, seconds)
+
+
+def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict[str, Any]:
+    """The values that `convert` takes, converted."""
+    converted = {}
+    for name, value in values.items():
+        try:
+            converted[name] = convert(value)
+        except Exception:  # a foreign tensor type may raise anything, and a report must not end a training run
+            continue
+    return converted
+
+
+def _rank() -> Optional[int]:
+    """This process's global rank as its launcher put it into the environment; None where there is none."""
+    for variable in RANK_VARIABLES:
+        value = os.environ.get(variable, "")
+        if value.isdecimal():
+            return int(value)
+    return None
+
+
+def _send_datagram(message: Mapping[str, Any], seconds: float) -> None:
+    """Send one message to the agent's socket; drop it where the queue stays full for so long or the agent is gone."""
+    try:
+        # A socket for each message: twenty a second cost nothing, and none is shared with a forked child.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+            agent.settimeout(seconds)
+            agent.sendto(json.dumps(message).encode(), os.environ.get(ADDRESS_VARIABLE, ""))
+    except OSError:
+        pass
+
+
+_reporter = Reporter(_send_datagram)
+atexit.register(_reporter.flush, SECONDS_AT_EXIT)

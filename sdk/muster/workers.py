@@ -1,0 +1,241 @@
+"""Workers by themselves, in the shapes that users of the workbench know: launched, awaited, listed and stopped.
+
+Thin over :class:`~muster.platforms.base.Platform`. For a training cluster use :func:`muster.run_cluster`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from muster.errors import JobError, ScriptError
+from muster.forks import in_forked_children
+from muster.job import Process, Resources, Status, Worker, WorkerSpec
+from muster.platforms import get_platform
+from muster.platforms.base import Platform
+from muster.runs import muster_home
+from muster.scratch import make_scratch
+
+POLL_SECONDS = 0.2
+SHELL_LINE = re.compile(r"^\s*[!%]", re.MULTILINE)  # what only IPython understands
+
+Workers = str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
+
+_platform: Platform | None = None
+
+
+def launch_workers(
+    n: int,
+    cpu: float,
+    memory: float,
+    nvidia_gpu: int = 0,
+    kernel: str = "python3",
+    script: str = "",
+    code: str = "",
+    env: Mapping[str, str] | None = None,
+    *,
+    name: str = "worker",
+) -> list[dict[str, Any]]:
+    """Launch ``n`` workers that each run a script or some code, and return at once.
+
+    Args:
+        n: how many.
+        cpu, memory, nvidia_gpu: what each is given: cores, GB, devices.
+        kernel: ``python3``; there is no other.
+        script: path of the script to run; wins over ``code``.
+        code: the code to run; a line that starts with ``!`` is a shell command.
+        env: environment variables of the workers.
+        name: what their ids start with.
+
+    Returns:
+        One dict per worker, in launch order, with ``id``, ``status``, ``created_at``, ``running_at``,
+        ``finished_at``, ``duration``, ``ip_address`` and ``app_url``.
+
+    Raises:
+        JobError: there is nothing to run, or it cannot be run as described.
+        PlatformError: a worker was refused; those that had started have been stopped.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise JobError(f"n is {n!r}; it must be a whole number of at least 1.")
+    if kernel != "python3":
+        raise JobError(f"There is no kernel {kernel!r}.", advice='kernel="python3"')
+    resources = Resources(cpu, memory, nvidia_gpu)
+    resources.check()
+    run = f"workers-{secrets.token_hex(4)}"
+    folder = muster_home() / "workers" / run
+    command = _command(script, code, folder)
+    specs = [
+        WorkerSpec(
+            name=f"{name}-{secrets.token_hex(3)}",
+            role="worker",
+            index=index,
+            run=run,
+            resources=resources,
+            log=folder / f"{index}.log",
+            scratch=_session_scratch() / f"{run}-{index}",
+            cwd=os.getcwd(),
+            env=dict(env or {}),
+            process=Process(command, cwd=os.getcwd()),
+        )
+        for index in range(n)
+    ]
+    return [describe(worker) for worker in _session_platform().launch(specs)]
+
+
+def list_workers() -> list[dict[str, Any]]:
+    """All workers that this session launched, ended ones included, oldest first."""
+    return [describe(worker) for worker in _session_platform().list()]
+
+
+def await_workers(
+    ids: Workers,
+    wait_for_completion: bool = True,
+    timeout_seconds: float = 60,
+) -> dict[str, list[dict[str, Any]]]:
+    """Wait until workers have succeeded, or until they run and have an address.
+
+    Args:
+        ids: ids, or the dicts that ``launch_workers`` and ``list_workers`` return.
+        wait_for_completion: wait for success; if not, for a running worker with a known address.
+        timeout_seconds: how long; 0 for any time.
+
+    Returns:
+        ``workers``, those for which it came true, and ``failures``: those that failed, were stopped, are unknown, or
+        are not there yet at the deadline. Failures carry a ``reason`` and a ``log_tail``.
+    """
+    names = _names(ids)
+    platform = _session_platform()
+    deadline = time.monotonic() + timeout_seconds if timeout_seconds else None
+    while True:
+        workers = {worker.id: worker for worker in platform.list()}
+        verdicts = {name: _verdict(workers.get(name), wait_for_completion) for name in names}
+        is_late = deadline is not None and time.monotonic() >= deadline
+        if is_late or all(verdict is not None for verdict in verdicts.values()):
+            break
+        time.sleep(POLL_SECONDS)
+    good = [describe(workers[name]) for name in names if verdicts[name] is True]
+    bad = [_failure(platform, name, workers.get(name)) for name in names if verdicts[name] is not True]
+    return {"workers": good, "failures": bad}
+
+
+def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
+    """Ask workers to end: those given by id, dict or a list of them, or all of this session.
+
+    Returns them as they were before.
+    """
+    platform = _session_platform()
+    names = {name for item in ids for name in _names(item)}
+    chosen = [worker for worker in platform.list() if not names or worker.id in names]
+    platform.stop([worker for worker in chosen if not worker.status.is_final])
+    return [describe(worker) for worker in chosen]
+
+
+def describe(worker: Worker) -> dict[str, Any]:
+    """A worker as users of the workbench know it: times as ISO 8601, ``duration`` in seconds."""
+    ended = worker.finished_at or time.time()
+    return {
+        "id": worker.id,
+        "status": str(worker.status),
+        "created_at": _iso(worker.created_at),
+        "running_at": _iso(worker.running_at),
+        "finished_at": _iso(worker.finished_at),
+        "duration": round(ended - worker.running_at, 3) if worker.running_at else 0,
+        "ip_address": worker.address or "unknown",
+        "app_url": None,
+    }
+
+
+def _names(ids: Workers) -> list[str]:
+    """The ids in what may be an id, a dict, or several of them."""
+    given = [ids] if isinstance(ids, (str, Mapping)) else list(ids)
+    return [str(item["id"]) if isinstance(item, Mapping) else str(item) for item in given]
+
+
+def _verdict(worker: Worker | None, wait_for_completion: bool) -> bool | None:
+    """Whether the wait for a worker is over well (True) or badly (False); None while it is not over."""
+    if worker is None or worker.status in (Status.FAILED, Status.STOPPED, Status.TIMEDOUT):
+        return False
+    if worker.status is Status.SUCCEEDED:
+        return wait_for_completion  # it will never run again, so nobody can reach it any more
+    if not wait_for_completion and worker.status is Status.RUNNING and worker.address:
+        return True
+    return None
+
+
+def _failure(platform: Platform, name: str, worker: Worker | None) -> dict[str, Any]:
+    if worker is None:
+        return {"id": name, "status": "failed", "reason": "no worker of this session has that id", "log_tail": ""}
+    reasons = {
+        Status.SUCCEEDED: "it ended before it could be reached",
+        Status.STOPPED: "it was stopped",
+        Status.FAILED: f"it failed with exit status {worker.exit_code}",
+    }
+    reason = worker.reason or reasons.get(worker.status, f"it is still {worker.status} at the deadline")
+    return {**describe(worker), "reason": reason, "log_tail": "\n".join(list(platform.logs(worker))[-20:])}
+
+
+def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
+    """What runs the script or the code, which is kept beside the logs in ``folder``.
+
+    Plain Python runs what plain Python understands; IPython runs the rest, which must be in an ``.ipy`` file.
+    """
+    path = Path(script).expanduser().absolute()
+    if script and not path.is_file():
+        raise ScriptError(f"The script {path} does not exist.")
+    if not script and not code.strip():
+        raise JobError("There is nothing to run.", advice="script= a file, or code= some Python")
+    text = path.read_text(encoding="utf-8", errors="replace") if script else code
+    needs_ipython = bool(SHELL_LINE.search(text))
+    folder.mkdir(mode=0o700, parents=True)
+    if needs_ipython or not script:
+        path = folder / ("code.ipy" if needs_ipython else "code.py")
+        path.write_text(text, encoding="utf-8")
+    if needs_ipython:
+        return (sys.executable, "-m", "IPython", "--colors=NoColor", "--no-confirm-exit", str(path))
+    return (sys.executable, "-u", str(path))
+
+
+@functools.lru_cache(maxsize=1)
+def _session_scratch() -> Path:
+    """The one scratch folder of all workers of this session."""
+    path = make_scratch()
+    atexit.register(_remove_scratch, path, os.getpid())
+    return path
+
+
+def _remove_scratch(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child inherits what runs at exit
+        _session_platform().close()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _session_platform() -> Platform:
+    """The one platform that all workers of this session share."""
+    global _platform
+    if _platform is None:
+        _platform = get_platform(None)
+    return _platform
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def _forget_platform() -> None:
+    """A forked child launches workers of its own."""
+    global _platform
+    _platform = None
+    _session_scratch.cache_clear()
+
+
+in_forked_children(_forget_platform)

@@ -1,0 +1,57 @@
+"""Telling a rank that horovodrun wants started from any other command."""
+
+from __future__ import annotations
+
+import pytest
+from muster.agent.entry import parse_rank
+from muster.agent.ranks import launcher_variables
+
+
+def horovod_command(env: dict[str, str], argv: list[str], rank: int = 3) -> str:
+    """What Horovod itself makes of an environment and a program."""
+    gloo_run = pytest.importorskip("horovod.runner.gloo_run")
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    slot = hosts.SlotInfo(
+        hostname="127.1.2.3", rank=rank, local_rank=0, cross_rank=1, size=4, local_size=2, cross_size=2
+    )
+    run_command = gloo_run.get_run_command(argv, "127.0.0.1", {"lo"}, 4567)
+    return f"cd /a b/c > /dev/null 2>&1 ; {gloo_run._slot_info_to_command_fn(run_command, env)(slot)}"
+
+
+@pytest.mark.slow
+def test_reads_what_horovod_writes() -> None:
+    env = {"PATH": "/a b:/c", "QUOTED": 'it\'s "so" $HOME `x`\nnext; line', "EMPTY": "", "OLDPWD": "/not/exported"}
+    argv = ["/py thon", "-u", "train.py", "--name=a b", "A=1", "it's", ""]
+    rank = parse_rank(horovod_command(env, argv))
+    assert rank is not None
+    assert rank["rank"] == 3
+    assert rank["argv"] == argv
+    assert {name: rank["env"].get(name) for name in ("PATH", "QUOTED", "EMPTY")} == {
+        name: env[name] for name in ("PATH", "QUOTED", "EMPTY")
+    }
+    assert "OLDPWD" not in rank["env"]
+    assert rank["env"]["HOROVOD_SIZE"] == "4"
+    assert rank["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4567"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "true",
+        "env A=1 true",
+        "cd / > /dev/null 2>&1 ; python -m horovod.runner.task_fn x",
+        "cd / > /dev/null 2>&1 ; env A=1 python train.py",
+        "cd / > /dev/null 2>&1 ; env HOROVOD_RANK=one python train.py",
+        "cd / > /dev/null 2>&1 ; env HOROVOD_RANK=1",
+        "cd / > /dev/null 2>&1 ; env HOROVOD_RANK=1 'unfinished",
+    ],
+)
+def test_other_commands_are_no_ranks(command: str) -> None:
+    assert parse_rank(command) is None
+
+
+def test_the_launchers_own_variables_count_and_the_rest_fills_gaps() -> None:
+    given = {"HOROVOD_RANK": "1", "PATH": "/launcher", "NEW": "x", "NCCL_SOCKET_IFNAME": "lo"}
+    known = {"PATH": "/worker", "HOROVOD_RANK": "7"}
+    assert launcher_variables(given, known) == {"HOROVOD_RANK": "1", "NEW": "x", "NCCL_SOCKET_IFNAME": "lo"}

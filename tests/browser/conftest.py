@@ -1,0 +1,107 @@
+"""A browser and servers that the tests of a file share; without Chromium all of them are skipped.
+
+They end with the file: as long as Playwright lives, an event loop seems to run in the main thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.browser.jupyter import CHROMIUM_FLAGS, Notebook, Server, chromium, serve, write_notebook
+
+TRAINING = (Path(__file__).parent / "training.py").read_text()
+numbers = itertools.count()
+
+Open = Callable[..., Notebook]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here is slow, and needs Chromium."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            if chromium() is None:
+                item.add_marker(pytest.mark.skip(reason="there is no Chromium here (apt-get install chromium)"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab as it comes."""
+    with serve("lab", tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def notebook7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Notebook 7, in the dark."""
+    with serve("notebook", tmp_path_factory.mktemp("notebook"), themes={"theme": "JupyterLab Dark"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def deaf_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab whose kernels hear no click while a cell runs, as all did before subshells."""
+    settings = {"kernels-settings": {"commsOverSubshells": "disabled"}}
+    with serve("lab", tmp_path_factory.mktemp("deaf"), **settings) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page in which the widget must not fail, and nobody may call ``alert``."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    failures: list[str] = []
+    # A widget's code is loaded from a blob; notebooks have errors of their own, which are not ours to find.
+    page.on("pageerror", lambda error: failures.append(str(error)) if "blob:" in (error.stack or "") else None)
+    page.on("dialog", lambda dialog: (failures.append(f"alert: {dialog.message}"), dialog.dismiss()))
+    yield page
+    context.close()
+    assert failures == []
+
+
+@pytest.fixture
+def open_notebook(page: Page) -> Iterator[Open]:
+    """Writes a notebook with some cells and opens it on a server; its kernel ends with the test."""
+    opened: list[Notebook] = []
+
+    def open_it(server: Server, *cells: str) -> Notebook:
+        (server.root / "train.py").write_text(TRAINING)
+        name = f"notebook-{next(numbers)}.ipynb"
+        write_notebook(server.root / name, *cells)
+        opened.append(Notebook(server, page, name))
+        return opened[-1]
+
+    yield open_it
+    for notebook in opened:
+        notebook.shut_down()
+
+
+@pytest.fixture
+def accessibility() -> Callable[[Page], Any]:
+    """What axe-core has to say about the dashboard in a page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+
+    def violations(page: Page) -> list[str]:
+        found = axe.run(page, context=".muster").response
+        assert len(found["passes"]) > 10, "it has looked"
+        return [f"{violation['id']}: {violation['nodes'][0]['html']}" for violation in found["violations"]]
+
+    return violations

@@ -1,0 +1,210 @@
+"""The dashboard in real notebooks: JupyterLab, and Notebook 7 in the dark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.jupyter import KERNEL, Notebook, Server
+
+RUN = """
+import muster
+from plain import Plain
+shown = muster.run_cluster(3, worker_script="train.py", strategy=Plain(), args=[{args}], {options})
+"""
+THOUSAND = """
+import random, time
+from pathlib import Path
+from types import SimpleNamespace
+from muster.dashboard.display import dashboard_of
+from muster.events import Event
+
+class Cluster:
+    run_dir = Path()
+    def interrupt(self): pass
+
+dashboard = dashboard_of(Cluster())
+names = [f"worker-{number}" for number in range(1000)]
+dashboard(Event("run_requested", data={"job": {"name": "huge"}}))
+for name in names:
+    dashboard(Event("worker_state", name, {"status": "running", "address": "10.0.0.1"}))
+ends = time.monotonic() + 5
+step = 0
+while time.monotonic() < ends:
+    step += 1
+    for name in names:
+        dashboard(Event("progress", name, {"step": step, "steps": 40, "examples": 32 * step, "metrics": {"loss": 1 / step}}))
+    time.sleep(0.2)
+dashboard(Event("worker_state", "worker-700", {"status": "failed", "reason": "out of memory"}))
+time.sleep(1.5)
+dashboard.close()
+"""  # noqa: E501
+Open = Callable[..., Notebook]
+
+
+def run_cell(*args: object, **options: object) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return RUN.format(args=", ".join(map(repr, map(str, args))), options=given)
+
+
+def await_training(page: Page) -> None:
+    page.wait_for_selector(".muster-charts path[d*=L]", timeout=30_000)
+
+
+@pytest.fixture(params=["lab", "notebook7"])
+def server(request: pytest.FixtureRequest) -> Server:
+    return request.getfixturevalue(request.param)
+
+
+def test_it_is_live_while_the_cell_runs_and_static_from_then_on(
+    open_notebook: Open, page: Page, server: Server, accessibility: Any
+) -> None:
+    notebook = open_notebook(server, run_cell(12))
+    notebook.run()
+    await_training(page)
+
+    # It is updated.
+    position = page.locator(".muster-progress >> nth=0")
+    before = position.inner_text()
+    expect(position).not_to_have_text(before)
+    # A click on a worker shows its log, with what is printed from then on, while the cell keeps the kernel.
+    page.click(".muster-body >> text=worker-1")
+    log = page.locator(".muster-log pre")
+    expect(log).to_contain_text("epoch 1 <img src=x onerror=alert(1)>")
+    lines = log.inner_text().count("\n")
+    page.wait_for_function(f"document.querySelector('.muster-log pre').textContent.split('\\n').length > {lines + 1}")
+    page.fill(".muster-log input", "epoch 2 ")
+    expect(log).to_have_text("epoch 2 <img src=x onerror=alert(1)>")
+    assert page.locator(".muster img").count() == 0, "what workers print stays text"
+    assert notebook.is_running
+    assert accessibility(page) == []
+
+    notebook.await_end()
+    static = page.locator(".jp-OutputArea-output table")
+    expect(static).to_contain_text("worker-2")
+    assert page.locator(".muster").count() == 0
+
+
+def test_a_saved_notebook_reopens_with_the_static_picture_also_for_somebody_else(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    notebook = open_notebook(lab, run_cell(2))
+    notebook.run()
+    page.wait_for_selector(".jp-OutputArea-output table", timeout=30_000)
+    saved = notebook.save()
+    (output,) = saved.cells[0].outputs
+    assert set(output.data) == {"text/html", "text/plain"}
+    assert "✓ train" in output.data["text/plain"]
+
+    text = json.dumps(saved).replace("import muster", "import  muster")  # no longer what was signed when it was run
+    other = lab.root / "other.ipynb"
+    other.write_text(text)
+    notebook.shut_down()
+    page.goto(lab.url("other.ipynb"))
+    expect(page.locator(".jp-OutputArea-output table")).to_contain_text("succeeded", timeout=30_000)
+    assert page.locator(".jp-OutputArea-output img").first.evaluate("image => image.naturalWidth") > 300
+    assert page.locator(".jp-OutputArea-output progress").count() == 4
+
+
+def seconds_to_stop(notebook: Notebook, stop: Callable[[], object]) -> float:
+    started = time.monotonic()
+    stop()
+    notebook.await_end(10)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("name", ["lab", "deaf_lab"])
+def test_the_stop_button_ends_the_run_within_two_seconds(
+    open_notebook: Open, page: Page, request: pytest.FixtureRequest, name: str
+) -> None:
+    notebook = open_notebook(request.getfixturevalue(name), run_cell(1000))
+    notebook.run()
+    await_training(page)
+
+    took = seconds_to_stop(notebook, lambda: page.click("text=Stop"))
+
+    expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
+    errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]
+    assert errors[0].ename == ("RunStopped" if name == "lab" else "KeyboardInterrupt")
+    assert took < (2 if name == "lab" else 3.5), "a kernel that hears nothing is interrupted after 1.5 s"
+
+
+def test_an_interrupt_of_the_kernel_ends_the_run_within_two_seconds(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    notebook = open_notebook(lab, run_cell(1000))
+    notebook.run()
+    await_training(page)
+
+    took = seconds_to_stop(notebook, lambda: page.evaluate(f"() => {KERNEL}.interrupt()"))
+
+    expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
+    assert took < 2
+
+
+def test_a_page_that_is_loaded_again_shows_the_run_again(open_notebook: Open, page: Page, lab: Server) -> None:
+    notebook = open_notebook(lab, run_cell(1000, wait=False))
+    notebook.run()
+    await_training(page)
+    notebook.save()
+
+    notebook.open()
+
+    await_training(page)
+    expect(page.locator(".muster-body")).to_contain_text("worker-2")
+    position = page.locator(".muster-progress >> nth=0")
+    before = position.inner_text()
+    expect(position).not_to_have_text(before)
+    page.click("text=Stop")
+    expect(page.locator(".muster-title")).to_contain_text("stopped")
+
+
+def test_a_failure_comes_with_its_cause_and_advice_before_anything_else(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    notebook = open_notebook(lab, run_cell(1, "fail"))
+    notebook.run()
+
+    output = page.locator(".jp-OutputArea-output").first
+    expect(output).to_contain_text("failed first: ValueError: no <b>data</b> in the shard", timeout=30_000)
+    text = output.inner_text()
+    assert text.index("failed") < text.index("ValueError") < text.index("last line")
+
+
+def test_a_run_in_the_background_is_shown_where_it_is_asked_for(open_notebook: Open, page: Page, lab: Server) -> None:
+    start = run_cell(8, wait=False, dashboard=False)
+    notebook = open_notebook(lab, start, "shown.cluster", "(await shown.cluster).status", "muster.open_run()")
+    notebook.run()
+    await_training(page)
+    notebook.await_end()
+    expect(page.locator(".jp-OutputArea-output table")).to_have_count(2)
+
+    outputs = [cell.outputs for cell in notebook.save().cells]
+    assert outputs[0] == []
+    assert "text/html" in outputs[1][0].data
+    assert outputs[2][0].data["text/plain"] == "'succeeded'"
+    assert "succeeded" in outputs[3][0].data["text/html"]
+
+
+def test_a_thousand_workers_stay_smooth(open_notebook: Open, page: Page, lab: Server) -> None:
+    notebook = open_notebook(lab, THOUSAND)
+    notebook.run()
+    page.wait_for_selector(".muster-body .muster-row", timeout=30_000)
+    page.wait_for_timeout(1000)
+
+    frames = page.evaluate("""() => new Promise(resolve => {
+        let frames = 0; const started = performance.now(), window_ = document.querySelector(".muster-window");
+        const frame = now => { frames += 1; window_.scrollTop += 40;
+            now - started < 3000 ? requestAnimationFrame(frame) : resolve(1000 * frames / (now - started)); };
+        requestAnimationFrame(frame); })""")
+
+    assert frames > 30
+    assert page.locator(".muster-body .muster-row").count() < 40
+    expect(page.locator(".muster-chips")).to_contain_text("1 failed", timeout=15_000)
+    page.locator(".muster-window").evaluate("window => { window.scrollTop = 0 }")
+    expect(page.locator(".muster-body .muster-row[aria-rowindex='2']")).to_contain_text("worker-700")

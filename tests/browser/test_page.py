@@ -1,0 +1,108 @@
+"""The page of a recorded run, which is the widget of notebooks without a notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.dashboard.html_page import html_page
+from muster.events import Journal
+from muster.runs import Run, create
+from playwright.sync_api import Browser, Page, expect
+
+from tests.dashboard.scenes import failing, training
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+
+def recorded(events: list[Any]) -> Run:
+    run = Run(create("mnist"))
+    journal = Journal(run.path / "events.jsonl")
+    for event in events:
+        journal(event)
+    journal.close()
+    for worker in {event.worker for event in events if event.worker}:
+        (run.path / "logs" / f"{worker}.log").write_text(f"{HOSTILE}\n" + "".join(f"step {n}\n" for n in range(200)))
+    return run
+
+
+def show(page: Page, run: Run, folder: Path) -> None:
+    path = folder / "run.html"
+    path.write_text(html_page(run), encoding="utf-8")
+    page.goto(path.as_uri())
+    page.wait_for_selector(".muster-body .muster-row")
+
+
+def first_row(page: Page) -> Any:
+    return page.locator(".muster-body .muster-row[aria-rowindex='2']")
+
+
+def test_failures_come_first_then_what_is_asked_for(page: Page, tmp_path: Path) -> None:
+    show(page, recorded(failing(40)), tmp_path)
+
+    expect(page.locator(".muster-cause")).to_contain_text("ValueError: no data")
+    expect(page.locator(".muster-cause")).to_contain_text("Try: look at the shard")
+    expect(first_row(page)).to_contain_text("worker-1")
+    page.click(".muster-head >> text=worker")
+    expect(first_row(page)).to_contain_text("worker-0")
+    page.click(".muster-head >> text=worker")
+    expect(first_row(page)).to_contain_text("worker-39")
+    expect(page.locator(".muster-head [aria-sort=descending]")).to_have_text("worker")
+    page.fill("input[aria-label='Filter workers']", "ER-3")
+    expect(page.locator(".muster-table")).to_have_attribute("aria-rowcount", "12")
+    page.fill("input[aria-label='Filter workers']", "")
+    page.click(".muster-chip >> text=1 failed")
+    expect(page.locator(".muster-table")).to_have_attribute("aria-rowcount", "2")
+
+
+def test_logs_open_by_mouse_and_keyboard_and_can_be_searched(page: Page, tmp_path: Path) -> None:
+    show(page, recorded(failing()), tmp_path)
+
+    page.click(".muster-body >> text=worker-2")
+    log = page.locator(".muster-log pre")
+    expect(log).to_contain_text(HOSTILE)
+    page.fill(".muster-log input", "step 19")
+    expect(page.locator(".muster-log")).to_contain_text("11 of 201 lines")
+    page.click("text=Close")
+    expect(log).to_be_hidden()
+    page.locator(".muster-body button >> nth=0").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".muster-log strong")).to_have_text("worker-1")
+    assert page.locator(".muster img, .muster script").count() == 0
+
+
+def test_the_command_that_would_repeat_the_run_can_be_copied(page: Page, tmp_path: Path) -> None:
+    events = training()
+    events[0].data["job"]["script"] = {"kind": "file", "target": "train.py"}
+    show(page, recorded(events), tmp_path)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+    page.click("text=Copy command")
+
+    expect(page.locator("text=Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "muster run -s horovod train.py"
+
+
+@pytest.mark.parametrize("width", [1280, 800, 420])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Browser, accessibility: Any, tmp_path: Path, scheme: Any, width: int) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    show(page, recorded(failing()), tmp_path)
+    page.click(".muster-body >> text=worker-1")
+    page.click(".muster-cause summary")
+
+    assert accessibility(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+    context.close()
+
+
+def test_without_scripts_the_static_picture_is_there(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "run.html").write_text(html_page(recorded(failing())), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((tmp_path / "run.html").as_uri())
+
+    expect(page.locator("table")).to_contain_text("worker-2")
+    context.close()

@@ -1,0 +1,378 @@
+"""run_cluster and Cluster on real workers, with a strategy that needs neither TensorFlow nor Horovod."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.cluster import Cluster
+from muster.errors import JobError, RunStalled, RunStopped, ScriptFailed
+from muster.events import Event
+from muster.job import Job, Status
+from muster.platforms.local import LocalPlatform
+from muster.public import ClusterAddress
+from muster.script import make_script
+from plain import Plain
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a script into the working directory, and returns its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "train.py") -> str:
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+def run(script: Any, n_workers: int = 2, **options: Any) -> ClusterAddress:
+    return muster.run_cluster(n_workers, worker_script=script, strategy=Plain(), **options)
+
+
+def test_a_script_runs_on_every_worker_with_its_arguments_and_environment(script: Any) -> None:
+    path = script(
+        """
+        import os, sys
+        print(os.environ["MUSTER_WORKER"], sys.argv[1:], os.environ["GREETING"], os.getcwd(), __name__)
+        """
+    )
+    address = run(path, args=["--epochs", 3], env={"GREETING": "hello"})
+    assert tuple(address) == (None, None)
+    for worker in ("worker-0", "worker-1"):
+        assert address.cluster.logs(worker) == f"{worker} ['--epochs', '3'] hello {os.getcwd()} __main__\n"
+    assert address.cluster.result.exit_codes == {"worker-0": 0, "worker-1": 0}
+    assert set(address.cluster.result.timings) == {"launching", "connecting", "starting", "training", "ending"}
+
+
+def test_what_a_function_returns_comes_back_in_order() -> None:
+    def train() -> dict[str, Any]:
+        import os
+
+        return {"worker": os.environ["MUSTER_WORKER"], "version": os.sys.version_info[:2]}  # type: ignore[attr-defined]
+
+    result = run(train, n_workers=3).cluster.result
+    assert [value["worker"] for value in result.values] == ["worker-0", "worker-1", "worker-2"]
+    assert result.value == {"worker": "worker-0", "version": sys.version_info[:2]}
+
+
+def test_a_value_that_cannot_be_pickled_is_an_error_of_that_worker() -> None:
+    def train() -> Any:
+        import threading
+
+        return threading.Lock()
+
+    with pytest.raises(ScriptFailed, match="worker-0 failed first: TypeError"):
+        run(train, n_workers=1)
+
+
+def test_progress_and_metrics_reach_observers_and_the_result(script: Any) -> None:
+    path = script("from muster.training import report\nreport(step=7, epoch=1, loss=0.5)\n")
+    events: list[Event] = []
+    result = run(path, n_workers=1, observers=[events.append]).cluster.result
+    progress = [event for event in events if event.kind == "progress"]
+    assert progress[0].worker == "worker-0"
+    assert progress[0].data["step"] == 7
+    assert progress[0].data["metrics"] == {"loss": 0.5}
+    assert result.metrics == {"loss": 0.5}
+    phases = [event.data["phase"] for event in events if event.kind == "run_phase"]
+    assert phases == ["launching", "connecting", "starting", "training", "ending"]
+    assert events[-1].kind == "run_ended"
+
+
+def test_statuses_only_move_forward_and_end(script: Any) -> None:
+    seen: dict[str, list[str]] = {}
+
+    def observe(event: Event) -> None:
+        if event.kind == "worker_state":
+            seen.setdefault(str(event.worker), []).append(event.data["status"])
+
+    address = run(script("print('x')"), observers=[observe])
+    order = [str(status) for status in Status]
+    for statuses in seen.values():
+        assert statuses == sorted(statuses, key=order.index)
+        assert statuses[-1] == "succeeded"
+    assert {worker.status for worker in address.cluster.status} == {Status.SUCCEEDED}
+
+
+def test_the_handle_waits_stops_and_tells(script: Any) -> None:
+    path = script("import time\nprint('started', flush=True)\ntime.sleep(60)")
+    cluster = run(path, wait=False).cluster
+    assert cluster.is_running
+    with pytest.raises(TimeoutError):
+        cluster.wait(timeout=0.1)
+    assert all("sleep" in text or "train.py" in text for text in cluster.stacks().values())
+    assert len(cluster.stacks()) == 2
+    cluster.stop()
+    cluster.stop()
+    assert not cluster.is_running
+    with pytest.raises(RunStopped):
+        cluster.wait()
+    assert "stopped" in repr(cluster)
+    assert "stopped" in cluster.explain()
+
+
+def test_leaving_the_context_stops_the_run(script: Any) -> None:
+    path = script("import time\ntime.sleep(60)")
+    with Cluster(Job(make_script(path), 1), strategy=Plain()) as cluster:
+        (worker,) = cluster.status
+        assert worker.status is Status.RUNNING
+    assert not cluster.is_running
+
+
+def test_servers_must_listen_before_the_cluster_counts_as_up(script: Any) -> None:
+    path = script(
+        """
+        import os, socket, time
+        time.sleep(0.3)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("0.0.0.0", int(os.environ["PORT"])))
+            server.listen()
+            time.sleep(60)
+        """
+    )
+    address = muster.run_cluster(1, worker_script=path, strategy=Plain(listens=True), wait=False)
+    cluster = address.cluster
+    (worker,) = cluster.status
+    (port,) = cluster.plan.servers.values()
+    socket.create_connection((str(worker.address), port), timeout=5).close()
+    cluster.stop()
+
+
+def test_a_server_that_ends_by_itself_is_a_failure(script: Any) -> None:
+    path = script("import os, time\ntime.sleep(0 if os.environ['MUSTER_ROLE'] == 'ps' else 60)")
+    with pytest.raises(ScriptFailed, match="ps-0 ended, which a server never does"):
+        run(path, n_workers=1, n_ps=1)
+
+
+def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
+    path = script(
+        """
+        import os, signal, sys, time
+        def note(*_):
+            print("told to end at", time.time(), flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, note)
+        time.sleep(0.5 if os.environ["MUSTER_ROLE"] == "worker" else 60)
+        print("ended at", time.time())
+        """
+    )
+    cluster = run(path, n_workers=1, n_ps=1).cluster
+    worker_ended = float(cluster.logs("worker-0").split()[-1])
+    server_told = float(cluster.logs("ps-0").split()[-1])
+    assert server_told >= worker_ended
+
+
+def test_the_run_is_recorded_without_the_values_of_the_environment(script: Any) -> None:
+    cluster = run(script("print('x')"), n_workers=1, env={"API_KEY": "hunter2"}).cluster
+    recorded = muster.open_run(cluster.run)
+    assert recorded.status == "succeeded"
+    assert (
+        json.loads((cluster.run_dir / "plan.json").read_text())["processes"]["worker-0"]["env"]["API_KEY"]
+        == "<redacted>"
+    )
+    assert "hunter2" not in "".join(p.read_text() for p in cluster.run_dir.rglob("*") if p.is_file())
+    assert cluster.run_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_run_of_the_same_name_is_replaced(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script("import time\ntime.sleep(60)")
+    first = run(path, n_workers=1, name="again", wait=False).cluster
+    second = run(path, n_workers=1, name="again", wait=False).cluster
+    assert not first.is_running
+    assert second.is_running
+    assert "replaced" in capsys.readouterr().err
+    run(script("print(1)", "other.py"), n_workers=1)  # another name does not disturb it
+    assert second.is_running
+    second.stop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_workers": 0},
+        {"cpu": 0},
+        {"memory": -1},
+        {"memory": 10**9},
+        {"nvidia_gpu": 10_000},
+        {"timeout_seconds": -1},
+        {"run_timeout": float("nan")},
+        {"session_address": "nonsense"},
+        {"platform": "no_such_platform"},
+        {"python": "/no/such/python"},
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(script: Any, options: dict[str, Any], muster_home: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(JobError):
+        run(script("print('x')"), **{"n_workers": 1, **options})
+    assert time.monotonic() - started < 2
+    assert not list(muster_home.glob("runs/*/logs/*.log"))
+
+
+def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = script("import os\nprint(os.environ['PORT'])")
+    cluster = run(path, session_address=f"127.0.0.1:{port}", worker_ports=(42_000, 42_100)).cluster
+    assert all(42_000 <= int(cluster.logs(worker.name)) <= 42_100 for worker in cluster.status)
+
+
+def test_help_shows_the_signature_users_know() -> None:
+    names = list(inspect.signature(muster.run_cluster).parameters)
+    assert names[:7] == ["n_workers", "n_ps", "cpu", "memory", "nvidia_gpu", "worker_script", "timeout_seconds"]
+    assert "dashboard" in names
+
+
+def test_an_older_interpreter_runs_the_script(script: Any, other_python: str) -> None:
+    path = script("import sys\nfrom muster.training import report\nreport(step=1)\nprint(sys.version_info[:2])")
+    cluster = run(path, n_workers=1, python=other_python).cluster
+    version = subprocess.run(
+        [other_python, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, text=True
+    )
+    assert cluster.logs("worker-0") == version.stdout
+
+
+def test_a_cluster_can_be_awaited_while_other_tasks_go_on(script: Any) -> None:
+    path = script("import time; time.sleep(0.3)")
+
+    async def main() -> int:
+        cluster = run(path, wait=False).cluster
+        ended = asyncio.ensure_future(_end(cluster))
+        turns = 0
+        while not ended.done():
+            turns += 1
+            await asyncio.sleep(0.01)
+        assert (await ended).status == "succeeded"
+        return turns
+
+    assert asyncio.run(main()) > 5
+
+
+def test_cancelling_what_awaits_a_cluster_ends_the_run(script: Any) -> None:
+    path = script("import time; time.sleep(60)")
+
+    async def main() -> Cluster:
+        cluster = run(path, wait=False).cluster
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(cluster, 0.2)
+        return cluster
+
+    cluster = asyncio.run(main())
+    assert not cluster.is_running
+    with pytest.raises(RunStopped):
+        cluster.result  # noqa: B018
+
+
+async def _end(cluster: Cluster) -> Any:
+    return await cluster
+
+
+def test_calls_that_could_never_end_are_refused(script: Any) -> None:
+    cluster = Cluster(Job(make_script(script("print(1)")), 1), strategy=Plain())
+    with pytest.raises(JobError, match="has not been started"):
+        cluster.wait()
+    cluster.stop()
+    assert cluster.start().wait().status == "succeeded"
+    with pytest.raises(JobError, match="started already"):
+        cluster.start()
+
+
+def test_a_short_wait_is_short(script: Any) -> None:
+    cluster = run(script("import time\ntime.sleep(60)"), n_workers=1, wait=False).cluster
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        cluster.wait(0.05)
+    assert time.monotonic() - started < 0.3
+    cluster.stop()
+
+
+def test_leaving_the_context_of_a_failed_run_raises_its_error_once(script: Any) -> None:
+    job = Job(make_script(script("import time\ntime.sleep(0.2)\nraise ValueError('late')")), 1)
+    with pytest.raises(ScriptFailed, match="late"), Cluster(job, strategy=Plain()) as cluster:
+        while cluster.is_running:
+            time.sleep(0.05)
+    with Cluster(job, strategy=Plain()) as cluster, pytest.raises(ScriptFailed):
+        cluster.wait()
+
+
+def test_a_stall_names_the_silent_worker_and_not_a_server(script: Any) -> None:
+    path = script(
+        """
+        import os, time
+        while os.environ["MUSTER_WORKER"] == "worker-1":
+            print("step", flush=True)
+            time.sleep(0.1)
+        time.sleep(60)
+        """
+    )
+    with pytest.raises(RunStalled, match="worker-0 has shown no progress") as caught:
+        run(path, n_ps=1, stall_seconds=0.7)
+    assert "train.py" in str(caught.value.details)
+
+
+def test_a_rank_of_a_job_around_the_session_is_not_taken_for_the_workers(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    assert (
+        run(
+            lambda: sorted(n for n in __import__("os").environ if n.startswith(("PMI", "HOROVOD")))
+        ).cluster.result.values
+        == [["HOROVOD_FUSION_THRESHOLD"]] * 2
+    )
+
+
+def test_a_given_platform_is_left_open_and_its_workers_are_ended(script: Any) -> None:
+    platform = LocalPlatform()
+    try:
+        run(script("print(1)"), platform=platform)
+        assert run(script("print(2)"), platform=platform).cluster.result.status == "succeeded"
+        assert all(worker.status.is_final for worker in platform.list())
+    finally:
+        platform.close()
+
+
+def test_options_are_never_ignored(script: Any) -> None:
+    with pytest.raises(JobError, match="tpyo"):
+        run(script("print(1)"), tpyo=1)
+    with pytest.raises(JobError, match="tpyo"):
+        muster.run_cluster(1, worker_script=script("print(1)"), tpyo=1)
+
+
+def test_files_with_odd_names_are_tasks_too(script: Any) -> None:
+    text = "def run(cluster, server, task_index): pass\n"
+    for name in ("train.v2.py", "signal.py"):
+        assert make_script(script(text, name)).is_task
+    assert not make_script(script("def run(model, data, epochs): pass\n", "own.py")).is_task
+
+
+def test_a_scratch_folder_that_nobody_was_left_to_remove_goes_with_the_next_run(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    program = "from muster.scratch import make_scratch; print(make_scratch())"
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    made = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert Path(made.stdout.strip()).is_dir()
+    run(script("print(1)"), n_workers=1)
+    assert list(temporary.iterdir()) == []
+    temporary.rmdir()

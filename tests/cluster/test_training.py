@@ -1,0 +1,134 @@
+"""Real models on real digits, trained through run_cluster in every shape that it offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.errors import ScriptFailed
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "worker_scripts"
+TF1_PYTHON = ROOT / ".venv-tf1" / "bin" / "python"
+GOOD = 0.95
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits() -> None:
+    """The offline digits, in the cache before any worker asks for them."""
+    import sys
+
+    sys.path.insert(0, str(SCRIPTS))
+    import mnist_data  # type: ignore[import-not-found]
+
+    mnist_data.load()
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "n_ps", "args"),
+    [
+        ("mnist_ps_tf1.py", "parameter_server", 1, []),
+        ("mnist_ps_tf1.py", "parameter_server", 1, ["--sync"]),
+        ("mnist_ps_tf2.py", "parameter_server", 1, []),
+        ("mnist_horovod.py", "horovod", 0, []),
+    ],
+)
+def test_two_workers_learn_the_digits(script: str, strategy: str, n_ps: int, args: list[str]) -> None:
+    cluster = muster.run_cluster(
+        2, n_ps, worker_script=SCRIPTS / script, strategy=strategy, args=args, run_timeout=180
+    ).cluster
+    assert cluster.result.metrics["test_accuracy"] >= GOOD
+    assert "test accuracy" in cluster.logs("chief-0" if "tf2" in script else "worker-0")
+
+
+@pytest.mark.skipif(not TF1_PYTHON.exists(), reason="set-up found no Python 3.7 to put TensorFlow 1.15 into")
+def test_tensorflow_1_15_on_python_3_7_trains_under_the_same_cluster() -> None:
+    cluster = muster.run_cluster(
+        2, 1, worker_script=SCRIPTS / "mnist_ps_tf1.py", python=TF1_PYTHON, run_timeout=180
+    ).cluster
+    assert cluster.result.metrics["test_accuracy"] >= GOOD
+
+
+def test_without_a_script_the_session_trains_through_the_servers() -> None:
+    import tensorflow as tf
+
+    spec, session = address = muster.run_cluster(2, n_ps=1)
+    try:
+        assert {role: len(addresses) for role, addresses in spec.items()} == {"ps": 1, "worker": 2}
+        assert session == f"grpc://{spec['worker'][0]}"
+        v1 = tf.compat.v1
+        with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+            weight = v1.get_variable("weight", initializer=1.0)
+            with tf.device("/job:worker/task:1"):
+                step = v1.assign_add(weight, 2.0)
+            with v1.Session(session) as connected:
+                connected.run(v1.global_variables_initializer())
+                connected.run(step)
+                assert connected.run(weight) == 3.0
+    finally:
+        address.cluster.stop()
+    assert address.cluster.wait().status == "stopped"
+
+
+def test_a_function_of_the_notebook_runs_on_every_rank_and_its_values_come_back() -> None:
+    def train() -> tuple[int, int, float]:
+        import horovod.tensorflow as hvd  # type: ignore[import-untyped]
+        import tensorflow as tf
+
+        hvd.init()
+        total = hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum, name="total")
+        return hvd.rank(), hvd.local_rank(), float(total)
+
+    result = muster.run_cluster(2, worker_script=train, strategy="horovod", slots=2).cluster.result
+    assert result.values == [(0, 0, 10.0), (1, 1, 10.0), (2, 0, 10.0), (3, 1, 10.0)]
+    assert result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
+
+
+def test_a_task_of_the_notebook_runs_beside_its_server() -> None:
+    def run(cluster: Any, server: Any, task_index: int) -> tuple[int, list[str]]:
+        import tensorflow as tf
+
+        with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
+            return int(session.run(tf.constant(task_index))), sorted(cluster.jobs)
+
+    result = muster.run_cluster(2, 1, worker_script=run).cluster.result
+    assert result.values == [(0, ["ps", "worker"]), (1, ["ps", "worker"])]
+
+
+def test_proxies_in_the_environment_do_not_come_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("grpc_proxy", "")  # gRPC takes a blank one for a proxy without an address
+
+    def run(cluster: Any, server: Any, task_index: int) -> float:
+        import tensorflow as tf
+
+        with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+            variable = tf.compat.v1.get_variable("variable", initializer=2.0)
+            with tf.compat.v1.Session(server.target) as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                return float(session.run(variable))
+
+    assert muster.run_cluster(1, 1, worker_script=run, run_timeout=60).cluster.result.values == [2.0]
+
+
+def test_the_rank_that_raised_is_named_although_the_other_one_fails_too() -> None:
+    def train() -> None:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        for step in range(100):
+            if hvd.rank() == 1 and step == 3:
+                raise ValueError("a bad batch")
+            hvd.allreduce(tf.ones(10), name=f"step{step}")
+
+    with pytest.raises(ScriptFailed) as caught:
+        muster.run_cluster(2, worker_script=train, strategy="horovod")
+    assert caught.value.rank == 1
+    assert "ValueError: a bad batch" in str(caught.value)
+    assert "Horovod has been shut down" in (muster.open_run("last").log("worker-0"))

@@ -1,0 +1,56 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import Run, StubSession, eventually
+
+
+@pytest.fixture(autouse=True)
+def muster_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for each test, so that no test sees another's runs or the developer's."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    monkeypatch.setenv("MUSTER_DASHBOARD", "off")
+    return home
+
+
+@pytest.fixture
+def other_python() -> str:
+    """An interpreter of another version than this one; skips where there is none."""
+    candidates = [f"python3.{minor}" for minor in range(6, 16) if minor != sys.version_info.minor]
+    found = [path for path in map(shutil.which, candidates) if path]
+    found += [str(path) for path in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")) if is_other(path)]
+    usable = [path for path in found if "shims" not in path]
+    if not usable:
+        pytest.skip("no interpreter of another version is here")
+    return usable[0]
+
+
+def is_other(python: Path) -> bool:
+    """Whether a pyenv interpreter is of another minor version than this one."""
+    return python.parts[-3].split(".")[:2] != [str(part) for part in sys.version_info[:2]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A run for tests that launch workers by themselves; fails the test where something of it is left behind."""
+    run = Run(tmp_path)
+    yield run
+    try:
+        eventually(lambda: not run.left_behind(), f"nothing left of {run.id}", timeout=5)
+    finally:
+        run.remove()
+
+
+@pytest.fixture
+def stub_session() -> Iterator[StubSession]:
+    """A session that agents can dial."""
+    session = StubSession()
+    yield session
+    session.close()

@@ -1,0 +1,18 @@
+"""What a terminal of a known size shows."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from muster.dashboard.model import RunView
+from muster.dashboard.terminal import Screen
+from rich.console import Console
+
+
+def painted(view: RunView, width: int = 120, height: int = 24) -> list[str]:
+    """The lines that a view fills, without colours."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(Screen(view))
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get()).splitlines()]

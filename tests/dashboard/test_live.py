@@ -1,0 +1,156 @@
+"""What makes views live: the ticker, following a recorded run, the ends of logs, and the choice of a dashboard."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.dashboard import choose
+from muster.dashboard.baseline import rate_of_one_worker
+from muster.dashboard.follow import follow
+from muster.dashboard.logtail import LogTail
+from muster.dashboard.plain import PlainDashboard
+from muster.dashboard.repeat import repeat_command
+from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
+from muster.errors import JobError
+from muster.events import Event, Journal
+from muster.job import Job, Resources
+from muster.planning import describe_job
+from muster.runs import Run, create, this_session
+from muster.script import make_script
+from muster.strategies.horovod import Horovod
+from support import eventually
+
+from tests.dashboard.scenes import at, failing, training, view_of
+
+
+def test_the_ticker_ticks_at_most_four_times_a_second_and_more_rarely_where_ticks_are_slow() -> None:
+    for cost, least, most in ((0.0, 2, 5), (0.1, 1, 2)):
+        ticks: list[float] = []
+
+        def tick(cost: float = cost, ticks: list[float] = ticks) -> None:
+            ticks.append(time.monotonic())
+            time.sleep(cost)
+
+        ticker = Ticker(tick)
+        ticker.start()
+        time.sleep(4 * SECONDS_PER_TICK)
+        ticker.close()
+        assert least <= len(ticks) <= most, cost
+
+
+def test_a_ticker_may_be_closed_from_its_own_tick_or_before_it_began() -> None:
+    Ticker(lambda: None).close()
+    done = threading.Event()
+    ticker = Ticker(lambda: (ticker.close(), done.set()))
+    ticker.start()
+    assert done.wait(5)
+
+
+def test_a_log_is_read_from_near_its_end_and_then_as_it_grows(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    tail = LogTail(log, at_most=10)
+    assert tail.read() == ""
+    log.write_bytes(b"0123456789abcdef\n")
+    assert tail.read() == "789abcdef\n"
+    with log.open("ab") as file:
+        file.write(b"10%\r20%\r\n\x1b[31mred\x1b[0m \xe2\x82")
+        file.flush()
+        assert tail.read() == "10%\n20%\nred "
+        file.write(b"\xac\n")
+    assert tail.read() == "€\n", "a character that came in two parts"
+    log.write_bytes(b"new\n")
+    assert tail.read() == "new\n", "what was there before has been moved away"
+
+
+def record(events: list[Event]) -> Run:
+    run = Run(create("mnist"))
+    journal = Journal(run.path / "events.jsonl")
+    for event in events:
+        journal(event)
+    journal.close()
+    return run
+
+
+def test_a_run_is_followed_to_its_end() -> None:
+    events = failing()
+    events[0].data["session"] = this_session()
+    run = record(events[:-1])
+    (run.path / "logs" / "worker-0.log").write_text("first\n")
+    seen: list[Event] = []
+    thread = threading.Thread(target=follow, args=(run, seen.append))
+    thread.start()
+    eventually(lambda: any(event.kind == "output" for event in seen), "output from the log")
+
+    with (run.path / "events.jsonl").open("a") as journal:
+        journal.write(events[-1].to_json() + "\n")
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert [event.kind for event in seen if event.kind != "output"][-2:] == ["worker_state", "run_ended"]
+
+
+def test_a_run_whose_session_died_is_followed_to_where_it_was_lost() -> None:
+    seen: list[Event] = []
+    follow(record(training()), seen.append)
+
+    assert (seen[-1].kind, seen[-1].data["status"]) == ("run_ended", "lost")
+
+
+def test_the_command_that_would_repeat_a_run() -> None:
+    job = Job(make_script(__file__), 2, args=("--name", "a b"), env={"KEY": "secret"}, resources=Resources(gpu=1))
+    recorded = json.loads(json.dumps(describe_job(job, Horovod(slots=2))))
+
+    assert (
+        repeat_command(recorded) == f"muster run -s horovod -n 2 --slots 2 --gpus 1 --env KEY {__file__} --name 'a b'"
+    )
+
+
+def test_what_no_command_can_run_has_none() -> None:
+    assert repeat_command({}) == ""
+    assert repeat_command({"script": {"kind": "function", "target": "train"}}) == ""
+
+
+@pytest.mark.parametrize("name", ["", "widget", "basic", "plain"])
+def test_without_a_notebook_a_stream_that_is_no_terminal_gets_lines(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_DASHBOARD", name)
+    cluster: Any = object()
+    with (tmp_path / "out").open("w") as stream:
+        assert isinstance(choose(stream, cluster), PlainDashboard)
+
+
+def test_an_unknown_dashboard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_DASHBOARD", "3d")
+    with pytest.raises(JobError, match="3d"):
+        choose()
+
+
+def test_a_run_that_is_asked_for_the_time_left_knows_it_once_it_has_moved() -> None:
+    assert view_of(training(seconds=1)).time_left is None
+    assert view_of(training(seconds=26)).time_left == pytest.approx(24, abs=1)
+    view = view_of(training(2))
+    assert view.efficiency is None
+    view.single_rate = 125
+    assert view.efficiency == pytest.approx(0.8)
+
+
+def test_a_run_is_measured_against_the_newest_one_of_one_worker() -> None:
+    def job(n_workers: int, **changes: Any) -> dict[str, Any]:
+        asked = {"script": {"target": "train.py"}, "strategy": "horovod", "n_workers": n_workers, "slots": 1}
+        return {**asked, "resources": training()[0].data["job"]["resources"], **changes}
+
+    for changes in ({}, {"args": ["--other"]}):
+        events = training(1)
+        events[0].data["job"].update(job(1, **changes))
+        run = record([*events, at(60, "run_ended", status="succeeded")])
+        (run.path / "result.json").write_text('{"status": "succeeded", "seconds": 60}')
+
+    assert rate_of_one_worker(job(4)) == pytest.approx(100)
+    assert rate_of_one_worker(job(4, strategy="parameter_server")) is None
+    assert rate_of_one_worker(job(1)) is None

@@ -1,0 +1,221 @@
+"""The fold of events into a view."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
+from muster.dashboard.plain import PlainDashboard
+from muster.dashboard.worker import MAX_RANKS
+from muster.events import Event
+
+from tests.dashboard.scenes import START, at, failing, starting, training, view_of
+from tests.dashboard.screen import painted
+
+
+def test_a_run_that_starts() -> None:
+    view = view_of([*starting(), at(1, "worker_ready", "worker-1", host="10.0.0.1")], now=3)
+
+    assert (view.name, view.strategy, view.status, view.phase) == ("mnist", "horovod", "running", "launching")
+    assert view.elapsed == 3
+    assert view.memory_limit == 2_000_000_000
+    assert view.counts() == {"starting": 3}
+    worker = view.workers["worker-1"]
+    assert (worker.role, worker.index, worker.address) == ("worker", 1, "10.0.0.1")
+    assert (worker.phase, worker.phase_since) == ("connected", START + 1)
+
+
+def test_a_run_that_trains() -> None:
+    view = view_of(training())
+
+    worker = view.workers["worker-2"]
+    progress = worker.leading
+    assert (view.phase, worker.phase, worker.status, worker.ranks) == ("training", "training", "running", [2])
+    assert (progress.epoch, progress.epochs, progress.step, progress.steps) == (2, 5, 10, 10)
+    assert progress.fraction == pytest.approx(0.4)
+    assert worker.rate == pytest.approx(100)
+    assert (worker.cpu, worker.memory, worker.last_line) == (0.93, 612_000_000, "epoch 2")
+
+
+def test_curves_follow_the_lowest_rank() -> None:
+    events = training(n_workers=2, seconds=3)
+    late = [event for event in events if event.worker != "worker-0"] + [
+        event for event in events if event.worker == "worker-0"
+    ]
+
+    for order in (events, late):
+        curve = view_of(order).curves["loss"]
+        assert [point.value for point in curve.points] == [2, 1, 2 / 3]
+        assert [point.step for point in curve.points] == [1, 2, 3]
+
+
+def test_a_run_that_fails() -> None:
+    view = view_of(failing(), now=99)
+
+    assert (view.status, view.phase, view.error, view.culprit) == ("failed", "ended", "ScriptFailed", "worker-1")
+    assert view.reason == "rank 1 (worker-1) failed first: ValueError: no data"
+    assert view.advice == "look at the shard"
+    assert view.exception == "Traceback: no data"
+    assert view.elapsed == 25
+    assert view.counts() == {"failed": 1, "stopped": 2}
+    worker = view.workers["worker-1"]
+    assert (worker.phase, worker.exit_code, worker.reason) == ("done", 1, "ValueError: no data")
+
+
+def test_a_worker_that_raised_has_failed_even_if_it_is_stopped_before_it_exits() -> None:
+    raised = at(2, "exception", "worker-0", rank=0, type="E", message="m", traceback="t")
+    view = view_of([*starting(1), raised, at(3, "worker_state", "worker-0", status="stopped", signal=15)])
+
+    assert view.workers["worker-0"].status == "failed"
+
+
+def test_status_does_not_move_once_it_is_final() -> None:
+    view = view_of([at(0, "worker_state", "w-0", status="succeeded"), at(1, "worker_state", "w-0", status="running")])
+
+    assert view.workers["w-0"].status == "succeeded"
+
+
+def test_a_server_that_listens_is_ready() -> None:
+    assert view_of([at(0, "listening", "ps-0", port=1)]).workers["ps-0"].phase == "ready"
+
+
+def test_kinds_it_does_not_know_change_nothing() -> None:
+    view = view_of([at(0, "from_the_future", "worker-0"), at(1, "from_the_future")])
+
+    assert (view.workers, view.version) == ({}, 2)
+
+
+def test_the_last_line_comes_in_pieces() -> None:
+    worker = WorkerView("worker-0")
+    for text, shown in (("loss 0.", "loss 0."), ("5\n", "loss 0.5"), ("\r\n", "loss 0.5"), ("10%\r20%", "20%")):
+        worker.print(text)
+        assert worker.last_line == shown
+
+
+def test_hostile_text_is_made_harmless() -> None:
+    text = "\x1b[2J\x1b]0;owned\x07\x9b31m\x1bc\u202egnp.exe\x00\udcff <b>\n"
+    view = view_of([at(0, "output", "w-0", text=text), at(1, "run_ended", status="failed", reason="\x1b]52;c;x\x07no")])
+
+    assert view.workers["w-0"].last_line == "gnp.exe\ufffd <b>"
+    assert view.reason == "no"
+
+
+def test_fractions() -> None:
+    def fraction(**data: int) -> float | None:
+        return view_of([at(0, "progress", "w-0", rank=0, **data)]).workers["w-0"].leading.fraction
+
+    assert fraction(step=30, steps=120) == 0.25
+    assert fraction(epoch=2, epochs=4) == 0.25
+    assert fraction(step=5, steps=10, epoch=1, epochs=2) == 0.25
+    assert fraction(step=30, steps=10) == 1
+    assert fraction(epoch=9, epochs=4) == 1
+    assert fraction(step=30, epochs=4) is None
+    assert fraction(step=30) is None
+    assert fraction(step=30, steps=0) is None
+
+
+def test_the_rate_follows_a_change_of_speed_and_a_count_that_begins_anew() -> None:
+    events = [at(second, "progress", "w-0", rank=0, examples=10 * second) for second in range(60)]
+    events += [at(60 + second, "progress", "w-0", rank=0, examples=590 + 50 * second) for second in range(1, 20)]
+    assert view_of(events).workers["w-0"].rate == pytest.approx(50)
+
+    events += [at(80 + second, "progress", "w-0", rank=0, examples=5 * second) for second in range(4)]
+    assert view_of(events).workers["w-0"].rate == pytest.approx(5)
+
+
+def test_metrics_that_are_no_numbers() -> None:
+    metrics = {"loss": math.nan, "name": "x", "none": None}
+    view = view_of([at(0, "progress", "w-0", rank=0, metrics=metrics)])
+
+    assert list(view.metrics) == ["loss"]
+    assert math.isnan(view.metrics["loss"])
+
+
+def test_a_script_cannot_make_the_view_grow() -> None:
+    view = RunView()
+    for number in range(2000):
+        data = {"rank": number, "step": number, "examples": number, "metrics": {f"m{number}": 1.0, "loss": 1.0}}
+        fold(view, at(number, "progress", "w-0", **data))
+        fold(view, at(number, "note", text="n"))
+        fold(view, at(number, "output", "w-0", text="x" * 10_000))
+
+    worker = view.workers["w-0"]
+    assert len(view.curves) == MAX_METRICS
+    assert len(worker.progress) == MAX_RANKS
+    assert len(view.notes) < 10
+    assert len(worker.last_line) < 1000
+
+
+def test_a_thousand_workers_cost_as_much_an_event_as_ten() -> None:
+    def seconds_for(n_workers: int) -> float:
+        view = view_of(training(n_workers, seconds=1))
+        news = [
+            at(5, "progress", f"worker-{n % n_workers}", rank=0, step=1, metrics={"loss": 1.0}) for n in range(5000)
+        ]
+        began = time.process_time()
+        for event in news:
+            fold(view, event)
+        return time.process_time() - began
+
+    few, many = (min(seconds_for(n_workers) for _ in range(3)) for n_workers in (10, 1000))
+    assert many < 5 * few
+
+
+_NAMES = [
+    "status", "address", "exit_code", "signal", "reason", "host", "rank", "step", "steps", "epoch", "epochs",
+    "examples", "metrics", "text", "phase", "planned", "job", "cpu", "memory", "type", "message", "traceback",
+    "error", "advice",
+]  # fmt: skip
+_KINDS = [
+    "run_requested", "run_phase", "note", "worker_state", "worker_ready", "process_started", "process_exited",
+    "listening", "usage", "output", "progress", "exception", "stacks", "run_ended",
+]  # fmt: skip
+_VALUES = [
+    None, True, -1, 0, 3, 10**9, 0.5, math.nan, math.inf, "", "a\x1b[2J\nb", "running", "failed", [1], {},
+    {"loss": 1.0}, {"loss": math.inf, "x": None}, {"resources": {"memory": "much"}},
+    {"resources": {"memory": math.inf}},
+]  # fmt: skip
+_WORKERS = [None, "ps-0", "worker-0", "odd", ""]
+
+
+def check(events: list[Event]) -> None:
+    view = RunView(clock=lambda: 1e9)
+    for event in events:
+        fold(view, event)
+
+    assert view.version == len(events)
+    assert view.elapsed >= 0
+    for worker in view.workers.values():
+        fraction = worker.leading.fraction
+        assert fraction is None or 0 <= fraction <= 1
+        assert all(character.isprintable() for character in worker.last_line)
+    painted(view)
+    dashboard = PlainDashboard(io.StringIO())
+    for event in events:
+        dashboard(event)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_no_value_is_too_strange(kind: str) -> None:
+    for value in _VALUES:
+        check([Event(kind, worker, dict.fromkeys(_NAMES, value), 1.0) for worker in _WORKERS])
+
+
+_EVENTS = st.builds(
+    Event,
+    st.sampled_from(_KINDS),
+    st.sampled_from(_WORKERS),
+    st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(_VALUES)),
+    st.floats(0, 1e9),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(_EVENTS, max_size=30))
+def test_no_order_is_too_strange(events: list[Event]) -> None:
+    check(events)

@@ -1,0 +1,105 @@
+"""The dashboard of lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from muster.dashboard import NoDashboard, choose
+from muster.dashboard.plain import PlainDashboard
+from muster.dashboard.terminal import TerminalDashboard
+from muster.errors import JobError
+from muster.events import Event
+
+from tests.dashboard.scenes import at, failing, training
+
+
+def lines(events: list[Event]) -> list[str]:
+    stream = io.StringIO()
+    dashboard = PlainDashboard(stream)
+    for event in events:
+        dashboard(event)
+    return stream.getvalue().splitlines()
+
+
+def test_a_run_that_fails() -> None:
+    assert lines(failing(n_workers=2)) == [
+        "[  0.0 s] run mnist (horovod)",
+        "[  0.0 s] launching",
+        "[  0.1 s] worker-0 starting",
+        "[  0.1 s] worker-1 starting",
+        "[  1.0 s] connecting",
+        "[  1.0 s] worker-0 running at 10.0.0.0",
+        "[  1.0 s] worker-1 running at 10.0.0.1",
+        "[  2.0 s] training",
+        "[  3.0 s] epoch 1/5, step 1/10, loss 2, accuracy 0",
+        "[  8.0 s] epoch 1/5, step 5/10, loss 0.3333, accuracy 0.8333, 200 examples/s",
+        "[ 13.0 s] epoch 1/5, step 10/10, loss 0.1818, accuracy 0.9091, 200 examples/s",
+        "[ 18.0 s] epoch 2/5, step 5/10, loss 0.125, accuracy 0.9375, 200 examples/s",
+        "[ 23.0 s] worker-1 raised ValueError: no data",
+        "[ 24.0 s] worker-0 stopped",
+        "[ 25.0 s] failed after 25.0 s: rank 1 (worker-1) failed first: ValueError: no data",
+        "[ 25.0 s] try: look at the shard",
+    ]
+
+
+def test_a_run_that_succeeds_ends_with_its_metrics() -> None:
+    assert lines([*training(1, seconds=1), at(9, "run_ended", status="succeeded")])[-2:] == [
+        "[  9.0 s] succeeded after 9.0 s",
+        "[  9.0 s] loss 2, accuracy 0",
+    ]
+
+
+def test_says_nothing_after_the_end() -> None:
+    ended = [at(1, "run_ended", status="stopped")]
+
+    assert lines([*ended, at(2, "note", text="late")]) == lines(ended)
+
+
+def test_notes_are_cleaned() -> None:
+    assert lines([at(0, "note", text="a\nb\x1b[2J")]) == ["[  0.0 s] a", "[  0.0 s] b"]
+
+
+def test_a_reader_that_has_gone_does_not_disturb_the_run() -> None:
+    stream = io.StringIO()
+    stream.close()
+    dashboard = PlainDashboard(stream)
+
+    dashboard(at(0, "note", text="a"))
+    dashboard.close()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestChoose:
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MUSTER_DASHBOARD", raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+
+    def test_by_the_stream(self) -> None:
+        assert isinstance(choose(Terminal()), TerminalDashboard)
+        assert isinstance(choose(io.StringIO()), PlainDashboard)
+
+    def test_a_dumb_terminal_gets_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "dumb")
+
+        assert isinstance(choose(Terminal()), PlainDashboard)
+
+    @pytest.mark.parametrize(
+        ("value", "kind"), [("rich", TerminalDashboard), ("plain", PlainDashboard), ("off", NoDashboard)]
+    )
+    def test_by_the_environment(self, value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MUSTER_DASHBOARD", value)
+
+        assert isinstance(choose(Terminal()), kind)
+        assert isinstance(choose(io.StringIO()), kind)
+
+    def test_another_value_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MUSTER_DASHBOARD", "fancy")
+
+        with pytest.raises(JobError, match="fancy"):
+            choose()

@@ -1,0 +1,123 @@
+"""``muster show`` and the widget's Python half, without a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from muster.cli import main
+from muster.commands import recorded
+from muster.dashboard.clicks import let_clicks_through
+from muster.dashboard.state import LiveState
+from muster.events import Journal
+from muster.runs import Run, create
+
+from tests.dashboard.scenes import failing, training
+
+pytest.importorskip("anywidget")
+
+from muster.dashboard import widget as widget_module
+from muster.dashboard.widget import RunWidget
+
+
+@pytest.fixture
+def run() -> Run:
+    run = Run(create("mnist"))
+    journal = Journal(run.path / "events.jsonl")
+    for event in failing():
+        journal(event)
+    journal.close()
+    return run
+
+
+def test_a_run_becomes_one_page_that_needs_nothing_else(run: Run, tmp_path: Path) -> None:
+    (run.path / "logs" / "worker-1.log").write_text("</script><script>alert(1)</script>\n")
+    done = CliRunner().invoke(main, ["show", "last", "--html", str(tmp_path / "run.html")])
+
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert page.count("</script>") == 2, "one ends the data, one the code"
+    assert "alert(1)" in page
+    for outside in (' src="http', ' href="http', "@import", "url("):
+        assert outside not in page
+
+
+def test_a_run_of_another_process_is_followed_in_a_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_DASHBOARD", "plain")
+    recorded._show_live(run)
+
+    assert "failed after 25.0 s: rank 1 (worker-1) failed first" in capsys.readouterr().out
+
+
+class Sent(list[dict[str, Any]]):
+    """What a widget sends; nothing goes out."""
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self if message["kind"] == kind]
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A widget of a run that trains, what it sends, and how often it was told to stop."""
+    state, sent, stops = LiveState(), Sent(), []
+    for event in training(2):
+        state(event)
+    widget = RunWidget(state, lambda: tmp_path, lambda: stops.append(1))
+    monkeypatch.setattr(widget, "send", sent.append)
+    return widget, sent, stops
+
+
+def test_the_widget_sends_snapshots_until_it_has_heard_a_browser_and_diffs_from_then_on(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widget, sent, _ = made
+    widget.tick()
+    widget.tick()
+    assert [message["kind"] for message in sent] == ["snapshot"], "nothing where there is no news"
+
+    widget._answer(widget, {"ask": "snapshot"}, [])
+    monkeypatch.setattr(widget_module, "SECONDS_PER_SNAPSHOT", 0)
+    widget._state(training(2)[-1])
+    widget._state(training(2, seconds=21)[-3])
+    widget.tick()
+    assert [message["kind"] for message in sent[1:]] == ["snapshot", "diff"]
+    assert sent[-1]["number"] == sent[-2]["number"] + 1
+
+
+def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -> None:
+    widget, sent, _ = made
+    (tmp_path / "worker-1.log").write_text("one\n")
+    for worker in ("worker-1", "../worker-1", "driver", None, 7):
+        widget._answer(widget, {"ask": "log", "worker": worker}, [])
+    assert [message["text"] for message in sent.of("log")] == ["one\n"]
+
+    widget._answer(widget, {"ask": "log", "worker": "worker-1"}, [])
+    (tmp_path / "worker-1.log").write_text("one\ntwo\n")
+    widget.tick()
+    assert sent.of("log")[-1] == {"kind": "log", "worker": "worker-1", "text": "two\n", "fresh": False}
+
+
+def test_the_widget_stops_the_run_and_says_so_and_passes_over_what_it_does_not_understand(made: Any) -> None:
+    widget, sent, stops = made
+    for message in ("stop", {}, {"ask": "dance"}, None):
+        widget._answer(widget, message, [])
+    assert (sent, stops) == ([], [])
+
+    widget._answer(widget, {"ask": "stop"}, [])
+    assert (sent, stops) == ([{"kind": "stopping"}], [1])
+
+
+def test_clicks_are_answered_on_their_own_thread_also_by_ipykernel_7_4() -> None:
+    class Comm:
+        def _reply_subshell_for(self, data: Any, default: Any) -> str:
+            return "the thread that is busy"
+
+    comm = Comm()
+    let_clicks_through(comm)
+    let_clicks_through(object())  # of any other version
+
+    assert comm._reply_subshell_for({}, "the one that it came in on") == "the one that it came in on"

@@ -1,0 +1,103 @@
+"""The static picture: what is in it, and that nothing a worker says becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from muster.dashboard.charts import chart
+from muster.dashboard.model import RunView
+from muster.dashboard.snapshot import MAX_ROWS, mime_bundle, to_html, to_text
+
+from tests.dashboard.scenes import at, failing, starting, training, view_of
+
+HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
+
+
+class Elements(HTMLParser):
+    """The elements of a piece of HTML, which must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in {"img", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("events", [[], starting(), training(), failing()], ids=["empty", "start", "train", "fail"])
+def test_it_is_sound_html_of_elements_that_notebooks_keep(events: list) -> None:
+    html = to_html(view_of(events) if events else RunView())
+
+    kept = {"div", "strong", "span", "table", "tr", "th", "td", "progress", "img", "br", "details", "summary", "pre"}
+    assert set(Elements(html).seen) <= kept
+
+
+def test_cause_and_advice_come_before_anything_else() -> None:
+    html = to_html(view_of(failing()))
+
+    places = [html.index(text) for text in ("failed", "ValueError: no data", "Try: look at the shard", "<table")]
+    assert places == sorted(places)
+    assert html.index("worker-1 r1") < html.index("worker-0 r0"), "failed ones first"
+
+
+def test_hostile_text_stays_text() -> None:
+    events = failing()
+    events.insert(1, at(1, "output", "worker-0", text=f"{HOSTILE}\n"))
+    events.insert(1, at(1, "note", text=HOSTILE))
+    events[0].data["job"]["name"] = HOSTILE
+    events.insert(9, at(3, "progress", "worker-0", step=1, metrics={HOSTILE: 1.0}))
+    events.insert(10, at(4, "progress", "worker-0", step=2, metrics={HOSTILE: 1.0}))
+    html = to_html(view_of(events))
+
+    assert "script" not in Elements(html).seen
+    assert "onerror" not in re.sub(r"&lt;.*?&gt;", "", html)
+
+
+def test_a_huge_cluster_is_cut_and_counted() -> None:
+    html = to_html(view_of(training(1000, seconds=1)))
+
+    assert html.count("<tr>") == MAX_ROWS + 1
+    assert f"… and {1000 - MAX_ROWS} more, 1000 running in all" in html
+    assert len(html) < 100_000
+
+
+def test_curves_are_images_that_need_nothing() -> None:
+    html = to_html(view_of(training()))
+
+    addresses = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    pictures = [ET.fromstring(base64.b64decode(address)) for address in addresses]
+    assert len(pictures) == 2
+    assert 'alt="loss: train 0.1"' in html
+
+
+def test_training_is_solid_validation_dashed_and_one_value_a_dot() -> None:
+    label, picture = chart("loss", {"train": [(0, 1.0), (1, float("nan")), (2, 0.5), (3, 0.4)],
+                                    "val": [(1, 0.9), (3, 0.8)], "test": [(3, 0.7)]})  # fmt: skip
+
+    ET.fromstring(picture)
+    assert label == "loss: train 0.4, val 0.8, test 0.7"
+    train, val = re.findall(r'<path d="M[^"]*L[^"]*"[^>]*>', picture)
+    assert "dasharray" in val
+    assert "dasharray" not in train
+    assert train.count("M") == 2, "a gap where a value is no number"
+    assert picture.count("<circle") == 2, "one in the caption, one on the curve"
+
+
+def test_the_text_is_what_a_terminal_shows() -> None:
+    text = to_text(view_of(failing()))
+
+    assert text.splitlines()[0].startswith("✗ mnist")
+    assert "\x1b" not in text
+    assert set(mime_bundle(view_of(failing()))) == {"text/html", "text/plain"}

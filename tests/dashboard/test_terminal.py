@@ -1,0 +1,190 @@
+"""The live view of a terminal: what it shows, that it fits, and how it treats a terminal that is really there."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from muster.dashboard.replay import replay
+from muster.dashboard.terminal import TerminalDashboard
+from muster.events import Event
+
+from tests.dashboard.recording import record
+from tests.dashboard.scenes import START, at, failing, starting, training, view_of
+from tests.dashboard.screen import painted
+
+
+def test_starting() -> None:
+    lines = painted(view_of(starting(2), now=2.5))
+
+    assert lines == [
+        "● mnist  horovod  launching  2.5 s  2 starting",
+        "",
+        lines[2],
+        "worker-0  ◔ starting            scheduled 2.4 s",
+        "worker-1  ◔ starting            scheduled 2.4 s",
+    ]
+    assert lines[2].split() == [
+        "worker",
+        "status",
+        "address",
+        "phase",
+        "progress",
+        "ex/s",
+        "cpu",
+        "memory",
+        "last",
+        "line",
+    ]
+
+
+def test_training() -> None:
+    lines = painted(view_of(training(2)))
+
+    assert lines[0] == "● mnist  horovod  training  22.0 s  2 running"
+    assert lines[1].endswith("40 %  epoch 2/5  200 examples/s  30.0 s left")
+    assert re.fullmatch(r"loss 0\.1 █[▁-▇]{11}   accuracy 0\.95 ▁[▂-█]{11}", lines[2])
+    row = re.split(r"\s{2,}", lines[5])
+    assert row[0] == "worker-0 r0"
+    assert row[1:4] == ["● running", "10.0.0.0", "training 19.0 s"]
+    assert row[4].endswith("epoch 2/5") or row[5] == "epoch 2/5"
+    assert row[-4:] == ["100", "0.9", "0.61/2 GB", "epoch 2"]
+
+
+def test_failed_ones_come_first_below_the_cause_and_the_advice() -> None:
+    lines = painted(view_of(failing()))
+
+    assert lines[:3] == [
+        "✗ mnist  horovod  failed  25.0 s  1 failed, 2 stopped",
+        "rank 1 (worker-1) failed first: ValueError: no data",
+        "Try: look at the shard",
+    ]
+    assert re.match(r"worker-1 r1 +✗ failed .* exit 1 .* ValueError: no data$", lines[7])
+
+
+@pytest.mark.parametrize("height", [16, 24, 50])
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("scene", [starting, training, failing])
+def test_forty_workers_fit_the_screen(scene: object, width: int, height: int) -> None:
+    lines = painted(view_of(scene(40)), width, height)  # type: ignore[operator]
+
+    assert len(lines) < height  # the cursor needs a line as well
+    assert all(len(line) <= width for line in lines)
+    shown = sum(line.startswith("worker-") for line in lines)
+    assert lines[-1] == (f"… and {40 - shown} more" if shown < 40 else lines[-1])
+
+
+def test_no_metric_is_cut_off() -> None:
+    metrics = dict.fromkeys(("accuracy", "loss", "val_accuracy", "val_loss", "test_loss", "test_accuracy"), 0.5)
+    lines = painted(view_of([at(0, "progress", "worker-0", rank=0, step=1, metrics=metrics)]), width=60)
+
+    assert all(any(f"{name} 0.5" in line for line in lines) for name in metrics)
+
+
+def test_text_of_workers_is_no_markup_and_no_escape() -> None:
+    view = view_of([*starting(1), at(1, "output", "worker-0", text="[red]a[/red] \x1b[2J:smile:\n")])
+
+    assert painted(view, width=140)[-1].endswith("[red]a[/red] :smile:")
+
+
+def test_replay_of_a_recorded_run_shows_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    run = record(tmp_path, "--fail", n_workers=2)
+    lines = painted(replay(run), width=140)
+
+    assert re.match(rf"✗ train  plain  failed  {run.seconds:.1f} s ", lines[0])
+    assert "ValueError: the shard is empty" in lines[1]
+    assert any(re.match(r"worker-\d +✗ failed .* epoch 3/3 .*ValueError: the shard is empty$", line) for line in lines)
+
+
+class Terminal(io.StringIO):
+    """A terminal that counts the frames painted on it."""
+
+    frames = 0
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.frames += "mnist" in text
+        return super().write(text)
+
+
+def test_at_most_four_frames_a_second_however_many_events() -> None:
+    terminal = Terminal()
+    dashboard = TerminalDashboard(stream=terminal)
+    began = time.monotonic()
+    while time.monotonic() - began < 1.0:
+        for event in training(3, seconds=1):
+            dashboard(event)
+    dashboard.close()
+
+    assert 2 <= terminal.frames <= 8  # first and last frame, four in between, and what a busy machine delays
+
+
+def test_the_end_of_the_run_closes_it() -> None:
+    terminal = Terminal()
+    dashboard = TerminalDashboard(stream=terminal)
+    for event in failing():
+        dashboard(event)
+    text = terminal.getvalue()
+
+    assert "Try: look at the shard" in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is visible again
+    assert not any(thread.name == "muster-dashboard" for thread in threading.enumerate())
+    dashboard.observe(at(99, "note", text="late"))
+    dashboard.close()
+    assert terminal.getvalue() == text
+
+
+def test_close_without_any_event_writes_nothing() -> None:
+    terminal = Terminal()
+    TerminalDashboard(stream=terminal).close()
+
+    assert terminal.getvalue() == ""
+
+
+def test_the_clock_is_the_events() -> None:
+    dashboard = TerminalDashboard("my run", stream=Terminal(), clock=lambda: START + 7)
+    dashboard(Event("run_phase", None, {"phase": "launching"}, START))
+    dashboard.close()
+
+    assert (dashboard.view.name, dashboard.view.elapsed) == ("my run", 7)
+
+
+def test_on_a_real_terminal() -> None:
+    program = """
+from muster.dashboard import choose
+from tests.dashboard.scenes import failing
+dashboard = choose()
+for event in failing(40):
+    dashboard(event)
+"""
+    here, there = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24", "MUSTER_DASHBOARD": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=there, stdout=there, stderr=there, env=environment
+    )
+    os.close(there)
+    output = b""
+    while True:
+        try:
+            output += os.read(here, 65536)
+        except OSError:  # Linux' way to say that nobody holds the other end any more
+            break
+    os.close(here)
+
+    assert process.wait() == 0
+    text = output.decode()
+    assert "✗ failed" in text
+    assert "… and " in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1

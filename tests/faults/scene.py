@@ -1,0 +1,274 @@
+"""A place of its own for a test that does harm: run clusters there, find their processes, see what is left of them.
+
+A run may live in this process (:meth:`Scene.start`) or in a notebook, a process of its own (:meth:`Scene.notebook`).
+Both ways its journal tells where everything is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import muster
+from muster import runs
+from muster.agent import linux
+from muster.cluster import Cluster
+from muster.events import Event
+from plain import Plain
+from support import command_line, environment, eventually, is_gone
+
+PROMPT = 1.5  # seconds that noticing a fault may take; usually it takes a third of a second
+GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
+SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+
+class Scene:
+    """One test's working directory, home and temporary folder.
+
+    Args:
+        folder: the working directory, which is also the current one.
+        temp: where scratch folders go. Its path is short, and no other test uses it.
+    """
+
+    def __init__(self, folder: Path, temp: Path) -> None:
+        self.folder = folder
+        self.temp = temp
+        self.home = Path(os.environ["MUSTER_HOME"])
+        self._seen: set[tuple[int, int]] = set()
+        self._notebooks: list[Notebook] = []
+
+    # -- making something happen --------------------------------------------------------------------------------------
+
+    def script(self, text: str, name: str = "train.py") -> str:
+        """Write a script into the working directory; its name."""
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def start(self, script: str = SLEEP, n_workers: int = 2, **options: Any) -> Cluster:
+        """A cluster in this process that runs this text and is up. Without a strategy each worker runs the script."""
+        options.setdefault("strategy", Plain())
+        return muster.run_cluster(n_workers, worker_script=self.script(script), wait=False, **options).cluster
+
+    def run(self, script: str, n_workers: int = 2, **options: Any) -> Cluster:
+        """The same, until it has ended. Raises what went wrong."""
+        cluster = self.start(script, n_workers, **options)
+        cluster.wait()
+        return cluster
+
+    def notebook(self, cell: str, **variables: str) -> Notebook:
+        """A session in a process (and process group) of its own, which runs this cell and ends."""
+        notebook = Notebook(self, textwrap.dedent(cell), variables)
+        self._notebooks.append(notebook)
+        return notebook
+
+    def fake_sshd(self, then: str = "exec sleep 600") -> str:
+        """An sshd that never listens, so that no worker gets ready; its path."""
+        path = self.folder / "sshd"
+        path.write_text(f'#!/bin/sh\n[ "$1" = -V ] && exit 0\n{then}\n')
+        path.chmod(0o755)
+        return str(path)
+
+    # -- what the journal knows ---------------------------------------------------------------------------------------
+
+    @property
+    def recorded(self) -> runs.Run:
+        """The newest run."""
+        return runs.open_run()
+
+    def events(self, kind: str, worker: str | None = None) -> list[Event]:
+        """What the newest run's journal says so far."""
+        found = self.recorded.events() if runs.list_runs() else iter(())
+        return [event for event in found if event.kind == kind and worker in (None, event.worker)]
+
+    def wait_for_phase(self, phase: str) -> None:
+        """Wait until the run has reached a phase; in training, until every script is ready."""
+        eventually(lambda: phase in [event.data["phase"] for event in self.events("run_phase")], f"{phase} begins")
+        if phase == "training":
+            self.wait_for_output()
+
+    def wait_for_output(self, *workers: str) -> None:
+        """Wait until the scripts of these workers (none: of all) have said that they are ready."""
+
+        def are_ready() -> bool:
+            logs = [self.recorded.path / "logs" / f"{worker}.log" for worker in workers or self.recorded.workers]
+            return bool(logs) and all(log.exists() and b"ready" in log.read_bytes() for log in logs)
+
+        eventually(are_ready, "the scripts run", timeout=60)
+
+    def noticed_after(self, since: float) -> float:
+        """Seconds from then until the run began to end."""
+        phases = {event.data["phase"]: event.time for event in self.events("run_phase")}
+        seconds = phases["ending"] - since
+        ended = self.events("run_ended")[0].time - since
+        print(f"noticed after {seconds:.2f} s, ended after {ended:.2f} s")
+        return seconds
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def pid(self, part: str) -> int:
+        """A process of the newest run: ``guard``, ``driver``, ``session``, ``rank 1``, or ``agent worker-0``,
+        ``sshd worker-0``, ``process worker-0``.
+        """
+        kind, _, which = part.partition(" ")
+        if kind == "session":
+            return int(self._first("run_requested").data["session"]["pid"])
+        if kind == "guard":
+            # In the journal once an agent has said hello; before that it is the child of the session that it guards.
+            return self._child_of(self.pid("session"), "agent/__main__.py guard")
+        if kind == "driver":
+            return self._child_of(self.pid("session"), "horovod_driver.py")
+        if kind == "rank":
+            return int(self._first("process_started", rank=int(which)).data["pid"])
+        if kind == "process":
+            return int(self._first("process_started", which).data["pid"])
+        if kind == "agent":
+            return int(self._first("worker_ready", which).data["pid"])
+        assert kind == "sshd", part
+        return self._child_of(self.pid(f"agent {which}"), "sshd_config")
+
+    def agents(self) -> list[int]:
+        """All agents, also of workers that have not said hello."""
+        return [pid for pid, process in linux.snapshot().items() if process.parent == self.pid("guard")]
+
+    def kill(self, *parts: str | int, signum: int = signal.SIGKILL) -> float:
+        """Kill processes as nearly at once as can be; when that was."""
+        pids = [part if isinstance(part, int) else self.pid(part) for part in parts]
+        self.remember()
+        assert len(self._seen) > len(self.recorded.workers), "the run's processes are not found"
+        if len(pids) > 1:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)  # none of them may act on the end of another
+        for pid in pids:
+            os.kill(pid, signum)
+        return time.time()
+
+    def remember(self) -> None:
+        """Take note of all processes that live now, however well they may hide later: all of them must be gone."""
+        processes = linux.snapshot()
+        for pid in self._marked():
+            found = [pid, *linux.descendants(pid, processes)] if pid != os.getpid() else []
+            self._seen.update((pid, processes[pid].start) for pid in found if pid in processes)
+
+    def left_behind(self) -> list[str]:
+        """What is there of all runs: processes, scratch folders, listeners on port 2222, threads."""
+        pids = {*self._marked(), *(pid for pid, start in self._seen if linux.is_running(pid, start))}
+        living = [notebook.process.pid for notebook in self._notebooks if notebook.process.poll() is None]
+        left = [f"process {pid}: {command_line(pid)}" for pid in sorted(pids.difference(living)) if not is_gone(pid)]
+        left += [f"folder {path}" for path in self.temp.glob("muster-*")]
+        left += [f"listener {host}:2222" for host in _ssh_listeners() & self._hosts()]
+        return left + [f"thread {thread.name}" for thread in threading.enumerate() if "platform" in thread.name]
+
+    def assert_nothing_left(self, within: float = GONE) -> None:
+        """Fail where something of a run is still there."""
+        started = time.monotonic()
+        while (left := self.left_behind()) and time.monotonic() - started < within:
+            time.sleep(0.01)
+        assert not left, "\n".join(left)
+
+    def close(self) -> None:
+        """End everything, however the test went."""
+        for notebook in self._notebooks:
+            notebook.process.kill()
+            notebook.process.wait()
+        for pid, start in self._seen:
+            if linux.is_running(pid, start):
+                linux.kill(pid)
+        for pid in self._marked():
+            linux.kill(pid)
+
+    def _marked(self) -> set[int]:
+        """Processes with this scene's home or one of its runs in their environment, or its folder in their command."""
+        marks = {os.fsencode(f"MUSTER_HOME={self.home}"), *(f"MUSTER_RUN_ID={run.id}".encode() for run in _recorded())}
+        return {
+            pid
+            for pid in linux.all_pids()
+            if pid != os.getpid()
+            and (not marks.isdisjoint(linux.environment_of(pid)) or str(self.temp) in command_line(pid))
+        }
+
+    def _hosts(self) -> set[str]:
+        return {
+            str(event.data["host"]) for run in _recorded() for event in run.events() if event.kind == "worker_ready"
+        }
+
+    def _first(self, kind: str, worker: str | None = None, rank: int | None = None) -> Event:
+        def found() -> list[Event]:
+            return [event for event in self.events(kind, worker) if rank is None or event.data["rank"] == rank]
+
+        event: Event = eventually(found, f"{kind} of {worker}")[0]
+        return event
+
+    @staticmethod
+    def _child_of(parent: int, words: str) -> int:
+        def found() -> list[int]:
+            children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
+            return [pid for pid in children if words in command_line(pid)]
+
+        pid: int = eventually(found, f"a child of {parent} that runs {words}")[0]
+        return pid
+
+
+class Notebook:
+    """A session in a process of its own, which runs one cell."""
+
+    def __init__(self, scene: Scene, cell: str, variables: dict[str, str]) -> None:
+        self._outcome = scene.folder / f"outcome-{len(list(scene.folder.glob('outcome-*')))}.json"
+        self._outcome.touch()
+        self._output = self._outcome.with_suffix(".txt")
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("notebook.py")), cell, str(self._outcome)],
+                cwd=scene.folder,
+                env=environment(**variables, PYTHONPATH=os.pathsep.join(sys.path)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def interrupt(self, times: int = 1, pause: float = 0.0, group: bool = False) -> float:
+        """Press Ctrl-C; when that was, the first time."""
+        send: Callable[[int, int], None] = os.killpg if group else os.kill
+        first = time.time()
+        for number in range(times):
+            time.sleep(pause if number else 0)
+            send(self.process.pid, signal.SIGINT)
+        return first
+
+    def outcome(self, timeout: float = 30) -> dict[str, Any]:
+        """What came out of the cell: ``raised`` (class name or None), ``text`` and ``repr`` of the error, ``at``."""
+        status = self.process.wait(timeout)
+        text = self._outcome.read_text()
+        assert text, f"the notebook ended with {status}:\n{self.output}"
+        outcome: dict[str, Any] = json.loads(text)
+        return outcome
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self._output.read_text(errors="replace")
+
+
+def _recorded() -> list[runs.Run]:
+    return runs.list_runs()
+
+
+def _ssh_listeners() -> set[str]:
+    """Addresses that somebody listens on, port 2222."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        host, _, port = local.partition(":")
+        if state == "0A" and int(port, 16) == 2222:
+            found.add(".".join(str(byte) for byte in reversed(bytes.fromhex(host))))
+    return found

@@ -1,0 +1,54 @@
+"""Ctrl-C at any moment: KeyboardInterrupt comes out soon, the run is recorded as stopped, and nothing is left."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.faults.scene import STUBBORN, Notebook, Scene
+from tests.faults.test_sessions import CELLS, reach
+
+SOON = 2.0  # seconds until KeyboardInterrupt is there; a tenth is usual
+
+
+def assert_stopped(scene: Scene, notebook: Notebook, interrupted: float, soon: float = SOON) -> None:
+    outcome = notebook.outcome()
+    assert outcome["raised"] == "KeyboardInterrupt", outcome["text"]
+    print(f"interrupted after {outcome['at'] - interrupted:.2f} s")
+    assert outcome["at"] - interrupted < soon
+    scene.assert_nothing_left(within=0.5)  # it was all ended before the interrupt came out
+    assert scene.recorded.status == "stopped"
+    assert scene.events("run_ended")[0].data["status"] == "stopped"
+
+
+@pytest.mark.parametrize("how", ["once", "group", "twice", "five times"])
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.slow
+def test_an_interrupt_ends_the_run(scene: Scene, cell: str, how: str) -> None:
+    notebook = reach(scene, cell)
+    scene.remember()
+    times = {"twice": 2, "five times": 5}.get(how, 1)
+    interrupted = notebook.interrupt(times, pause=0.2 if how == "twice" else 0.005, group=how == "group")
+    assert_stopped(scene, notebook, interrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12])
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupt_while_everything_starts_ends_the_run(scene: Scene, delay: float, times: int) -> None:
+    scene.script(STUBBORN)
+    notebook = scene.notebook(CELLS["training"])
+    scene.wait_for_phase("launching")
+    time.sleep(delay)
+    interrupted = notebook.interrupt(times, pause=0.01)
+    assert_stopped(scene, notebook, interrupted, soon=5.0 if times == 1 else SOON)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_takes_the_time_to_end_away(scene: Scene) -> None:
+    scene.script(STUBBORN)
+    notebook = scene.notebook(CELLS["training"])
+    scene.wait_for_phase("training")
+    interrupted = notebook.interrupt(2, pause=0.5)
+    assert_stopped(scene, notebook, interrupted, soon=1.5)

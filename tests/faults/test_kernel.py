@@ -1,0 +1,91 @@
+"""Interrupting a real Jupyter kernel while a cell runs a cluster: the cell ends, the kernel does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.faults.scene import SLEEP, Scene
+
+jupyter_client = pytest.importorskip("jupyter_client")
+pytest.importorskip("ipykernel")
+pytestmark = pytest.mark.slow
+
+BLOCKS = 'import muster; muster.run_cluster(2, worker_script="train.py", strategy="horovod")'
+SUCCEEDS = """
+from plain import Plain
+print(muster.run_cluster(2, worker_script="hello.py", strategy=Plain(), dashboard=False).cluster.logs("worker-1"))
+"""
+
+
+class Kernel:
+    """A kernel and its client."""
+
+    def __init__(self, scene: Scene) -> None:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.manager, self.client = jupyter_client.manager.start_new_kernel(cwd=str(scene.folder), env=env)
+
+    def outcome(self, cell: str) -> dict[str, Any]:
+        """How a cell that was sent to the kernel ends: ``printed``, and ``raised`` (a class name or None)."""
+        found: dict[str, Any] = {"printed": "", "raised": None}
+        while True:
+            message = self.client.get_iopub_msg(timeout=30)
+            if message["parent_header"].get("msg_id") != cell:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                found["printed"] += content["text"]
+            elif kind == "error":
+                found["raised"] = content["ename"]
+            elif kind == "status" and content["execution_state"] == "idle":
+                return found
+
+    def run(self, cell: str) -> dict[str, Any]:
+        """Run a cell to its end."""
+        return self.outcome(self.client.execute(cell))
+
+    def close(self) -> None:
+        """End the kernel."""
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(scene: Scene) -> Iterator[Kernel]:
+    kernel = Kernel(scene)
+    yield kernel
+    kernel.close()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_interrupting_a_cell_ends_its_run_and_not_the_kernel(scene: Scene, kernel: Kernel, times: int) -> None:
+    scene.script(SLEEP)
+    scene.script("print('hello')", "hello.py")
+    cell = kernel.client.execute(BLOCKS)
+    scene.wait_for_phase("training")
+    scene.remember()
+    interrupted = time.time()
+    for _ in range(times):
+        kernel.manager.interrupt_kernel()
+        time.sleep(0.02)
+    assert kernel.outcome(cell)["raised"] == "KeyboardInterrupt"
+    print(f"interrupted after {time.time() - interrupted:.2f} s")
+    assert time.time() - interrupted < 2
+    assert scene.recorded.status == "stopped"
+    again = kernel.run(SUCCEEDS)
+    assert again == {"printed": "hello\n\n", "raised": None}
+
+
+def test_a_kernel_that_is_restarted_leaves_nothing(scene: Scene, kernel: Kernel) -> None:
+    scene.script(SLEEP)
+    kernel.client.execute(BLOCKS)
+    scene.wait_for_phase("training")
+    scene.remember()
+    kernel.manager.restart_kernel(now=True)
+    assert scene.recorded.status == "lost"
+    assert kernel.client.wait_for_ready(timeout=30) is None

@@ -1,0 +1,75 @@
+"""Whatever is killed: the error names it, the others are ended, nothing is left, and the record says what happened."""
+
+from __future__ import annotations
+
+import pytest
+from muster.cluster import Cluster
+from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
+
+from tests.faults.scene import PROMPT, Scene
+
+
+def failure_of(cluster: Cluster) -> RunFailed:
+    with pytest.raises(RunFailed) as raised:
+        cluster.wait(timeout=30)
+    return raised.value
+
+
+def assert_recorded(scene: Scene, error: MusterError) -> None:
+    """The run's folder tells the same story: its events, its result, and a log of each worker."""
+    recorded = scene.recorded
+    assert recorded.status == "failed"
+    assert recorded.result is not None
+    assert recorded.result["error"] == type(error).__name__
+    assert recorded.result["worker"] == error.worker
+    assert scene.events("run_ended")[0].data["status"] == "failed"
+    assert all("ready" in recorded.log(worker) for worker in recorded.workers)
+
+
+@pytest.mark.parametrize(
+    ("victim", "error", "words"),
+    [
+        ("process worker-1", WorkerKilled, "worker-1 was ended by signal 9 (SIGKILL)"),
+        ("process ps-0", WorkerKilled, "ps-0 was ended by signal 9 (SIGKILL)"),
+        ("agent worker-0", WorkerLost, "worker-0 was lost: Its agent was ended by SIGKILL"),
+        ("guard", WorkerLost, "guards the workers"),
+    ],
+)
+def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[RunFailed], words: str) -> None:
+    cluster = scene.start(n_ps=1)
+    scene.wait_for_phase("training")
+    killed = scene.kill(victim)
+    failure = failure_of(cluster)
+    assert type(failure) is error
+    assert words in failure.message
+    if victim != "guard":
+        assert failure.worker == victim.split()[1]
+    assert scene.noticed_after(killed) < PROMPT
+    scene.assert_nothing_left()
+    assert_recorded(scene, failure)
+
+
+@pytest.mark.parametrize(
+    ("victim", "error", "worker"),
+    [
+        ("rank 1", WorkerKilled, "worker-1"),
+        ("agent worker-0", WorkerLost, "worker-0"),
+        ("sshd worker-1", WorkerLost, "worker-1"),
+        ("driver", DriverFailed, None),
+        ("guard", WorkerLost, None),
+    ],
+)
+@pytest.mark.slow
+def test_a_process_of_horovod_is_killed(scene: Scene, victim: str, error: type[RunFailed], worker: str) -> None:
+    cluster = scene.start(strategy="horovod")
+    scene.wait_for_phase("training")
+    killed = scene.kill(victim)
+    failure = failure_of(cluster)
+    assert type(failure) is error
+    assert "SIGKILL" in failure.message or victim == "guard"
+    if victim != "guard":
+        assert failure.worker == worker
+    assert failure.rank == (1 if victim == "rank 1" else None)
+    assert scene.noticed_after(killed) < PROMPT
+    scene.assert_nothing_left()
+    assert_recorded(scene, failure)

@@ -1,0 +1,163 @@
+"""What a script can do wrong: the error says which worker, what, and where, and the others are ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from muster.errors import RunFailed, RunStalled, RunTimeout, ScriptError, ScriptFailed, WorkerKilled, WorkerOutOfMemory
+
+from tests.faults.scene import PROMPT, SLEEP, Scene
+
+ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("raise ValueError('no data')", ScriptFailed, "worker-1 failed first: ValueError: no data"),
+        ("import no_such_package", ScriptFailed, "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("sys.exit('text')", ScriptFailed, "worker-1 failed first: SystemExit: text"),
+        ("sys.exit(4)", ScriptFailed, "worker-1 ended with exit status 4"),
+        ("os._exit(3)", ScriptFailed, "worker-1 ended with exit status 3"),
+        ("import ctypes; ctypes.string_at(0)", WorkerKilled, "worker-1 was ended by signal 11 (SIGSEGV)"),
+        ("os.abort()", WorkerKilled, "worker-1 was ended by signal 6 (SIGABRT)"),
+        ("import nested", ScriptFailed, "worker-1 failed first: SyntaxError"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_the_one_that_fails_is_named(
+    scene: Scene, text: str, error: type[RunFailed], words: str, strategy: str
+) -> None:
+    scene.script("def broken(:", "nested.py")
+    options = {"strategy": "horovod"} if strategy == "horovod" else {}
+    with pytest.raises(RunFailed) as raised:
+        scene.run(ONLY_ONE + text, **options)
+    failure = raised.value
+    assert type(failure) is error
+    assert words.replace("worker-1", "rank 1 (worker-1)" if options else "worker-1") in failure.message
+    assert failure.worker == "worker-1"
+    assert failure.rank == (1 if options else None)
+    assert failure.log == scene.recorded.path / "logs" / "worker-1.log"
+    if "failed first" in words:
+        assert 'train.py", line 3' in str(failure)
+    if error is WorkerKilled:
+        assert "train.py" in str(failure)  # the stack that the interpreter printed while it died
+    assert scene.recorded.status == "failed"
+    assert failure.message in scene.recorded.explain()
+
+
+def test_a_script_that_somebody_ends_is_named_with_the_signal(scene: Scene) -> None:
+    cluster = scene.start()
+    scene.wait_for_phase("training")
+    ended = scene.kill("process worker-1", signum=signal.SIGTERM)
+    with pytest.raises(WorkerKilled, match=r"worker-1 was ended by signal 15 \(SIGTERM\)"):
+        cluster.wait(timeout=30)
+    assert scene.noticed_after(ended) < PROMPT
+
+
+def test_too_much_memory_is_named_as_such(scene: Scene) -> None:
+    with pytest.raises(WorkerOutOfMemory, match=r"worker-1 used 0\.\d+ GB of memory and was given 0\.1 GB") as raised:
+        scene.run(ONLY_ONE + "kept = bytearray(os.urandom(1 << 20) * 300); time.sleep(600)", memory=0.1)
+    assert raised.value.worker == "worker-1"
+    assert "memory=" in str(raised.value.advice)
+
+
+def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(scene: Scene) -> None:
+    text = """
+        import os, time
+        def waits_for_ever():
+            time.sleep(600)
+        def works():
+            while True:
+                print("still here", flush=True)
+                time.sleep(0.05)
+        waits_for_ever() if os.environ["MUSTER_WORKER"] == "worker-1" else works()
+        """
+    started = time.monotonic()
+    with pytest.raises(RunStalled, match=r"worker-1 has shown no progress for 0\.8 s") as raised:
+        scene.run(text, stall_seconds=0.8)
+    assert time.monotonic() - started < 5
+    assert raised.value.worker == "worker-1"
+    details = str(raised.value.details)
+    assert "--- worker-0" in details
+    assert "in works" in details
+    assert "in waits_for_ever" in details.partition("--- worker-1")[2]
+
+
+def test_a_run_that_takes_too_long_is_ended_with_the_stacks_of_all(scene: Scene) -> None:
+    with pytest.raises(RunTimeout, match=r"longer than its 0\.5 s") as raised:
+        scene.run(SLEEP, run_timeout=0.5)
+    assert str(raised.value.details).count("train.py") == 2
+
+
+def test_stacks_can_be_asked_for_at_any_time(scene: Scene) -> None:
+    cluster = scene.start("import time\ndef here(): time.sleep(600)\nprint('ready', flush=True)\nhere()")
+    scene.wait_for_phase("training")
+    for _ in range(2):
+        stacks = cluster.stacks()
+        assert set(stacks) == {"worker-0", "worker-1"}
+        assert all("in here" in text for text in stacks.values())
+    cluster.stop()
+    assert cluster.stacks() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("absent.py", None, "does not exist"),
+        ("broken.py", "def broken(:", "does not compile"),
+        ("no_such_module", None, "neither a file nor a module"),
+    ],
+)
+def test_a_script_that_cannot_be_run_starts_nothing(scene: Scene, name: str, text: str | None, words: str) -> None:
+    import muster
+    from plain import Plain
+
+    if text:
+        scene.script(text, name)
+    with pytest.raises(ScriptError, match=words):
+        muster.run_cluster(1, worker_script=name, strategy=Plain())
+    assert not list(scene.home.glob("runs/*"))
+
+
+@pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: str) -> None:
+    text = r"""
+        import os, sys
+        out = sys.stdout.buffer
+        out.write(b"\xff\xfe\x00 not text \xc3\n" + bytes(range(256)) * 1000 + b"\r\x1b[31mno line end")
+        out.flush()
+        os.write(2, b"\xe2\x82")
+        """
+    options = {"strategy": "horovod"} if strategy == "horovod" else {}
+    scene.run(text, **options)
+    wanted = b"\xff\xfe\x00 not text \xc3\n" + bytes(range(256)) * 1000 + b"\r\x1b[31mno line end\xe2\x82"
+    for worker in ("worker-0", "worker-1"):
+        assert (scene.recorded.path / "logs" / f"{worker}.log").read_bytes() == wanted
+
+
+def test_a_script_that_only_prints_for_a_while_loses_nothing(scene: Scene) -> None:
+    cluster = scene.run("for n in range(200_000): print(n)", n_workers=1)
+    assert cluster.logs("worker-0").split() == [str(number) for number in range(200_000)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [b"not json", b"[1, 2]", b'"text"', b'{"kind": "progress", "metrics": 5}', b'{"kind": "progress", "rank": [1]}',
+     b'{"kind": "exception", "time": "noon"}', b'{"kind": "other"}'],
+)  # fmt: skip
+def test_a_report_that_makes_no_sense_is_dropped(scene: Scene, report: bytes) -> None:
+    text = f"""
+        import os, socket
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for text in ({report!r}, b'{{"kind": "progress", "metrics": {{"loss": 2}}}}'):
+            sender.sendto(text, os.environ["MUSTER_REPORT"])
+        """
+    assert scene.run(text, n_workers=1).result.metrics == {"loss": 2}
+
+
+def test_long_arguments_arrive(scene: Scene) -> None:
+    cluster = scene.run("import sys; print(len(sys.argv), len(sys.argv[1]))", n_workers=1, args=["x" * 100_000] * 12)
+    assert cluster.logs("worker-0") == "13 100000\n"

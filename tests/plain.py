@@ -1,0 +1,43 @@
+"""A strategy that needs neither TensorFlow nor Horovod, for tests of everything else: each worker runs the script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+from muster.strategies.commands import script_command
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Every worker runs the script; ``server`` names workers that are not waited for."""
+
+    name: ClassVar[str] = "plain"
+    requires: tuple[str, ...] = ()
+    needs_ssh: bool = False
+    ports_per_worker: ClassVar[int] = 1
+    listens: bool = False
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Workers, and servers where parameter servers are asked for."""
+        return {role: count for role, count in {"ps": job.n_ps, "worker": job.n_workers}.items() if count}
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """No driver."""
+        return None
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """The script on every member, with its port in PORT."""
+        return Plan(
+            processes={
+                member.name: Process(
+                    script_command(job, facts), {**facts.environment, "PORT": str(member.ports[0])}, job.cwd
+                )
+                for member in members
+            },
+            servers={member.name: member.ports[0] for member in members} if self.listens else {},
+            decides=tuple(member.name for member in members if member.role == "worker"),
+        )

@@ -1,0 +1,181 @@
+"""What every platform must do. A new one is added as one line of ``PLATFORMS``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from muster.errors import JobError, LaunchRefused, MusterError, ResourceError
+from muster.job import Process, Resources, Status, Worker
+from muster.platforms import get_platform
+from muster.platforms.base import Platform
+from support import Run, StubSession, eventually, shell
+
+PLATFORMS = ["local"]
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request: pytest.FixtureRequest, run: Run) -> Iterator[Platform]:
+    platform = get_platform(request.param)
+    yield platform
+    platform.close()
+
+
+def ended(platform: Platform, workers: Sequence[Worker]) -> list[Worker]:
+    """The given workers, once all have ended."""
+
+    def poll() -> list[Worker] | None:
+        polled = platform.poll(workers)
+        return polled if all(worker.status.is_final for worker in polled) else None
+
+    found: list[Worker] = eventually(poll, "all workers have ended")
+    return found
+
+
+def running(platform: Platform, workers: Sequence[Worker]) -> list[Worker]:
+    """The given workers, once all run."""
+
+    def poll() -> list[Worker] | None:
+        polled = platform.poll(workers)
+        return polled if all(worker.status is Status.RUNNING for worker in polled) else None
+
+    found: list[Worker] = eventually(poll, "all workers run")
+    return found
+
+
+def test_launches_in_order_with_unique_ids(platform: Platform, run: Run) -> None:
+    specs = [run.spec(f"worker-{index}") for index in range(3)]
+    workers = platform.launch(specs)
+    assert [worker.name for worker in workers] == [spec.name for spec in specs]
+    assert len({worker.id for worker in workers}) == 3
+
+
+def test_running_workers_have_an_address_and_times(platform: Platform, run: Run) -> None:
+    workers = running(platform, platform.launch([run.spec("worker-0"), run.spec("worker-1")]))
+    for worker in workers:
+        assert worker.address
+        assert worker.created_at is not None
+        assert worker.running_at is not None
+        assert worker.created_at <= worker.running_at
+        assert worker.finished_at is None
+
+
+def test_a_worker_ends_with_its_process(platform: Platform, run: Run) -> None:
+    specs = [
+        run.spec("worker-0", process=shell("exit 0")),
+        run.spec("worker-1", process=shell("exit 3")),
+        run.spec("worker-2", process=shell("kill -9 $$")),
+    ]
+    succeeded, failed, killed = ended(platform, platform.launch(specs))
+    assert (succeeded.status, succeeded.exit_code, succeeded.reason) == (Status.SUCCEEDED, 0, None)
+    assert (failed.status, failed.exit_code) == (Status.FAILED, 3)
+    assert failed.reason
+    assert "3" in failed.reason
+    assert (killed.status, killed.signal) == (Status.FAILED, 9)
+    assert killed.reason
+    assert "SIGKILL" in killed.reason
+    assert all(worker.finished_at is not None for worker in (succeeded, failed, killed))
+
+
+def test_a_program_that_is_not_there_is_a_reason(platform: Platform, run: Run) -> None:
+    (worker,) = ended(platform, platform.launch([run.spec(process=Process(("/no/such/program",)))]))
+    assert worker.status is Status.FAILED
+    assert worker.reason
+    assert "/no/such/program" in worker.reason
+
+
+def test_stopping_is_a_request_that_may_be_repeated(platform: Platform, run: Run) -> None:
+    workers = running(platform, platform.launch([run.spec("worker-0", process=shell("sleep 600"))]))
+    platform.stop(workers)
+    platform.stop(workers)
+    (worker,) = ended(platform, workers)
+    assert worker.status is Status.STOPPED
+    platform.stop([worker])
+    assert platform.poll([worker]) == [worker]
+
+
+def test_stopping_one_leaves_the_others(platform: Platform, run: Run) -> None:
+    specs = [run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)]
+    first, second = running(platform, platform.launch(specs))
+    platform.stop([first])
+    ended(platform, [first])
+    assert platform.poll([second])[0].status is Status.RUNNING
+
+
+def test_lists_everything_it_launched_oldest_first(platform: Platform, run: Run) -> None:
+    assert platform.list() == []
+    ended(platform, platform.launch([run.spec("worker-0", process=shell("exit 0"))]))
+    platform.launch([run.spec("worker-1")])
+    assert [worker.name for worker in platform.list()] == ["worker-0", "worker-1"]
+
+
+def test_logs_of_a_worker_that_has_ended(platform: Platform, run: Run) -> None:
+    workers = platform.launch([run.spec(process=shell("echo out; echo err >&2; printf last"))])
+    ended(platform, workers)
+    assert list(platform.logs(workers[0])) == ["out", "err", "last"]
+
+
+def test_a_worker_that_nobody_knows_has_failed(platform: Platform) -> None:
+    (worker,) = platform.poll([Worker(id="stranger", name="worker-0")])
+    assert worker.status is Status.FAILED
+    assert worker.reason
+
+
+def test_processes_get_what_was_asked_for(platform: Platform, run: Run) -> None:
+    command = 'echo "$GREETING $MUSTER_RUN_ID $MUSTER_WORKER $MUSTER_ROLE $MUSTER_INDEX"; pwd; ls -d "$TMPDIR"'
+    spec = run.spec("ps-1", env={"GREETING": "hello you"}, process=shell(command))
+    workers = platform.launch([spec])
+    ended(platform, workers)
+    greeting, folder, temporary = platform.logs(workers[0])
+    assert greeting == f"hello you {run.id} ps-1 ps 1"
+    assert folder == spec.cwd
+    assert temporary == f"{spec.scratch}/tmp"
+
+
+def test_workers_with_a_session_say_hello(platform: Platform, run: Run, stub_session: StubSession) -> None:
+    specs = [run.spec(f"worker-{index}", session=stub_session.address, ports=2) for index in range(2)]
+    workers = platform.launch(specs)
+    stub_session.wait_for("hello", count=2)
+    addresses = {worker.name: worker.address for worker in running(platform, workers)}
+    for name in ("worker-0", "worker-1"):
+        hello = stub_session.wait_for("hello", name)
+        assert hello["host"] == addresses[name]
+        assert len(set(hello["ports"])) == 2
+
+
+@pytest.mark.parametrize("resources", [Resources(cpu=4096), Resources(memory=1e6), Resources(gpu=512)])
+def test_what_could_never_be_granted_is_refused_before_anything_starts(
+    platform: Platform, run: Run, resources: Resources
+) -> None:
+    with pytest.raises(ResourceError, match=r"this machine has|platform has"):
+        platform.launch([run.spec("worker-0"), run.spec("worker-1", resources=resources)])
+    assert platform.list() == []
+
+
+def test_all_or_nothing(platform: Platform, run: Run) -> None:
+    (run.folder / "file").write_text("in the way")
+    impossible = run.spec("worker-1", log=run.folder / "file" / "log")
+    with pytest.raises(LaunchRefused, match="worker-1"):
+        platform.launch([run.spec("worker-0", process=shell("sleep 600")), impossible])
+    assert platform.list() == []
+
+
+def test_closing_ends_everything_at_once_and_twice(platform: Platform, run: Run) -> None:
+    workers = running(platform, platform.launch([run.spec("worker-0", process=shell("sleep 600"))]))
+    platform.close()
+    assert run.left_behind() == []
+    assert platform.poll(workers)[0].status is Status.STOPPED
+    platform.close()
+
+
+def test_can_launch_again_after_closing(platform: Platform, run: Run) -> None:
+    platform.launch([run.spec("worker-0")])
+    platform.close()
+    (worker,) = ended(platform, platform.launch([run.spec("worker-1", process=shell("exit 0"))]))
+    assert worker.status is Status.SUCCEEDED
+
+
+def test_no_platform_of_that_name() -> None:
+    with pytest.raises(JobError, match="nowhere"):
+        get_platform("nowhere")
+    assert issubclass(JobError, MusterError)

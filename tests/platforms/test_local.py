@@ -1,0 +1,299 @@
+"""What is special about workers on the session's own machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import muster
+import pytest
+from muster.agent.claims import claim, claim_cores, core_numbers
+from muster.errors import LaunchRefused, PlatformError, ResourceError
+from muster.job import Resources, Status
+from muster.platforms import machine
+from muster.platforms.local import LocalPlatform
+from support import Run, StubSession, eventually, is_gone, shell
+
+
+@pytest.fixture
+def platform(run: Run) -> Iterator[LocalPlatform]:
+    platform = LocalPlatform()
+    yield platform
+    platform.close()
+
+
+def final(platform: LocalPlatform) -> bool:
+    return all(worker.status.is_final for worker in platform.list())
+
+
+def test_every_worker_has_an_address_of_its_own(platform: LocalPlatform, run: Run) -> None:
+    platform.launch([run.spec(f"worker-{index}") for index in range(4)])
+    eventually(lambda: all(worker.address for worker in platform.list()), "all have addresses")
+    addresses = {worker.address for worker in platform.list()}
+    assert len(addresses) == 4
+    assert all(address and address.startswith("127.") for address in addresses)
+
+
+def test_two_platforms_at_once_do_not_disturb_each_other(platform: LocalPlatform, run: Run) -> None:
+    other = LocalPlatform()
+    platform.launch([run.spec("worker-0", process=shell("sleep 600"))])
+    other.launch([run.spec("worker-1", process=shell("echo here"))])
+    eventually(lambda: final(other), "the other's worker has ended")
+    assert [worker.name for worker in other.list()] == ["worker-1"]
+    assert platform.list()[0].status in (Status.STARTING, Status.RUNNING)
+    # Closing ends what is marked with the same run, which is the only thing that both have in common.
+    other.close()
+
+
+def test_launches_from_several_threads(platform: LocalPlatform, run: Run) -> None:
+    def launch(index: int) -> None:
+        platform.launch([run.spec(f"worker-{index}", process=shell("exit 0"))])
+
+    threads = [threading.Thread(target=launch, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: final(platform), "all have ended")
+    assert {worker.status for worker in platform.list()} == {Status.SUCCEEDED}
+
+
+def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatform, run: Run) -> None:
+    workers = platform.launch([run.spec(process=shell("sleep 600"))])
+    assert platform.guard_pid is not None
+    os.kill(platform.guard_pid, signal.SIGKILL)
+    eventually(lambda: final(platform), "the worker has failed")
+    (worker,) = platform.poll(workers)
+    assert worker.status is Status.FAILED
+    assert worker.reason
+    assert "guard" in worker.reason
+    platform.close()
+    assert platform.launch([run.spec("worker-1")])
+
+
+def test_an_agent_that_is_killed_is_a_reason(platform: LocalPlatform, run: Run, stub_session: StubSession) -> None:
+    platform.launch([run.spec(session=stub_session.address)])
+    os.kill(stub_session.wait_for("hello")["pid"], signal.SIGKILL)
+    eventually(lambda: final(platform), "the worker has failed")
+    assert platform.list()[0].reason == "Its agent was ended by SIGKILL."
+
+
+def test_a_forked_child_can_end_nothing(platform: LocalPlatform, run: Run) -> None:
+    platform.launch([run.spec(process=shell("sleep 600"))])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            platform.poll([])
+        except PlatformError:
+            platform.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not final(platform)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt within a destructor
+def test_an_interrupt_leaves_the_platform_in_order(platform: LocalPlatform, run: Run) -> None:
+    workers = platform.launch([run.spec(process=shell("sleep 600"))])
+    interrupted = 0
+    for delay in range(30):
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
+        try:
+            platform.poll(workers)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted
+    assert platform.poll(workers)[0].name == "worker-0"
+
+
+@pytest.fixture(autouse=True)
+def alarm_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_scratch_path_too_long_for_sockets(platform: LocalPlatform, run: Run) -> None:
+    with pytest.raises(LaunchRefused, match="too long"):
+        platform.launch([run.spec(scratch=run.scratch / ("x" * 100))])
+
+
+def test_cores_are_given_to_one_cluster_only(platform: LocalPlatform, run: Run) -> None:
+    cores = machine.cores()
+    if len(cores) < 2:
+        pytest.skip("this machine has one core")
+    show = "import os; print(sorted(os.sched_getaffinity(0))); import time; time.sleep(600)"
+    process = shell(f"exec {sys.executable} -c '{show}'")
+    workers = platform.launch([run.spec(f"worker-{index}", process=process) for index in range(2)])
+    given = [eventually(lambda w=worker: list(platform.logs(w)), "it has printed")[0] for worker in workers]
+    assert given == [str(cores[:2])] * 2  # the workers of a cluster share its cores
+    rest = LocalPlatform()
+    everything = Resources(cpu=len(cores), memory=0.5)
+    (worker,) = rest.launch([run.spec("worker-2", process=process, resources=everything)])
+    assert eventually(lambda: list(rest.logs(worker)), "it has printed") == [str(cores)]  # no claim, no pinning
+    rest.close()
+
+
+def test_claims_end_with_their_holders(tmp_path: Path) -> None:
+    folder = str(tmp_path / "claims")
+    first = claim(folder, ["a", "b", "c"], 2)
+    assert first is not None
+    assert first.devices == ["a", "b"]
+    assert claim(folder, ["a", "b", "c"], 2) is None
+    second = claim(folder, ["a", "b", "c"], 1)
+    assert second is not None
+    assert second.devices == ["c"]
+    first.close()
+    third = claim_cores(folder, [5, 6], [1, 1])
+    assert [core_numbers(held) for held in third] == [[5], [6]]
+    assert [held.devices for held in claim_cores(folder, [5, 6, 7], [1, 1])] == [[], []]
+    assert [held.devices for held in claim_cores(folder, [7], [0.5])] == [[]]
+    for held in (second, *third):
+        held.close()
+
+
+def test_gpus_are_exclusive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    first, second = LocalPlatform(), LocalPlatform()
+    show = shell("echo $CUDA_VISIBLE_DEVICES; sleep 600")
+    one = Resources(cpu=1, memory=0.5, gpu=1)
+    try:
+        workers = first.launch([run.spec(f"worker-{i}", resources=one, process=show) for i in range(2)])
+        given = {eventually(lambda w=worker: list(first.logs(w)), "it has printed")[0] for worker in workers}
+        assert given == {"GPU-a", "GPU-b"}
+        with pytest.raises(LaunchRefused, match="other clusters"):
+            second.launch([run.spec("worker-2", resources=one)])
+        with pytest.raises(ResourceError, match="3 GPUs; this machine has 2"):
+            second.launch([run.spec(f"worker-{i}", resources=one) for i in range(3, 6)])
+        first.stop(workers[:1])
+        eventually(lambda: first.poll(workers)[0].status.is_final, "it has stopped")
+        assert second.launch([run.spec("worker-6", resources=one)])
+    finally:
+        first.close()
+        second.close()
+
+
+def test_reads_what_nvidia_smi_says() -> None:
+    listing = textwrap.dedent(
+        """\
+        GPU 0: NVIDIA H200 (UUID: GPU-1f0b2e4c-0000-1111-2222-333344445555)
+          MIG 1g.18gb     Device  0: (UUID: MIG-aaaa-bbbb)
+          MIG 1g.18gb     Device  1: (UUID: MIG-cccc-dddd)
+        GPU 1: NVIDIA H200 (UUID: GPU-2f0b2e4c-0000-1111-2222-333344445555)
+        """
+    )
+    expected = ["MIG-aaaa-bbbb", "MIG-cccc-dddd", "GPU-2f0b2e4c-0000-1111-2222-333344445555"]
+    assert machine.parse_gpus(listing) == expected
+    assert machine.parse_gpus("No devices found.\n") == []
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.10", "3.12", "3.13"])
+def test_agents_run_on_other_interpreters(run: Run, stub_session: StubSession, version: str,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not found:
+        pytest.skip(f"there is no Python {version}")
+    monkeypatch.setattr(sys, "executable", str(found[0]))
+    platform = LocalPlatform()
+    try:
+        platform.launch([run.spec(session=stub_session.address, ports=1)])
+        assert stub_session.wait_for("hello")["python"].startswith(version)
+        stub_session.send("worker-0", "start", argv=["/bin/sh", "-c", "echo hello; exit 3"], env={}, cwd=None)
+        assert stub_session.wait_for("exited")["exit_code"] == 3
+        assert stub_session.output() == "hello\n"
+        stub_session.send("worker-0", "start", argv=["/bin/sleep", "600"], env={}, cwd=None)
+        stub_session.wait_for("started", count=2)
+    finally:
+        platform.close()
+    assert platform.list()[0].status is Status.STOPPED
+
+
+ORDINARY = """
+import os, sys, tempfile, pathlib
+from support import Run, StubSession, fresh_identity, key_pair
+from muster.platforms.local import LocalPlatform
+import subprocess
+folder = pathlib.Path(tempfile.mkdtemp())
+os.environ["MUSTER_HOME"] = str(folder / "home")
+run, session, platform = Run(folder), StubSession(), LocalPlatform()
+platform.launch([run.spec(session=session.address, ssh=fresh_identity())])
+hello = session.wait_for("hello")
+session.send("worker-0", "start", argv=["/usr/bin/id", "-u"], env={}, cwd=None)
+assert session.wait_for("exited")["exit_code"] == 0
+session.listen(0.1)
+key = folder / "key"
+key.write_text(key_pair()[0])
+key.chmod(0o600)
+options = "StrictHostKeyChecking=no UserKnownHostsFile=/dev/null BatchMode=yes LogLevel=ERROR".split()
+options = ["-F", "none", "-i", str(key), "-p", "2222", *[f"-o{option}" for option in options]]
+answer = subprocess.run(["ssh", *options, hello["host"], "id -u"], capture_output=True, text=True)
+platform.close()
+assert run.left_behind() == [], run.left_behind()
+run.remove()
+print(session.output().strip(), answer.stdout.strip(), *answer.stderr.split())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can become somebody else")
+def test_as_an_ordinary_user() -> None:
+    """All of it again as a user without rights.
+
+    The user has an account, and may read this interpreter and this tree, in a mount namespace of this test only.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "passwd").write_text(
+            Path("/etc/passwd").read_text() + f"somebody:x:54321:54321::{folder}:/bin/sh\n"
+        )
+        (Path(folder) / "program.py").write_text(ORDINARY)
+        sources = {
+            "python": sys.base_prefix,
+            "site": sysconfig.get_path("purelib"),
+            "sdk": Path(muster.__file__).parent.parent,
+            "tests": Path(__file__).parent.parent,
+        }
+        mounts = [f"mount --bind {folder}/passwd /etc/passwd"]
+        for name, source in sources.items():
+            (Path(folder) / name).mkdir()
+            mounts.append(f"mount --bind {source} {folder}/{name}")
+        python = f"{folder}/python/bin/python3.{sys.version_info.minor}"
+        path = ":".join(f"{folder}/{name}" for name in ("sdk", "tests", "site"))
+        user = "setpriv --reuid 54321 --regid 54321 --clear-groups"
+        libraries = f"LD_LIBRARY_PATH={folder}/python/lib"  # as its own are where only root may read
+        become = f"exec {user} env -i {libraries} HOME={folder} PATH=$PATH PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1"
+        result = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"{become} {python} {folder}/program.py"])],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            timeout=60,
+            check=False,
+        )
+        if "Operation not permitted" in result.stderr or "unshare failed" in result.stderr:
+            pytest.skip("no mount namespaces here")
+        assert result.stdout == "54321 54321\n", result.stderr
+
+
+def test_stopping_an_agent_that_hangs(platform: LocalPlatform, run: Run, stub_session: StubSession) -> None:
+    workers = platform.launch([run.spec(session=stub_session.address)])
+    agent = stub_session.wait_for("hello")["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    since = time.monotonic()
+    platform.stop(workers)
+    eventually(lambda: final(platform), "it was killed")
+    assert time.monotonic() - since < 5
+    assert is_gone(agent)
+    assert platform.list()[0].status is Status.STOPPED

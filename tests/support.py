@@ -1,0 +1,250 @@
+"""What several tests share: a session that agents can dial, and a look at what a run has left behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import selectors
+import shutil
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from muster.agent import linux, wire
+from muster.certificates import make_certificate
+from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSpec
+from muster.ssh import generate_key_pair
+
+TIMEOUT = 15.0  # seconds that a test waits for anything
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:
+    """Wait until ``condition`` is true, and return what it returned."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        time.sleep(0.005)
+
+
+@functools.lru_cache(maxsize=1)
+def self_signed() -> tuple[str, str]:
+    """A certificate for a session and its key, both PEM."""
+    return make_certificate("127.0.0.1")
+
+
+@functools.lru_cache(maxsize=1)
+def key_pair() -> tuple[str, str]:
+    """A private and a public ssh key, both OpenSSH text."""
+    pair = generate_key_pair()
+    return pair.private, pair.public
+
+
+class StubSession:
+    """A session as agents see it, which only listens, remembers, and says what a test tells it to."""
+
+    def __init__(self) -> None:
+        self.certificate, key = self_signed()
+        self.token = secrets.token_hex(16)
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+            file.write(self.certificate + key)
+            file.flush()
+            self._context.load_cert_chain(file.name)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._connections: dict[str, ssl.SSLSocket] = {}
+
+    @property
+    def address(self) -> SessionAddress:
+        """What a worker needs in order to dial."""
+        return SessionAddress("127.0.0.1", self._listener.getsockname()[1], self.certificate, self.token)
+
+    def send(self, worker: str, kind: str, **fields: Any) -> None:
+        """Send one message to a worker that has said hello."""
+        connection = self._connections[worker]
+        connection.setblocking(True)
+        connection.sendall(wire.encode(kind, **fields))
+        connection.setblocking(False)
+
+    def listen(self, seconds: float = 0.0) -> None:
+        """Take in what comes within so many seconds, or what is there."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                self._accept()
+            else:
+                self._receive(key.fileobj, key.data)  # type: ignore[arg-type]
+
+    def wait_for(self, kind: str, worker: str | None = None, count: int = 1, timeout: float = TIMEOUT) -> Any:
+        """The first message of that kind, or the first ``count`` of them."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self.received(kind, worker)
+            if len(found) >= count:
+                return found[0] if count == 1 else found[:count]
+            assert time.monotonic() < deadline, f"no {kind} from {worker} within {timeout} s: {self.messages[-5:]}"
+            self.listen(0.05)
+
+    def received(self, kind: str, worker: str | None = None) -> list[dict[str, Any]]:
+        """All messages of that kind so far."""
+        return [message for name, message in self.messages if message["type"] == kind and worker in (None, name)]
+
+    def output(self, worker: str | None = None) -> str:
+        """Everything that has been printed so far."""
+        return "".join(message["text"] for message in self.received("output", worker))
+
+    def hang_up(self, worker: str) -> None:
+        """Close the connection to one worker."""
+        connection = self._connections.pop(worker)
+        self._selector.unregister(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        for connection in self._connections.values():
+            connection.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        plain, _ = self._listener.accept()
+        plain.settimeout(5)
+        try:
+            connection = self._context.wrap_socket(plain, server_side=True)
+        except OSError:
+            plain.close()
+            return
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, {"name": "", "decoder": wire.Decoder()})
+
+    def _receive(self, connection: ssl.SSLSocket, state: dict[str, Any]) -> None:
+        try:
+            while True:
+                data = connection.recv(1 << 16)
+                if not data:
+                    break
+                for message in state["decoder"].feed(data):
+                    self._note(connection, state, message)
+        except ssl.SSLWantReadError:
+            return
+        except OSError:
+            pass
+        self._selector.unregister(connection)
+        connection.close()
+        self._connections.pop(state["name"], None)
+        self.messages.append((state["name"], {"type": "hung_up"}))
+
+    def _note(self, connection: ssl.SSLSocket, state: dict[str, Any], message: dict[str, Any]) -> None:
+        if message["type"] == "hello":
+            assert message["token"] == self.token
+            state["name"] = message["worker"]
+            self._connections[state["name"]] = connection
+            connection.setblocking(True)
+            connection.sendall(wire.encode("welcome"))
+            connection.setblocking(False)
+        self.messages.append((state["name"], message))
+
+
+class Run:
+    """A run's folders and id, for tests that launch workers without a cluster.
+
+    Scratch folders are not made under pytest's own, whose paths are longer than a socket's may be.
+    """
+
+    def __init__(self, folder: Path, run_id: str | None = None, scratch: Path | None = None) -> None:
+        self.id = run_id or f"test-{secrets.token_hex(4)}"
+        self.folder = folder
+        self.home = os.environ.get("MUSTER_HOME", "")
+        self.ports: list[int] = []
+        self.scratch = scratch or Path(tempfile.mkdtemp(prefix="muster-"))
+
+    def spec(self, name: str = "worker-0", **changes: Any) -> WorkerSpec:
+        """A small worker of this run."""
+        fields: dict[str, Any] = {
+            "name": name,
+            "role": name.rpartition("-")[0],
+            "index": int(name.rpartition("-")[2]),
+            "run": self.id,
+            "resources": Resources(cpu=1, memory=0.5),
+            "log": self.folder / f"{name}.log",
+            "scratch": self.scratch / name,
+            "cwd": str(self.folder),
+        }
+        return WorkerSpec(**{**fields, **changes})
+
+    def processes(self) -> list[int]:
+        """Ids of all processes that its workers have started, by their environment."""
+        return linux.marked("MUSTER_RUN_ID", self.id)
+
+    def guards(self) -> list[int]:
+        """Ids of guards and agents, and of other processes started by this test, by the home that each test has."""
+        return linux.marked("MUSTER_HOME", self.home)
+
+    def left_behind(self) -> list[str]:
+        """What is still there of the run: processes, ports, and scratch folders of workers."""
+        left = [f"process {pid}: {command_line(pid)}" for pid in (*self.processes(), *self.guards())]
+        left += [f"port {port}" for port in self.ports if not free_of(port)]
+        return left + [str(path) for path in self.scratch.glob("*-[0-9]*")]
+
+    def remove(self) -> None:
+        """Remove the scratch folder."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def fresh_identity() -> SshIdentity:
+    """An ssh identity for a worker; ``key_pair()`` may log in."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    return SshIdentity(host_key=private.decode(), authorized_key=key_pair()[1])
+
+
+def shell(command: str) -> Process:
+    """A process that runs a shell command."""
+    return Process(("/bin/sh", "-c", command))
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process, for messages."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "gone"
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, or only a zombie of it."""
+    found = linux.stat(pid)
+    return found is None or found.state in "ZX"
+
+
+def free_of(port: int) -> bool:
+    """Whether nobody holds the TCP port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All descendants of a process."""
+    return linux.descendants(pid, linux.snapshot())
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment with changes, for children that import muster."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "sdk"), **changes}

@@ -1,0 +1,145 @@
+"""That the benchmarks run and say what they are meant to say; never how fast anything is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import measuring, training
+from benchmarks.measuring import Figure, Target, by_turns, spread, table
+
+RESULT = {
+    "benchmark": "import_time",
+    "machine": {
+        "cores": 2,
+        "memory_gb": 4.2,
+        "processor": "Example",
+        "system": "Linux 6.1 x86_64",
+        "python": "3.11.7",
+        "load": 0.25,
+        "packages": {"horovod": "0.28.1"},
+    },
+    "figures": [Figure("starting", "s", [1, 2, 3], "bare Python", [2, 2, 2], Target(1)).to_dict()],
+}
+
+
+def test_spread_is_the_median_and_the_quartiles() -> None:
+    assert spread([1, 2, 3, 4, 50]) == {"median": 3, "quartiles": [2, 4], "values": [1, 2, 3, 4, 50]}
+    assert spread([1.23456]) == {"median": 1.235, "quartiles": [1.235, 1.235], "values": [1.235]}
+
+
+def test_turns_change_their_order_from_round_to_round() -> None:
+    order: list[str] = []
+    taken = by_turns(3, {name: lambda name=name: order.append(name) or len(order) for name in "ab"})
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert taken == {"a": [1, 4, 5], "b": [2, 3, 6]}
+
+
+def test_ratio_is_the_median_of_those_within_each_turn() -> None:
+    figure = Figure("x", "s", [1, 20, 3], "y", [1, 10, 1]).to_dict()
+    assert figure["ratio"]["values"] == [1, 2, 3]
+    assert figure["ratio"]["median"] == 2
+    assert figure["met"] is None
+
+
+@pytest.mark.parametrize(
+    ("target", "met"),
+    [
+        (Target(2), True),
+        (Target(1.9), False),
+        (Target(2, at_least=True), True),
+        (Target(2.1, at_least=True), False),
+        (Target(5, "s"), False),
+        (Target(20, "s"), True),
+    ],
+)
+def test_targets_are_of_the_ratio_or_in_the_unit_of_the_figure(target: Target, met: bool) -> None:
+    assert Figure("x", "s", [20], "y", [10], target).to_dict()["met"] is met
+
+
+def test_table_has_a_line_a_figure_and_the_machine_once() -> None:
+    text = table([RESULT, RESULT])
+    assert "| starting | 2 s (1.5 to 2.5) | bare Python: 2 s (2 to 2) | 1 | ≤ 1 × met |" in text.splitlines()
+    assert text.count("2 cores (Example), 4.2 GB, Linux 6.1 x86_64, Python 3.11.7, horovod 0.28.1.") == 1
+    assert text.endswith("Load average when they began: 0.2 to 0.2.")
+
+
+def test_readme_shows_the_last_full_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "KEPT", tmp_path / "results.json")
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    (tmp_path / "import_time.json").write_text(json.dumps(RESULT))
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n\n{command.BEGIN}\nold\n{command.END}\n\nafter\n")
+    assert command.update_readme(readme) == 0
+    assert readme.read_text() == f"before\n\n{command.BEGIN}\n{table([RESULT])}\n{command.END}\n\nafter\n"
+    assert json.loads((tmp_path / "results.json").read_text()) == [RESULT]
+
+
+def test_readme_without_markers_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(command, "KEPT", tmp_path / "results.json")
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    (tmp_path / "import_time.json").write_text(json.dumps(RESULT))
+    (tmp_path / "README.md").write_text("text")
+    assert command.update_readme(tmp_path / "README.md") == 1
+    assert (tmp_path / "README.md").read_text() == "text"
+    assert command.BEGIN in capsys.readouterr().err
+
+
+def test_the_readme_and_the_kept_results_say_the_same() -> None:
+    text = command.README.read_text(encoding="utf-8") if command.README.exists() else ""
+    if f"{command.BEGIN}\n|" not in text:
+        pytest.skip("there is no table in the README")
+    assert command.between_markers(text, table(json.loads(command.KEPT.read_text(encoding="utf-8")))) == text
+
+
+def test_the_command_runs_keeps_and_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measuring, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "import_time", "--quick"])
+    assert command.main() == 0
+    assert "`import muster`" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "results" / "import_time-quick.json").read_text())
+    assert kept["quick"] is True
+    assert kept["machine"]["cores"] >= 1
+    assert len(kept["figures"]) == 2
+
+
+def test_an_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "speed"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "there is no benchmark speed" in capsys.readouterr().err
+
+
+def test_first_step_compares_cold_and_warm_with_bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Training itself is tried below, by the benchmark that shares it.
+    monkeypatch.setattr(training, "by_muster", lambda *options: {"seconds": 7.0})
+    monkeypatch.setattr(training, "by_horovodrun", lambda hosts, *options: {"seconds": 10.0})
+    figures = quick_figures("first_step")
+    assert [figure["ratio"]["median"] for figure in figures] == [0.7, 0.7]
+    assert [figure["target"] for figure in figures] == ["≤ 1 ×", None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "targets"), [("startup", ["≤ 2 ×"]), ("throughput", ["≥ 0.98 ×"]), ("thousand_agents", ["≤ 10 %"])]
+)
+def test_quick_modes_run(name: str, targets: list[str]) -> None:
+    figures = quick_figures(name)
+    assert [figure["target"] for figure in figures if figure["target"]] == targets
+    for figure in figures:
+        measured = [*figure["values"], *(figure["floor"] or {"values": []})["values"]]
+        assert all(math.isfinite(value) and value > 0 for value in measured), figure
+
+
+def quick_figures(name: str) -> list[dict[str, Any]]:
+    """What the quick mode of a benchmark measures, as plain data."""
+    return [figure.to_dict() for figure in importlib.import_module(f"benchmarks.{name}").measure(quick=True)]

@@ -1,0 +1,368 @@
+"""The ``muster`` command. Runs are real ones, of plain Python programs (``tests.dashboard.recording``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from muster import errors, runs
+from muster.cli import exit_code, main
+from muster.commands import launch
+from muster.commands.recorded import Tail
+from muster.events import Event
+from muster.job import Resources
+from muster.strategies.horovod import Horovod
+from plain import Plain
+
+from tests.dashboard.recording import TRAINING
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MUSTER_DASHBOARD", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run the script as a plain program, which needs no TensorFlow."""
+    monkeypatch.setattr(launch, "get_strategy", lambda name, **options: Plain())
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "train.py").write_text(TRAINING)
+    return "train.py"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    (tmp_path / "task.py").write_text("def run(cluster, server, task_index):\n    pass\n")
+    return "task.py"
+
+
+def muster(*arguments: str) -> Result:
+    """What the command does with these arguments. A traceback of ours fails the test."""
+    result = CliRunner().invoke(main, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> runs.Run:
+    """A run of known content."""
+    path = runs.create(name)
+    request = Event(
+        "run_requested", data={"job": {"name": name, "strategy": "horovod"}}, time=time.time() - days_ago * 86400
+    )
+    (path / "events.jsonl").write_text(request.to_json() + "\n")
+    runs.write_json(path / "plan.json", {"processes": {"worker-0": {}, "worker-1": {}}})
+    runs.write_json(path / "result.json", {"status": "succeeded", "seconds": 2.0, **result})
+    return runs.Run(path)
+
+
+class TestOptions:
+    def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = []
+        monkeypatch.setattr(launch, "make_job", lambda **options: made.append(MAKE_JOB(**options)) or made[0])
+        monkeypatch.setenv("SECRET", "from here")
+
+        muster(
+            "plan", "-s", "horovod", "-n", "3", "--slots", "2", "--cpu", "1.5", "--memory", "4", "--gpus", "1",
+            "--env", "A=b=c", "--env", "SECRET", "--env", "EMPTY=", "--name", "mine",
+            script, "--epochs", "5", "--", "-n", "9",
+        )  # fmt: skip
+
+        ((job, strategy),) = made
+        assert job.script is not None
+        assert (job.script.kind, Path(job.script.target).name) == ("file", script)
+        assert (job.n_workers, job.n_ps, job.name) == (3, 0, "mine")
+        assert job.resources == Resources(cpu=1.5, memory=4, gpu=1)
+        assert job.args == ("--epochs", "5", "-n", "9")
+        assert job.env == {"A": "b=c", "SECRET": "from here", "EMPTY": ""}
+        assert strategy == Horovod(slots=2)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ([], "Missing argument 'SCRIPT'"),
+            (["-n", "0", "task.py"], "-n"),
+            (["-s", "magic", "task.py"], "magic"),
+            (["--env", "MUSTER_TEST_NOT_SET", "task.py"], "MUSTER_TEST_NOT_SET is not set here"),
+            (["--env", "=x", "task.py"], "has no name"),
+            (["--unknown", "task.py"], "--unknown"),
+            (["absent.py"], "absent.py does not exist"),
+            (["--slots", "2", "task.py"], "no such option"),
+            (["-m", "no.such.module"], "no.such.module"),
+            (["--ps", "1", "-s", "horovod", "train.py"], "no parameter servers"),
+        ],
+    )
+    def test_that_describe_no_job_exit_with_2(
+        self, arguments: list[str], message: str, script: str, task: str, home: Path
+    ) -> None:
+        for command in ("run", "plan"):
+            result = muster(command, *arguments)
+
+            assert result.exit_code == 2
+            assert message in result.stderr
+        assert not home.exists()
+
+
+MAKE_JOB = launch.make_job
+
+
+class TestPlan:
+    def test_parameter_servers(self, task: str, home: Path) -> None:
+        result = muster("plan", "-n", "2", "--ps", "1", "--env", "KEY=hidden", task, "--rate", "0.1")
+
+        assert result.exit_code == 0
+        assert "worker     <worker-0>:2323, <worker-1>:2323" in result.stdout
+        assert result.stdout.count("task.py --rate 0.1") == 2
+        assert "KEY='<redacted>'" in result.stdout
+        assert "hidden" not in result.stdout
+        assert not home.exists()
+
+    def test_horovod(self, script: str) -> None:
+        result = muster("plan", "-s", "horovod", "-n", "2", "--slots", "2", script)
+
+        assert "horovodrun --gloo" in result.stdout
+        assert "worker-1 (rank 2, 3)" in result.stdout
+        assert "hostfile\n  <worker-0> slots=2\n  <worker-1> slots=2" in result.stdout
+
+    def test_json(self, task: str) -> None:
+        plan = json.loads(muster("plan", "--json", "-n", "2", task).stdout)
+
+        assert plan["cluster_spec"] == {"worker": ["<worker-0>:2323", "<worker-1>:2323"]}
+        assert plan["processes"]["worker-1"]["argv"][-1].endswith("task.py")
+
+
+@pytest.mark.usefixtures("programs")
+class TestRun:
+    def test_success(self, script: str) -> None:
+        result = muster("run", "-n", "2", script)
+
+        run = runs.open_run("last")
+        assert result.exit_code == 0
+        assert result.stderr == ""
+        assert "worker-1 succeeded" in result.stdout
+        assert "test_accuracy 0.97" in result.stdout
+        assert result.stdout.endswith(f"Logs: muster logs {run.id}\n")
+        assert run.status == "succeeded"
+
+    def test_failure_is_1_and_says_why_without_a_traceback_of_ours(self, script: str) -> None:
+        result = muster("run", script, "--fail")
+
+        assert result.exit_code == 1
+        assert "ValueError: the shard is empty" in result.stderr
+        assert "worker-0.log" in result.stderr
+        assert "cluster.py" not in result.stderr
+
+    def test_quiet_says_nothing_but_errors(self, script: str) -> None:
+        assert muster("run", "-q", script).output == ""
+        failed = muster("run", "-q", script, "--fail")
+        assert failed.stdout == ""
+        assert "the shard is empty" in failed.stderr
+
+    @pytest.mark.parametrize("limit", ["--run-timeout", "--stall"])
+    def test_too_long_is_124(self, limit: str, tmp_path: Path) -> None:
+        (tmp_path / "hang.py").write_text("import time\ntime.sleep(60)\n")
+
+        assert muster("run", limit, "0.5", "hang.py").exit_code == 124
+
+    def test_a_cluster_that_does_not_come_up_is_3(self, script: str) -> None:
+        assert muster("run", "--timeout", "0.001", script).exit_code == 3
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
+        (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
+        program = """
+from muster import cli
+from muster.commands import launch
+from plain import Plain
+launch.get_strategy = lambda name, **options: Plain()
+cli.main()
+"""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", program, "run", "hang.py"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for line in process.stdout:
+            if "training" in line:
+                break
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+
+        assert process.returncode == 130
+        assert stderr == "Interrupted.\n"
+        run = runs.open_run("last")
+        assert run.status == "stopped"
+        assert processes_of(run.id) == []
+
+    def test_help_says_what_the_exit_status_means(self) -> None:
+        assert "124  the run took too long, or stalled" in muster("--help").stdout
+
+
+def processes_of(run: str) -> list[str]:
+    """Ids of the processes that belong to a run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"MUSTER_RUN_ID={run}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ScriptFailed, 1), (errors.DriverFailed, 1), (errors.WorkerOutOfMemory, 1), (errors.MusterError, 1),
+        (errors.InterpreterError, 2), (errors.ResourceError, 2), (errors.RunNotFound, 2),
+        (errors.LaunchRefused, 3), (errors.WorkersMissing, 3), (errors.ServersNotListening, 3),
+        (errors.RunTimeout, 124), (errors.RunStalled, 124), (errors.RunStopped, 130),
+    ],
+)  # fmt: skip
+def test_exit_codes(kind: type[errors.MusterError], code: int) -> None:
+    assert exit_code(kind("message")) == code
+
+
+class TestRuns:
+    def test_newest_first(self) -> None:
+        older, newer = recorded("older", days_ago=1), recorded("newer", status="failed")
+        lines = muster("runs").stdout.splitlines()
+
+        assert [line.split()[-1] for line in lines] == [newer.id, older.id]
+        assert lines[0].startswith("✗ failed ")
+        assert "horovod" in lines[0]
+
+    def test_none(self) -> None:
+        result = muster("runs")
+
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert "No run has been recorded" in result.stderr
+
+    def test_json(self) -> None:
+        run = recorded()
+        (data,) = json.loads(muster("runs", "--json").stdout)
+
+        assert data == {
+            "id": run.id, "name": "mnist", "status": "succeeded", "strategy": "horovod", "started_at": run.started_at,
+            "seconds": 2.0, "path": str(run.path),
+        }  # fmt: skip
+
+    def test_prune(self) -> None:
+        runs_of_days = [recorded(days_ago=days) for days in range(4)]
+        result = muster("runs", "--prune", "--keep", "1", "--older-than", "1.5")
+
+        assert result.stdout.splitlines() == [runs_of_days[2].id, runs_of_days[3].id, "2 runs deleted"]
+        assert len(runs.list_runs()) == 2
+
+
+class TestExplainAndShow:
+    def test_explain_is_what_the_run_says_made_safe(self) -> None:
+        run = recorded(status="failed", reason="it \x1b[2Jbroke", advice="mend it")
+
+        assert muster("explain", run.id[:-2]).stdout == run.explain().replace("\x1b[2J", "") + "\n"
+
+    def test_show_paints_the_last_view(self) -> None:
+        run = recorded()
+        with (run.path / "events.jsonl").open("a") as file:
+            for name in ("worker-0", "worker-1"):
+                file.write(Event("worker_state", name, {"status": "succeeded"}).to_json() + "\n")
+            file.write(Event("run_ended", None, {"status": "succeeded"}).to_json() + "\n")
+        (run.path / "logs" / "worker-1.log").write_text("the last line\n")
+
+        lines = muster("show").stdout.splitlines()
+        assert lines[0].startswith("✓ mnist  horovod  succeeded")
+        assert lines[-1].split() == ["worker-1", "✓", "succeeded", "the", "last", "line"]
+
+    def test_no_such_run(self) -> None:
+        run = recorded()
+        for command in ("explain", "show", "logs"):
+            result = muster(command, "mnist")
+
+            assert result.exit_code == 2
+            assert run.id in result.stderr
+
+
+class TestLogs:
+    def test_of_all_workers(self) -> None:
+        run = recorded()
+        (run.path / "logs" / "worker-0.log.1").write_text("older\n")
+        (run.path / "logs" / "worker-0.log").write_bytes(b"\x1b[31mred\x1b[0m \xff\nno line end")
+        (run.path / "logs" / "driver.log").write_text("launched\n")
+
+        assert muster("logs", "last").stdout.splitlines() == [
+            "worker-0 | older", "worker-0 | red \ufffd", "worker-0 | no line end", "driver | launched",
+        ]  # fmt: skip
+
+    def test_of_one(self) -> None:
+        (recorded().path / "logs" / "worker-1.log").write_text("a\n\nb\n")
+
+        assert muster("logs", "last", "worker-1").stdout == "a\n\nb\n"
+        assert muster("logs", "last", "worker-0").stdout == ""
+        assert muster("logs", "last", "worker-9").exit_code == 2
+
+    def test_follow_goes_on_until_the_run_has_ended(self) -> None:
+        run = recorded()
+        result = (run.path / "result.json").read_text()
+        (run.path / "result.json").unlink()
+        request = Event("run_requested", data={"job": {}, "session": runs.this_session()})
+        (run.path / "events.jsonl").write_text(request.to_json() + "\n")
+        log = run.path / "logs" / "worker-0.log"
+        log.write_text("first\n")
+
+        def go_on() -> None:
+            with log.open("a") as file:
+                file.write("sec")
+                file.flush()
+                time.sleep(0.5)
+                file.write("ond\n")
+            (run.path / "result.json").write_text(result)
+
+        writer = threading.Thread(target=go_on)
+        writer.start()
+        followed = muster("logs", "last", "worker-0", "--follow")
+        writer.join()
+
+        assert followed.stdout == "first\nsecond\n"
+
+    def test_following_survives_that_the_log_is_moved_and_begun_anew(self, tmp_path: Path) -> None:
+        log = tmp_path / "worker-0.log"
+        tail = Tail(log)
+        assert tail.read() == []
+        log.write_bytes(b"1\n2\n")
+        assert tail.read() == [b"1", b"2"]
+        (tmp_path / "worker-0.log.1").write_bytes(b"1\n2\n3\nunfini")
+        log.write_bytes(b"sh\n")
+
+        assert tail.read() == [b"3", b"unfinish"]
+        log.write_bytes(b"sh\nend")
+        assert tail.read() == []
+        assert tail.read(at_end=True) == [b"end"]
+
+
+def test_version_and_module() -> None:
+    result = subprocess.run([sys.executable, "-m", "muster", "--version"], capture_output=True, text=True, check=True)
+
+    assert result.stdout.startswith("muster 0.")
+
+
+def test_help_is_instant() -> None:
+    program = (
+        "import sys; sys.argv[1:] = ['--help']; sys.stdout = sys.stderr\ntry:\n from muster.cli import main; main()\n"
+    )
+    program += "except SystemExit: sys.stdout = sys.__stdout__; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+    assert not {"tensorflow", "horovod", "ipywidgets", "paramiko", "requests", "rich", "cryptography"} & set(loaded)

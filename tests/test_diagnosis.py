@@ -1,0 +1,118 @@
+"""Who failed first, from facts in every order; and what the user is told about it."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from pathlib import Path
+
+import pytest
+from muster.diagnosis import Failure, explain, root_cause, stalled, tail
+from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
+
+RAISED = Failure("exception", 10.0, "worker-1", 1, type="ValueError", message="bad luck")
+ECHO = Failure("exception", 9.9, "worker-0", 0, type="HorovodInternalError", message="Horovod has been shut down")
+EXIT_0 = Failure("exit", 10.1, "worker-0", 0, exit_code=1)
+EXIT_1 = Failure("exit", 10.3, "worker-1", 1, exit_code=1)
+TERMINATED = Failure("signal", 10.2, "worker-0", 0, signal=signal.SIGTERM)
+DRIVER = Failure("driver", 10.4, exit_code=1)
+
+
+def test_the_exception_is_the_cause_in_whatever_order_things_are_reported() -> None:
+    for order in itertools.permutations([RAISED, ECHO, EXIT_0, EXIT_1, DRIVER]):
+        cause = root_cause(order)
+        assert cause is not None
+        assert (cause.worker, cause.type) == ("worker-1", "ValueError")
+
+
+def test_the_exit_of_a_process_that_raised_is_no_failure_of_its_own() -> None:
+    cause = root_cause([RAISED, EXIT_1])
+    assert cause is not None
+    assert cause.kind == "exception"
+    assert cause.exit_code == 1
+
+
+def test_of_two_exceptions_the_earlier_one_is_the_cause() -> None:
+    later = Failure("exception", 11.0, "worker-0", 0, type="KeyError")
+    assert root_cause([later, RAISED]) == RAISED
+
+
+def test_a_kill_is_the_cause_and_the_peers_that_lost_it_are_not() -> None:
+    killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)
+    reset = Failure("exception", 9.5, "worker-0", 0, type="UnknownError", message="Connection reset by peer")
+    assert root_cause([reset, killed, DRIVER]) == killed
+
+
+def test_memory_wins_over_the_signal_it_was_carried_out_with() -> None:
+    killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)
+    memory = Failure("memory", 10.01, "worker-1", 1, used=3_000_000_000, limit=2_000_000_000)
+    cause = root_cause([killed, memory])
+    assert cause is not None
+    assert cause.kind == "memory"
+
+
+def test_a_lost_agent_takes_its_ranks_along() -> None:
+    lost = Failure("lost", 10.0, "worker-1", message="signal 9 (SIGKILL)")
+    rank = Failure("signal", 10.1, "worker-1", 1, signal=signal.SIGKILL)
+    assert root_cause([lost, rank, ECHO]) == lost
+
+
+def test_with_nothing_but_echoes_the_earliest_is_named() -> None:
+    cause = root_cause([TERMINATED, ECHO, DRIVER])
+    assert cause is not None
+    assert (cause.worker, cause.type) == ("worker-0", "HorovodInternalError")
+    assert root_cause([DRIVER]) == DRIVER
+    assert root_cause([]) is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "words"),
+    [
+        (RAISED, ScriptFailed, ["rank 1 (worker-1)", "ValueError: bad luck"]),
+        (EXIT_1, ScriptFailed, ["rank 1 (worker-1)", "exit status 1"]),
+        (Failure("signal", 1.0, "ps-0", signal=11), WorkerKilled, ["ps-0", "signal 11 (SIGSEGV)", "compiled code"]),
+        (
+            Failure("memory", 1.0, "worker-0", used=int(2.5e9), limit=int(2e9)),
+            WorkerOutOfMemory,
+            ["2.50 GB", "memory=4"],
+        ),
+        (Failure("lost", 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
+        (Failure("ended", 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
+        (DRIVER, DriverFailed, ["horovodrun", "exit status 1", "driver.log"]),
+    ],
+)
+def test_the_error_says_what_who_where_and_what_to_try(
+    failure: Failure, expected: type[RunFailed], words: list[str], tmp_path: Path
+) -> None:
+    error = explain(failure, tmp_path)
+    assert type(error) is expected
+    assert error.worker == failure.worker
+    assert error.rank == failure.rank
+    assert "Log: " in str(error)
+    for word in words:
+        assert word in str(error)
+
+
+LIBRARY = (
+    'Current thread 0x1 (most recent call first):\n  File "/v/lib/site-packages/tensorflow/execute.py", line 1 in f'
+)
+OWN = (
+    'Thread 0x2:\n  File "/v/site-packages/x.py", line 1\n\nCurrent thread 0x1:\n  File "/me/train.py", line 1 in step'
+)
+
+
+def test_the_rank_that_is_not_waiting_in_a_library_is_the_one_that_hangs(tmp_path: Path) -> None:
+    silent = [("worker-0", 0), ("worker-1", 1)]
+    stacks = {"rank 0 (worker-0)": LIBRARY, "rank 1 (worker-1)": OWN}
+    error = stalled(silent, 5, stacks, tmp_path)
+    assert (error.worker, error.rank) == ("worker-1", 1)
+    assert stalled(silent, 5, {}, tmp_path).worker == "worker-0"
+
+
+def test_the_end_of_a_log_is_decoded_leniently(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(5000)) + b"\xff\xfe end\n")
+    lines = tail(log, lines=3).splitlines()
+    assert lines[0] == "line 4998"
+    assert lines[-1].endswith("end")
+    assert tail(tmp_path / "none.log") == ""

@@ -1,0 +1,455 @@
+"""What is declared is declared once, pinned and justified; and the commands do what they are said to do."""
+
+import configparser
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Compiled against the TensorFlow of the environment, so conda's list of packages cannot have it; see environment.yml.
+COMPILED = {"horovod"}
+
+
+def load_setup():
+    spec = importlib.util.spec_from_file_location("muster_setup", ROOT / "scripts" / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def setup():
+    """Give a fresh copy of scripts/setup.py, whose constants a test may change."""
+    return load_setup()
+
+
+def config():
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def lines(value):
+    return [line for line in value.strip().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def setup_cfg():
+    """Read the declared lines under the name of their extra, with "" for what Muster always needs."""
+    parser = config()
+    declared = {name: lines(value) for name, value in parser["options.extras_require"].items()}
+    return {"": lines(parser["options"]["install_requires"]), **declared}
+
+
+def conda_lines():
+    """Read environment.yml's dependency lines as written, comments included."""
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8").split("dependencies:\n")[1]
+    found = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("- ")]
+    return [line for line in found if line not in ("pip:", "-e .")]
+
+
+def split(line):
+    requirement, _, comment = line.partition("  # ")
+    return requirement.strip(), comment.strip()
+
+
+SETUP_LINES = [line for declared in setup_cfg().values() for line in declared]
+
+
+@pytest.mark.parametrize("line", SETUP_LINES)
+def test_each_requirement_is_pinned_and_says_why_it_is_there(line):
+    text, why = split(line)
+    requirement = Requirement(text)
+    assert [spec.operator for spec in requirement.specifier] == ["=="], "an exact pin, and nothing else"
+    assert "*" not in str(requirement.specifier)
+    assert len(why) > 5, "a comment behind it says what it is needed for"
+
+
+@pytest.mark.parametrize("line", conda_lines())
+def test_each_line_of_environment_yml_is_pinned_and_says_why_it_is_there(line):
+    text, why = split(line)
+    assert re.match(r"[\w.\[\]-]+==?\d", text)
+    assert len(why) > 5
+
+
+def test_one_package_has_one_pin_wherever_it_is_declared():
+    pins = {}
+    for line in SETUP_LINES:
+        requirement = Requirement(split(line)[0])
+        pins.setdefault(requirement.name.lower(), set()).add(str(requirement.specifier))
+    assert {name: found for name, found in pins.items() if len(found) > 1} == {}
+
+
+def test_environment_yml_says_what_setup_cfg_says():
+    declared = setup_cfg()
+    del declared["gpu"]  # in place of tensorflow, not beside it
+    expected = {split(line) for extra in declared.values() for line in extra}
+    expected = {
+        (text, why) for text, why in expected if Requirement(text).name not in COMPILED and "as under" not in why
+    }
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    pip = conda["dependencies"][-1]["pip"]
+    assert pip[-1] == "-e ."
+    assert {text for text, _ in expected} == set(pip[:-1])
+    assert expected == {split(line) for line in conda_lines()[2:]}, "the reasons are the same, too"
+    assert len(pip) == len(set(pip))
+
+
+def test_conda_and_set_up_make_a_python_that_muster_supports(setup):
+    requires = config()["options"]["python_requires"]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    conda_python = Requirement(conda["dependencies"][0].replace("=", "=="))
+    supported = Requirement("python" + requires).specifier
+    assert all(f"{spec.version}.0" in supported for spec in conda_python.specifier)
+    assert [f"3.{minor}" for minor in range(6, 20) if f"3.{minor}.0" in supported] == sorted(
+        (".".join(map(str, version)) for version in setup.SUPPORTED), key=lambda text: int(text[2:])
+    )
+
+
+def test_set_up_installs_every_extra_but_the_one_for_gpus(setup):
+    assert set(setup.EXTRAS) | {"gpu", "horovod"} == set(setup_cfg()) - {""}
+
+
+def test_the_old_tensorflow_is_pinned_too(setup):
+    for requirement in setup.TF1:
+        assert re.fullmatch(r"[\w-]+==[\d.]+", requirement)
+
+
+def test_the_build_takes_the_pinned_setuptools():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (pin,) = re.findall(r'requires = \["(setuptools==[\d.]+)"\]', text)
+    assert pin in {split(line)[0] for line in SETUP_LINES}
+
+
+def test_pyproject_holds_the_build_system_and_the_linters_only():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    tables = re.findall(r"^\[+([\w-]+)(?:\.([\w-]+))?", text, re.MULTILINE)
+    assert {".".join(filter(None, table)) for table in tables} == {"build-system", "tool.ruff", "tool.mypy"}
+
+
+def make(*targets):
+    """Ask make what it would run."""
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no make here")
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("target", "commands"),
+    [
+        ("setup", ["scripts/setup.py"]),
+        ("demo", ["scripts/setup.py", ".venv/bin/python -m muster.demo"]),
+        ("test", ["scripts/setup.py --tf1", ".venv/bin/python -m pytest"]),
+        ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", 'pytest -m "not slow"']),
+        ("lint", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy"]),
+        ("bench", ["scripts/setup.py", ".venv/bin/python -m benchmarks"]),
+    ],
+)
+def test_a_target_sets_up_and_then_runs_what_it_is_for(target, commands):
+    planned = make(target)
+    places = [planned.find(command) for command in commands]
+    assert -1 not in places, planned
+    assert places == sorted(places)
+
+
+@needs_make
+def test_make_alone_prints_the_targets():
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("setup", "demo", "test", "check", "lint", "bench", "clean", "help"):
+        assert re.search(rf"make {target}\s+\w", done.stdout)
+
+
+def test_ci_runs_the_very_make_test():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert commands[-1] == "exec make test"
+    assert commands[1].startswith("cd "), "from wherever it is called"
+
+
+def test_the_command_muster_is_the_cli():
+    assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.cli:main"
+
+
+def test_set_up_starts_on_a_bare_python():
+    # -I -S: neither an environment nor site-packages, as on a machine that has nothing yet.
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(ROOT / "scripts" / "setup.py"), "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--tf1" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- which Python
+
+
+def interpreter(path, version):
+    """Write a program that answers, as an interpreter of some version, what set-up asks of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho {version}\n" if version else "#!/bin/sh\nexit 127\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def too_old(setup, tmp_path, monkeypatch):
+    """Let `python3` be 3.8 and PATH and pyenv's folder be empty."""
+    monkeypatch.setattr(setup.sys, "version_info", (3, 8, 18, "final", 0))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    which = shutil.which
+    monkeypatch.setattr(setup.shutil, "which", lambda name: which(name, path=str(tmp_path / "on path")))
+    return tmp_path
+
+
+def test_the_newest_python_on_the_path_is_taken(setup, too_old):
+    interpreter(too_old / "on path" / "python3.10", "3 10 12")
+    interpreter(too_old / "on path" / "python3.11", "3 11 2")
+    interpreter(too_old / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", "3 12 1")
+    assert setup.find_python(setup.SUPPORTED) == (str(too_old / "on path" / "python3.11"), (3, 11, 2))
+
+
+def test_a_shim_that_runs_nothing_is_passed_over(setup, too_old):
+    interpreter(too_old / "on path" / "python3.12", None)
+    interpreter(too_old / "pyenv" / "versions" / "3.10.13" / "bin" / "python3.10", "3 10 13")
+    assert setup.find_python(setup.SUPPORTED)[1] == (3, 10, 13)
+
+
+def test_without_a_python_that_fits_set_up_says_which_it_needs(setup, too_old, monkeypatch, capsys):
+    monkeypatch.setattr(setup.sys, "argv", ["setup.py"])
+    assert setup.main() == 1
+    assert "Muster needs Python 3.10, 3.11 or 3.12, and found only 3.8.18" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------- the stamp, and the wheel
+
+
+@pytest.fixture
+def tree(setup, tmp_path, monkeypatch):
+    """Point set-up at a folder of its own, whose path has a space, with the real declarations in it."""
+    root = tmp_path / "a folder"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "setup.cfg", root)
+    shutil.copy(ROOT / "scripts" / "setup.py", root / "scripts")
+    monkeypatch.setattr(setup, "ROOT", str(root))
+    monkeypatch.setattr(setup, "VENV", str(root / ".venv"))
+    monkeypatch.setattr(setup, "VENV_TF1", str(root / ".venv-tf1"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
+    return root
+
+
+@pytest.fixture
+def ran(setup, tree, monkeypatch):
+    """Collect the labels of what set-up would run, and make an environment's folder instead of an environment."""
+    labels = []
+
+    def run(label, argv, log, env=None):
+        labels.append(label)
+        if "venv" in argv:
+            (Path(argv[-1]) / "bin").mkdir(parents=True, exist_ok=True)
+            # Not a link: started by one, Python would not know that it belongs to this environment, which has pip.
+            python = Path(argv[-1]) / "bin" / "python"
+            python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            python.chmod(0o755)
+        if "wheel" in argv:
+            (Path(argv[argv.index("-w") + 1]) / "horovod.whl").touch()
+
+    monkeypatch.setattr(setup, "run", run)
+    return labels
+
+
+HERE = sys.version_info[:3]
+
+
+def test_a_second_set_up_runs_nothing(setup, ran):
+    setup.provide_environment(sys.executable, HERE)
+    assert [label.split()[0] for label in ran] == [
+        "making",
+        "installing",
+        "installing",
+        "compiling",
+        "installing",
+        "loading",
+    ]
+    ran.clear()
+    setup.provide_environment(sys.executable, HERE)
+    assert ran == []
+
+
+@pytest.mark.parametrize("name", ["setup.cfg", "scripts/setup.py"])
+def test_what_is_declared_anew_is_installed(setup, ran, tree, name):
+    setup.provide_environment(sys.executable, HERE)
+    ran.clear()
+    with open(tree / name, "a") as file:
+        file.write("\n# a change\n")
+    setup.provide_environment(sys.executable, HERE)
+    assert ran[-1] == "loading Horovod"
+    assert not any(label.startswith(("making", "compiling")) for label in ran), "the environment and the wheel are kept"
+
+
+def test_a_folder_that_was_moved_gets_an_environment_of_its_own(setup, ran, tree, monkeypatch):
+    setup.provide_environment(sys.executable, HERE)
+    ran.clear()
+    moved = tree.rename(tree.with_name("another folder"))
+    monkeypatch.setattr(setup, "ROOT", str(moved))
+    monkeypatch.setattr(setup, "VENV", str(moved / ".venv"))
+    setup.provide_environment(sys.executable, HERE)
+    assert ran[0].startswith("making .venv")
+
+
+def test_a_set_up_that_failed_is_taken_up_again(setup, ran, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(setup, "provide_horovod", lambda *_: (_ for _ in ()).throw(setup.SetupError("no compiler")))
+        with pytest.raises(setup.SetupError):
+            setup.provide_environment(sys.executable, HERE)
+    ran.clear()
+    setup.provide_environment(sys.executable, HERE)
+    assert "loading Horovod" in ran
+    assert not any(label.startswith("making") for label in ran)
+
+
+def test_the_wheel_depends_on_python_versions_and_flags(setup, tree):
+    one = setup.wheel_folder((3, 11, 7))
+    assert one == setup.wheel_folder((3, 11, 2)), "a patch release changes nothing for it"
+    assert one != setup.wheel_folder((3, 12, 1))
+    for version in (setup.pinned("tensorflow", "tensorflow"), setup.pinned("horovod", "horovod")):
+        assert version in one
+    setup.HOROVOD_FLAGS["HOROVOD_WITH_MPI"] = "1"
+    assert one != setup.wheel_folder((3, 11, 7))
+
+
+def test_a_kept_wheel_that_does_not_load_is_built_again(setup, ran, tree, monkeypatch):
+    folder = Path(setup.wheel_folder(HERE))
+    folder.mkdir(parents=True)
+    (folder / "horovod.whl").touch()
+    run, failures = setup.run, iter([True, False])
+
+    def fails_once(label, *args):
+        run(label, *args)
+        if label.startswith("loading") and next(failures):
+            raise setup.SetupError("undefined symbol")
+
+    monkeypatch.setattr(setup, "run", fails_once)
+    setup.provide_horovod(setup.VENV, HERE)
+    assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
+
+
+def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(setup, tree, monkeypatch):
+    monkeypatch.setattr(setup, "compiler", lambda: None)
+    with pytest.raises(setup.SetupError, match=r"g\+\+"):
+        setup.build_horovod(setup.VENV, setup.wheel_folder(HERE))
+
+
+def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(setup, monkeypatch):
+    for name in ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "VIRTUAL_ENV", "HOROVOD_GPU_OPERATIONS"):
+        monkeypatch.setenv(name, "elsewhere")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
+    env = setup.environment("/an env")
+    assert "elsewhere" not in env.values()
+    assert env["HTTPS_PROXY"] == "http://127.0.0.1:3128"
+    assert env["PATH"].startswith("/an env/bin:")
+
+
+def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup, tmp_path):
+    log = str(tmp_path / "setup.log")
+    code = "import sys; print('the reason'); sys.exit(3)"
+    with pytest.raises(setup.SetupError, match="the reason") as caught:
+        setup.run("installing", [sys.executable, "-c", code], log)
+    assert log in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------- system packages
+
+
+@pytest.fixture
+def bare(setup, tree, monkeypatch):
+    """Make the machine one that has no compiler and no ssh, and whose apt nobody calls."""
+    commands = []
+    monkeypatch.setattr(
+        setup.shutil, "which", lambda name, path=None: "/usr/bin/apt-get" if name == "apt-get" else None
+    )
+    monkeypatch.setattr(setup.subprocess, "call", lambda argv, **_: commands.append(argv) or 0)
+    monkeypatch.setattr(setup.os, "geteuid", lambda: 1000)
+    return commands
+
+
+def test_what_is_vital_and_missing_stops_set_up_with_the_one_command_to_run(setup, bare, capsys):
+    with pytest.raises(setup.SetupError):
+        setup.provide_system(sys.executable, HERE)
+    (command,) = re.findall("sudo python3.*", capsys.readouterr().out)
+    assert command == "sudo python3 scripts/setup.py --system g++ openssh-client openssh-server"
+
+
+def test_a_missing_sshd_is_a_warning(setup, bare, capsys):
+    Path(setup.wheel_folder(HERE)).mkdir(parents=True)
+    setup.provide_system(sys.executable, HERE)
+    said = capsys.readouterr().out
+    assert "parameter servers can" in said
+    assert "g++" not in said, "no compiler is needed where a wheel is kept"
+
+
+def test_root_installs_what_is_missing(setup, bare, ran, monkeypatch):
+    monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
+    with pytest.raises(setup.SetupError):  # since nothing was really installed
+        setup.provide_system(sys.executable, HERE)
+    assert ran == ["installing g++, openssh-client, openssh-server"]
+
+
+def test_the_browser_is_installed_for_tests_or_said_to_be_missing(setup, bare, ran, monkeypatch, capsys):
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    setup.provide_browser()
+    assert ran == [], "an ordinary user without sudo"
+    assert "no Chromium here: the tests in real notebooks will be skipped" in capsys.readouterr().out
+    monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
+    setup.provide_browser()
+    assert ran == ["installing chromium"]
+
+
+@pytest.fixture
+def policy(setup, tmp_path, monkeypatch):
+    path = tmp_path / "policy-rc.d"
+    monkeypatch.setattr(setup, "POLICY", str(path))
+    return path
+
+
+@pytest.mark.parametrize("before", [None, "#!/bin/sh\nexit 0\n"])
+def test_no_service_starts_while_packages_are_installed(setup, policy, before):
+    if before:
+        policy.write_text(before)
+    with pytest.raises(OSError, match="interrupted"), setup.services_stay_down():
+        assert subprocess.call([policy]) == 101
+        raise OSError("interrupted")
+    assert (policy.read_text() if policy.exists() else None) == before
+    assert list(policy.parent.glob("policy-rc.d.*")) == []
+
+
+def test_a_policy_left_by_a_killed_set_up_is_not_taken_for_the_machines_own(setup, policy):
+    policy.write_text(setup.POLICY_TEXT)
+    with setup.services_stay_down():
+        pass
+    assert not policy.exists()
+
+
+def test_the_package_lists_are_fetched_only_when_the_first_try_fails(setup, policy, monkeypatch):
+    commands = []
+    monkeypatch.setattr(setup.subprocess, "call", lambda argv, **_: commands.append(argv) or 0)
+    setup.install_system(["g++"])
+    assert [("install" in argv, "update" in argv) for argv in commands] == [(True, False)]
+
+
+def test_sshd_is_installed_without_being_enabled(setup, policy, monkeypatch):
+    commands = []
+    monkeypatch.setattr(setup.subprocess, "call", lambda argv, **_: commands.append(argv) or 0)
+    monkeypatch.setattr(setup.shutil, "which", lambda name, path=None: name)
+    setup.install_system(["openssh-server"])
+    assert [argv[0] for argv in commands[1:]] == ["update-rc.d", "deb-systemd-helper", "systemctl"]
+    assert all("disable" in argv for argv in commands[1:])

@@ -1,0 +1,316 @@
+"""Recorded runs. Those with something in them were really run; the others are folders of known content."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from muster import runs
+from muster.errors import RunNotFound
+from muster.events import Event
+
+from tests.dashboard.recording import record
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def succeeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Run]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_HOME", str(tmp_path_factory.mktemp("home")))
+        yield record(tmp_path_factory.mktemp("scripts"))
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Run]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_HOME", str(tmp_path_factory.mktemp("home")))
+        yield record(tmp_path_factory.mktemp("scripts"), "--fail", n_workers=1)
+
+
+def make(name: str, *, result: dict | None = None, session: dict | None = None, days_ago: float = 0) -> runs.Run:
+    """A run's folder as a cluster would leave it."""
+    path = runs.create(name)
+    when = time.time() - days_ago * 86400
+    request = Event("run_requested", data={"job": {"name": name}, "session": session or {}}, time=when)
+    (path / "events.jsonl").write_text(request.to_json() + "\n")
+    os.utime(path / "events.jsonl", (when, when))
+    if result is not None:
+        runs.write_json(path / "result.json", result)
+    return runs.Run(path)
+
+
+def a_process_that_is_gone() -> dict:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return {**runs.this_session(), "pid": ended.pid}
+
+
+SUCCEEDED = {"status": "succeeded", "seconds": 3.5}
+
+
+class TestCreate:
+    def test_is_private_and_has_its_folders(self, home: Path) -> None:
+        path = runs.create("My model: MNIST!")
+
+        assert path.parent == home / "runs"
+        assert path.name[16:-5] == "my-model-mnist"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert sorted(entry.name for entry in path.iterdir()) == ["logs", "results"]
+
+    @pytest.mark.parametrize("name", ["", "***", "ÄÖ"])
+    def test_gives_a_name_to_what_has_none(self, name: str) -> None:
+        assert runs.create(name).name[16:-5] == "run"
+
+    def test_two_in_the_same_instant_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        digits = iter(["aaaa", "aaaa", "bbbb"])
+        monkeypatch.setattr(runs.secrets, "token_hex", lambda n: next(digits))
+        monkeypatch.setattr(runs.time, "strftime", lambda pattern: "20300101-000000")
+
+        assert [runs.create("x").name[-4:], runs.create("x").name[-4:]] == ["aaaa", "bbbb"]
+
+    def test_home_is_in_the_users_folder_by_default(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("MUSTER_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path))
+
+        assert runs.muster_home() == tmp_path / ".muster"
+
+
+class TestWriteJson:
+    def test_replaces_the_file_and_leaves_nothing_beside_it(self, tmp_path: Path) -> None:
+        runs.write_json(tmp_path / "a.json", {"a": 1})
+        runs.write_json(tmp_path / "a.json", {"a": Path("b")})
+
+        assert json.loads((tmp_path / "a.json").read_text()) == {"a": "b"}
+        assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+    def test_keeps_the_old_file_where_the_data_cannot_be_written(self, tmp_path: Path) -> None:
+        runs.write_json(tmp_path / "a.json", 1)
+        loop: list = []
+        loop.append(loop)
+
+        with pytest.raises(ValueError):
+            runs.write_json(tmp_path / "a.json", loop)
+        assert (tmp_path / "a.json").read_text() == "1\n"
+
+
+class TestStatus:
+    def test_a_run_whose_session_lives_is_running(self) -> None:
+        run = make("x", session=runs.this_session())
+
+        assert run.status == "running"
+        assert 0 <= run.seconds < 60
+
+    def test_a_run_whose_session_is_gone_is_lost(self) -> None:
+        assert make("x", session=a_process_that_is_gone()).status == "lost"
+
+    def test_another_process_of_the_same_pid_is_not_the_session(self) -> None:
+        assert make("x", session={**runs.this_session(), "started": 1}).status == "lost"
+
+    def test_a_process_from_before_the_last_boot_is_not_the_session(self) -> None:
+        assert make("x", session={**runs.this_session(), "boot": "another"}).status == "lost"
+
+    def test_a_zombie_is_not_the_session(self) -> None:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            session = {**runs.this_session(), "pid": process.pid, "started": runs._start_time(process.pid)}
+            run = make("x", session=session)
+            assert run.status == "running"
+            process.stdin.close()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
+            assert run.status == "lost"
+
+    def test_the_result_decides_where_there_is_one(self) -> None:
+        assert make("x", session=runs.this_session(), result={"status": "stopped", "seconds": 1}).status == "stopped"
+
+    def test_a_run_that_has_only_just_been_made_is_running(self) -> None:
+        run = runs.Run(runs.create("x"))
+
+        assert (run.status, run.name) == ("running", "x")
+
+    def test_a_run_made_long_ago_without_any_event_is_lost(self, home: Path) -> None:
+        path = home / "runs" / "20200101-000000-old-abcd"
+        path.mkdir(parents=True)
+
+        assert runs.Run(path).status == "lost"
+
+
+class TestRun:
+    def test_says_what_was_run(self, succeeded: runs.Run) -> None:
+        assert (succeeded.name, succeeded.status, succeeded.strategy) == ("train", "succeeded", "plain")
+        assert succeeded.workers == ["worker-0", "worker-1"]
+        assert succeeded.result is not None
+        assert succeeded.result["metrics"]["test_accuracy"] == 0.97
+        assert succeeded.plan is not None
+        assert set(succeeded.plan["processes"]) == {"worker-0", "worker-1"}
+        assert 0 < succeeded.seconds < 60
+        assert abs(succeeded.started_at - time.time()) < 300
+
+    def test_has_its_events_in_order(self, succeeded: runs.Run) -> None:
+        kinds = [event.kind for event in succeeded.events()]
+
+        assert kinds[0] == "run_requested"
+        assert kinds[-1] == "run_ended"
+        assert {"worker_ready", "process_started", "progress", "process_exited"} <= set(kinds)
+
+    def test_passes_over_torn_lines(self) -> None:
+        run = make("x")
+        with (run.path / "events.jsonl").open("ab") as file:
+            file.write(b'[1]\n\xff\n{"kind": "note", "time": 2.0, "text": "a"}\n{"kind": "no')
+
+        assert [event.kind for event in run.events()] == ["run_requested", "note"]
+
+    def test_without_a_journal_has_no_events(self) -> None:
+        assert list(runs.Run(runs.create("x")).events()) == []
+
+    def test_log_takes_any_bytes(self, failed: runs.Run) -> None:
+        assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.log("worker-0")
+        assert failed.log("driver") == ""
+
+    def test_log_begins_with_the_older_part(self) -> None:
+        run = make("x")
+        (run.path / "logs" / "worker-0.log.1").write_bytes(b"old\n\xe2\x82")
+        (run.path / "logs" / "worker-0.log").write_bytes(b"\xac new\n")
+
+        assert run.log("worker-0") == "old\n€ new\n"
+
+    @pytest.mark.parametrize("name", ["worker-7", "../events", ""])
+    def test_log_of_no_worker(self, name: str, succeeded: runs.Run) -> None:
+        with pytest.raises(RunNotFound, match="worker-0, worker-1"):
+            succeeded.log(name)
+
+    def test_log_end_is_the_last_lines(self) -> None:
+        run = make("x")
+        (run.path / "logs" / "worker-0.log").write_text("".join(f"{number}\n" for number in range(100_000)))
+
+        assert run.log_end("worker-0", 2) == ["99998", "99999"]
+
+    def test_repr_is_one_line(self, failed: runs.Run) -> None:
+        assert repr(failed) == f"<Run {failed.id} failed {failed.seconds:.1f}s>"
+
+
+class TestExplain:
+    def test_a_run_that_succeeded(self, succeeded: runs.Run) -> None:
+        text = succeeded.explain()
+
+        assert text.startswith(f"train ({succeeded.id}) succeeded in ")
+        assert "  test_accuracy: 0.97\n" in text
+
+    def test_a_run_that_failed(self, failed: runs.Run) -> None:
+        text = failed.explain()
+
+        assert text.startswith(f"train ({failed.id}) failed after ")
+        assert "ValueError: the shard is empty" in text
+        assert 'raise ValueError("the shard is empty")' in text
+        assert text.endswith(f"Log: {failed.path / 'logs' / 'worker-0.log'}")
+
+    def test_shows_the_end_of_the_log_where_there_is_no_traceback(self) -> None:
+        result = {"status": "failed", "seconds": 1, "reason": "it broke", "worker": "worker-0", "advice": "mend it"}
+        run = make("x", result=result)
+        log = run.path / "logs" / "worker-0.log"
+        log.write_text("first\nlast\n")
+
+        assert run.explain().splitlines()[1:] == [
+            "Cause: it broke", "", "The end of worker-0.log:", "  first", "  last", "", "Try: mend it", f"Log: {log}",
+        ]  # fmt: skip
+
+    def test_a_lost_run(self) -> None:
+        run = make("x", session=a_process_that_is_gone())
+        failure = {"type": "ValueError", "message": "no data", "traceback": "Traceback ...\nValueError: no data"}
+        with (run.path / "events.jsonl").open("a") as file:
+            file.write(Event("exception", "worker-0", failure).to_json() + "\n")
+
+        text = run.explain()
+
+        assert "was lost: its session is gone and left no result." in text
+        assert "Cause: ValueError: no data" in text
+
+    def test_a_run_that_is_running(self) -> None:
+        assert " is running, since " in make("x", session=runs.this_session()).explain()
+
+
+class TestFind:
+    def test_newest_first(self) -> None:
+        ids = [make("x", days_ago=days).id for days in (2, 3, 1)]
+
+        assert [run.id for run in runs.list_runs()] == [ids[2], ids[0], ids[1]]
+
+    def test_none_yet(self, home: Path) -> None:
+        assert runs.list_runs() == []
+        assert not home.exists()
+        with pytest.raises(RunNotFound, match="No run"):
+            runs.open_run("last")
+
+    def test_other_folders_are_no_runs(self, home: Path) -> None:
+        run = make("x")
+        (home / "runs" / "notes").mkdir()
+
+        assert [each.id for each in runs.list_runs()] == [run.id]
+
+    def test_by_id_by_prefix_and_the_last(self) -> None:
+        older, newer = make("a", days_ago=1), make("b")
+        assert runs.open_run().id == newer.id
+        assert runs.open_run(older.id).id == older.id
+        assert runs.open_run(older.id[:-2]).id == older.id
+
+    def test_an_ambiguous_prefix(self) -> None:
+        ids = {make("a").id, make("b").id}
+        with pytest.raises(RunNotFound, match="2 runs begin with '2'") as caught:
+            runs.open_run("2")
+        assert set((caught.value.advice or "").split(", ")) == ids
+
+    def test_names_what_is_near(self) -> None:
+        run = make("mnist")
+        with pytest.raises(RunNotFound) as caught:
+            runs.open_run("mnist")
+        assert caught.value.advice == run.id
+
+    @pytest.mark.parametrize("name", ["", "..", "../runs"])
+    def test_a_path_is_no_name(self, name: str) -> None:
+        make("x")
+        with pytest.raises(RunNotFound):
+            runs.open_run(name)
+
+    def test_hundreds_are_listed_at_once(self) -> None:
+        for _ in range(300):
+            make("x", result=SUCCEEDED)
+        began = time.perf_counter()
+
+        assert {run.status for run in runs.list_runs()} == {"succeeded"}
+        assert time.perf_counter() - began < 1
+
+
+class TestPrune:
+    def test_keeps_the_newest(self) -> None:
+        made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
+
+        assert runs.prune(keep=2) == [made[2].id, made[3].id]
+        assert [run.id for run in runs.list_runs()] == [made[0].id, made[1].id]
+
+    def test_keeps_those_that_are_not_old(self) -> None:
+        made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
+
+        assert runs.prune(keep=0, older_than_days=1.5) == [made[2].id, made[3].id]
+
+    def test_never_deletes_one_that_is_running(self) -> None:
+        make("x", session=runs.this_session(), days_ago=9)
+        runs.create("y")
+
+        assert runs.prune(keep=0) == []
+
+    def test_deletes_a_lost_one_only_after_a_day(self) -> None:
+        gone = a_process_that_is_gone()
+        make("x", session=gone)
+        old = make("x", session=gone, days_ago=2)
+
+        assert runs.prune(keep=0) == [old.id]

@@ -1,0 +1,248 @@
+"""What test_keras.py looks at: small trainings in one process or as one of several ranks, and what came of them.
+
+    python keras_program.py FOLDER BATCH_SIZE
+
+Writes FOLDER/rank-R-of-N.json, one entry for each function of `CHECKS`.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from muster.training import horovod
+from muster.training import keras as distributed
+
+STEPS = 6
+FOLDER, BATCH_SIZE = Path(sys.argv[1]), int(sys.argv[2])
+
+
+def digest(*variables: list[keras.Variable]) -> str:
+    """SHA-256 over all bytes of all variables."""
+    return hashlib.sha256(b"".join(np.asarray(v).tobytes() for group in variables for v in group)).hexdigest()
+
+
+def network(seed: int = 0) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3, activation="softmax")]
+    )
+
+
+def compiled(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> keras.Model:
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def own_data(n: int = STEPS * 16) -> tuple[np.ndarray, np.ndarray]:
+    """Other examples on every rank."""
+    random = np.random.RandomState(horovod.rank())
+    return random.normal(size=(n, 8)).astype("float32"), random.randint(0, 3, n)
+
+
+def share_of_common_data() -> tuple[np.ndarray, np.ndarray]:
+    """This rank's part of every batch, so that all ranks' k-th batches together are the k-th of a process alone."""
+    random = np.random.RandomState(99)
+    n = STEPS * BATCH_SIZE * horovod.size()
+    images, labels = random.normal(size=(n, 8)).astype("float32"), random.randint(0, 3, n)
+    mine = np.arange(n).reshape(STEPS, horovod.size(), BATCH_SIZE)[:, horovod.rank()].reshape(-1)
+    return images[mine], labels[mine]
+
+
+def fit() -> dict[str, Any]:
+    """`model.fit` with everything, on other data and from other initial weights on every rank."""
+    model = compiled(network(seed=horovod.rank()), distributed.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    before = digest(model.weights)
+    seen: dict[str, Any] = {}
+    later = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs))
+    checkpoint = FOLDER / f"checkpoints-of-{horovod.rank()}-of-{horovod.size()}" / "epoch-{epoch:02d}.keras"
+    history = model.fit(
+        *own_data(),
+        batch_size=16,
+        epochs=2,
+        validation_data=own_data(),
+        callbacks=[*distributed.callbacks(checkpoint, batch_size=16), later],
+        verbose=0,
+    ).history
+    return {
+        "before": before,
+        "after": digest(model.weights, model.optimizer.variables),
+        "last_epoch": {name: values[-1] for name, values in history.items()},
+        "seen_by_later_callbacks": seen,
+        "steps": int(model.optimizer.iterations),
+        "predictions": model.predict(np.eye(8, dtype="float32"), verbose=0).tolist(),
+    }
+
+
+def fit_without_averaging() -> dict[str, Any]:
+    """The negative control: the same beginning, but nothing keeps the ranks together."""
+    model = compiled(network(), keras.optimizers.Adam(0.01))
+    distributed.broadcast_variables(model)
+    before = digest(model.weights)
+    model.fit(*own_data(), batch_size=16, verbose=0)
+    return {"before": before, "after": digest(model.weights)}
+
+
+def fit_on_common_data() -> dict[str, Any]:
+    """To be compared between two ranks and one process with twice the batch."""
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
+    model = compiled(network(), distributed.DistributedOptimizer(optimizer))
+    model.fit(
+        *share_of_common_data(), batch_size=BATCH_SIZE, shuffle=False, callbacks=distributed.callbacks(), verbose=0
+    )
+    return {"weights": [weight.numpy().tolist() for weight in model.weights]}
+
+
+def custom_loops() -> dict[str, Any]:
+    """Traced and eager loops over a model with an embedding, whose gradient is sparse."""
+    keras.utils.set_random_seed(horovod.rank())
+    model = keras.Sequential(
+        [keras.Input((4,), dtype="int32"), keras.layers.Embedding(20, 5), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    distributed.broadcast_variables(model, optimizer)
+    random = np.random.RandomState(horovod.rank())
+    kinds = set()
+
+    def step(words: tf.Tensor, labels: tf.Tensor, apply: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=model(words, training=True))
+            )
+        gradients = tape.gradient(loss, model.trainable_variables)
+        kinds.update(type(gradient).__name__ for gradient in gradients)
+        apply(gradients)
+
+    def apply_gradients(gradients: list[Any]) -> None:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    results = {}
+    for name, apply in {"apply": optimizer.apply, "apply_gradients": apply_gradients}.items():
+        for traced in (True, False):
+            run = tf.function(step) if traced else step
+            for _ in range(STEPS):
+                run(tf.constant(random.randint(0, 20, (8, 4))), tf.constant(random.randint(0, 3, 8)), apply)
+            results[f"{name}, {'traced' if traced else 'eager'}"] = digest(model.weights, optimizer.variables)
+    return {"digests": results, "gradients": sorted(kinds)}
+
+
+def infinite_gradient_on_last_rank() -> dict[str, Any]:
+    """Mixed precision: every rank must leave out the step, and take the next one."""
+    model = network()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0)
+    distributed.DistributedOptimizer(optimizer)
+    distributed.broadcast_variables(model, optimizer)
+    digests = [digest(model.weights)]
+    overflow = horovod.rank() == horovod.size() - 1
+    for value in (np.inf if overflow else 1.0, 1.0):
+        gradients = [tf.fill(variable.shape, tf.constant(value, tf.float32)) for variable in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+        digests.append(digest(model.weights))
+    return {"digests": digests}
+
+
+def average_metrics() -> dict[str, Any]:
+    logs = {"loss": float(horovod.rank()), "accuracy": 1.0}
+    distributed.AverageMetrics().on_epoch_end(0, logs)
+    return logs
+
+
+def collectives() -> dict[str, Any]:
+    """Broadcast from the last rank, and a hook of one's own in place of averaging."""
+    last = horovod.size() - 1
+    calls = []
+
+    def first_rank_only(gradients: Any, variables: Any) -> Any:
+        calls.append([variable.path for variable in variables])
+        return [horovod.broadcast(gradient, 0, name=f"own_{i}") for i, gradient in enumerate(gradients)]
+
+    variable = keras.Variable(np.zeros(2), name="variable")
+    optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    distributed.DistributedOptimizer(optimizer, reduce=first_rank_only)
+    optimizer.apply([tf.fill([2], float(1 + horovod.rank()))], [variable])
+    return {
+        "rank": horovod.rank(),
+        "broadcast": int(horovod.broadcast(tf.constant(horovod.rank()), last, name="number")),
+        "after own hook": variable.numpy().tolist(),
+        "calls": calls,
+    }
+
+
+def refusals() -> dict[str, str]:
+    """What is refused, and what the message says."""
+    averaging = distributed.DistributedOptimizer
+    model = network()
+    tries = {
+        "plain optimizer": lambda: fit_briefly(keras.optimizers.SGD()),
+        "loss scale outside": lambda: fit_briefly(
+            keras.optimizers.LossScaleOptimizer(averaging(keras.optimizers.SGD()))
+        ),
+        "XLA": lambda: fit_briefly(averaging(keras.optimizers.SGD()), jit_compile=True),
+        "not built": lambda: distributed.broadcast_variables(keras.Sequential([keras.layers.Dense(1)])),
+        "not an optimizer": lambda: averaging("adam"),
+        "file name": lambda: distributed.CheckpointOnRankZero("model.h5"),
+    }
+
+    def fit_briefly(optimizer: Any, jit_compile: bool = False) -> None:
+        model.compile(optimizer, "sparse_categorical_crossentropy", jit_compile=jit_compile)
+        model.fit(*own_data(4), callbacks=distributed.callbacks(), verbose=0)
+
+    messages = {}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+        except (TypeError, ValueError) as error:
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages
+
+
+def half_a_file() -> dict[str, Any]:
+    """A save that fails in the middle, over a checkpoint that is there."""
+
+    class Failing:
+        def save(self, path: Path) -> None:
+            path.write_text("half")
+            raise OSError("disk full")
+
+    folder = FOLDER / f"half-a-file-{horovod.rank()}-of-{horovod.size()}"
+    folder.mkdir()
+    (folder / "model.keras").write_text("whole")
+    try:
+        distributed.save_atomically(Failing(), folder / "model.keras")  # type: ignore[arg-type]
+    except OSError as error:
+        return {"error": str(error), "files": {path.name: path.read_text() for path in folder.iterdir()}}
+    return {}
+
+
+def load_what_two_ranks_saved() -> dict[str, Any]:
+    """In one process, after them: the file is an ordinary model."""
+    (path,) = FOLDER.glob("checkpoints-of-0-of-2/epoch-02.keras")
+    model = keras.models.load_model(path)
+    predictions = model.predict(np.eye(8, dtype="float32"), verbose=0).tolist()
+    optimizer = {"class": type(model.optimizer).__name__, "steps": int(model.optimizer.iterations)}
+    distributed.DistributedOptimizer(model.optimizer)
+    model.fit(*own_data(), batch_size=16, callbacks=distributed.callbacks(), verbose=0)
+    return {"predictions": predictions, "optimizer": optimizer, "steps_after_more": int(model.optimizer.iterations)}
+
+
+CHECKS = [
+    fit,
+    fit_without_averaging,
+    fit_on_common_data,
+    custom_loops,
+    infinite_gradient_on_last_rank,
+    average_metrics,
+    collectives,
+    refusals,
+    half_a_file,
+]
+
+if __name__ == "__main__":
+    horovod.init()
+    checks = CHECKS if horovod.size() > 1 else [*CHECKS, load_what_two_ranks_saved]
+    results = {check.__name__: check() for check in checks}
+    (FOLDER / f"rank-{horovod.rank()}-of-{horovod.size()}.json").write_text(json.dumps(results))

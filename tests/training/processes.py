@@ -1,0 +1,69 @@
+"""Real training processes, for tests: on the CPU, with this source tree, and ended whatever happens."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+LAUNCHER_VARIABLES = ("HOROVOD_", "PMI_", "OMPI_", "MUSTER_")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what a launcher may have put there, and with the variables."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)}
+    return {
+        **inherited,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY / "sdk"),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **variables,
+    }
+
+
+def start(command: list[str], env: dict[str, str], **options: object) -> "subprocess.Popen[str]":
+    """Start a process in a session of its own, its output all in one."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def finish(process: "subprocess.Popen[str]", seconds: float = 120) -> str:
+    """The output of a process that ends well in this time; AssertionError with the output otherwise."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        output = end(process)
+        raise AssertionError(f"still running after {seconds} s:\n{output}") from None
+    assert process.returncode == 0, output
+    return output
+
+
+def end(process: "subprocess.Popen[str]") -> str:
+    """End a process, gently first so that horovodrun ends its ranks; returns its output."""
+    process.terminate()
+    try:
+        output, _ = process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+    return output
+
+
+def alone(script: Path, *arguments: object, **variables: str) -> str:
+    """Run a script in one process."""
+    return finish(start([sys.executable, str(script), *map(str, arguments)], environment(**variables)))
+
+
+def horovodrun(script: Path, *arguments: object, **variables: str) -> str:
+    """Run a script as two ranks on this machine."""
+    launcher = ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2", "--network-interfaces", "lo"]
+    command = [*launcher, sys.executable, str(script), *map(str, arguments)]
+    return finish(start(command, environment(**variables)))

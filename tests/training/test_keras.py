@@ -1,0 +1,129 @@
+"""Two ranks under horovodrun, and one process alone, both of which ran all of keras_program.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training.listener import Listener
+from training.processes import alone, horovodrun
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "keras_program.py"
+
+
+class Runs:
+    """What the processes wrote down, and what the two ranks reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with Listener() as agent:
+            horovodrun(PROGRAM, folder, 8, MUSTER_REPORT=agent.path)
+        self.reports = [agent.of_rank(0), agent.of_rank(1)]
+        alone(PROGRAM, folder, 16)
+        self.ranks = [self._read("rank-0-of-2.json"), self._read("rank-1-of-2.json")]
+        self.alone = self._read("rank-0-of-1.json")
+
+    def of_both(self, check):
+        return [rank[check] for rank in self.ranks]
+
+    def _read(self, name):
+        return json.loads((self.folder / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+def test_ranks_begin_apart_and_end_bit_identical_on_different_data(runs):
+    first, second = runs.of_both("fit")
+    assert first["before"] != second["before"]
+    assert first["after"] == second["after"]
+    assert first["steps"] == second["steps"] == 12
+
+
+def test_without_averaging_the_same_check_fails(runs):
+    first, second = runs.of_both("fit_without_averaging")
+    assert first["before"] == second["before"]
+    assert first["after"] != second["after"]
+
+
+def test_two_ranks_equal_one_process_with_twice_the_batch(runs):
+    together = runs.of_both("fit_on_common_data")
+    assert together[0] == together[1]
+    for ours, expected in zip(together[0]["weights"], runs.alone["fit_on_common_data"]["weights"], strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_custom_loops_stay_bit_identical_with_sparse_gradients(runs):
+    first, second = runs.of_both("custom_loops")
+    assert first == second
+    assert first["gradients"] == ["EagerTensor", "IndexedSlices", "SymbolicTensor"]
+    assert len(set(first["digests"].values())) == 4  # every loop did train
+
+
+def test_all_ranks_leave_out_a_step_with_an_infinite_gradient_on_one(runs):
+    first, second = runs.of_both("infinite_gradient_on_last_rank")
+    assert first == second
+    initial, after_infinite, after_finite = first["digests"]
+    assert initial == after_infinite != after_finite
+
+
+def test_metrics_are_averaged(runs):
+    assert runs.of_both("average_metrics") == 2 * [{"loss": 0.5, "accuracy": 1.0}]
+    assert runs.alone["average_metrics"] == {"loss": 0.0, "accuracy": 1.0}
+
+
+def test_history_and_later_callbacks_see_the_averaged_metrics(runs):
+    first, second = runs.of_both("fit")
+    assert first["last_epoch"] == second["last_epoch"] == first["seen_by_later_callbacks"]
+    assert set(first["last_epoch"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_collectives_and_a_hook_of_ones_own(runs):
+    for rank, result in enumerate(runs.of_both("collectives")):
+        assert result == {"rank": rank, "broadcast": 1, "after own hook": [-1.0, -1.0], "calls": [["variable"]]}
+    assert runs.alone["collectives"]["broadcast"] == 0
+
+
+def test_what_would_train_apart_or_hang_is_refused(runs):
+    for refusals in runs.of_both("refusals"):
+        assert "does not average gradients" in refusals["plain optimizer"]
+        assert "DistributedOptimizer(LossScaleOptimizer(...))" in refusals["loss scale outside"]
+        assert "jit_compile=False" in refusals["XLA"]
+    assert set(runs.alone["refusals"]) == {"not built", "not an optimizer", "file name"}
+
+
+def test_mistakes_are_named(runs):
+    refusals = runs.alone["refusals"]
+    assert refusals["not built"].startswith("ValueError: Model 'sequential")
+    assert refusals["not an optimizer"].startswith("TypeError: ")
+    assert ".weights.h5" in refusals["file name"]
+
+
+def test_only_rank_zero_saves_and_leaves_nothing_beside(runs):
+    saved = sorted(str(path.relative_to(runs.folder)) for path in runs.folder.glob("checkpoints-of-*-of-2/*"))
+    assert saved == ["checkpoints-of-0-of-2/epoch-01.keras", "checkpoints-of-0-of-2/epoch-02.keras"]
+    assert not list(runs.folder.glob("checkpoints-of-*/.*"))
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(runs):
+    assert runs.alone["half_a_file"] == {"error": "disk full", "files": {"model.keras": "whole"}}
+
+
+def test_what_two_ranks_saved_is_an_ordinary_model(runs):
+    loaded = runs.alone["load_what_two_ranks_saved"]
+    np.testing.assert_allclose(loaded["predictions"], runs.ranks[0]["fit"]["predictions"], rtol=1e-6)
+    assert loaded["optimizer"] == {"class": "Adam", "steps": 12}
+    assert loaded["steps_after_more"] == 18
+
+
+def test_every_rank_reports_its_progress(runs):
+    for rank, messages in enumerate(runs.reports):
+        first_fit = [message for message in messages if message.get("epochs") == 2]
+        assert [message["epoch"] for message in first_fit][0] == 1
+        last = first_fit[-1]
+        assert (last["epoch"], last["step"], last["steps"], last["examples"]) == (2, 6, 6, 2 * 6 * 16)
+        assert last["metrics"] == pytest.approx(runs.ranks[rank]["fit"]["last_epoch"])

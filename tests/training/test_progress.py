@@ -1,0 +1,224 @@
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from muster.training import progress, report
+from training.listener import Listener
+from training.processes import REPOSITORY
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A reporter that has sent nothing yet, by a clock that stands still; returns how to move it."""
+    now = [100.0]
+    monkeypatch.setattr(progress, "_reporter", progress.Reporter(progress._send_datagram, lambda: now[0]))
+    for variable in (*progress.RANK_VARIABLES, progress.ADDRESS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+
+    def advance(seconds):
+        now[0] += seconds
+
+    return advance
+
+
+@pytest.fixture
+def received(clock, monkeypatch):
+    """Binds the agent's socket, which holds what comes until it is called: the messages so far."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(f"{folder}/report.sock")
+        agent.setblocking(False)
+        monkeypatch.setenv("MUSTER_REPORT", f"{folder}/report.sock")
+
+        def messages():
+            found = []
+            while True:
+                try:
+                    found.append(json.loads(agent.recv(65536)))
+                except BlockingIOError:
+                    return found
+
+        yield messages
+
+
+def test_a_report_is_one_message_with_what_was_given(received, monkeypatch):
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    before = time.time()
+    report(7, epoch=2, steps=10, epochs=5, examples=448, loss=0.25, accuracy=1)
+    (message,) = received()
+    assert before <= message.pop("time") <= time.time()
+    assert message == {
+        "kind": "progress",
+        "rank": 3,
+        "step": 7,
+        "epoch": 2,
+        "steps": 10,
+        "epochs": 5,
+        "examples": 448,
+        "metrics": {"loss": 0.25, "accuracy": 1.0},
+    }
+
+
+def test_what_is_not_given_is_not_sent(received):
+    report(1)
+    (message,) = received()
+    assert set(message) == {"kind", "rank", "time", "step"}
+
+
+@pytest.mark.parametrize("variable", progress.RANK_VARIABLES)
+def test_the_rank_is_the_launchers(received, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    report(1)
+    assert received()[0]["rank"] == 1
+
+
+def test_horovods_rank_comes_before_the_others(received, monkeypatch):
+    for rank, variable in enumerate(progress.RANK_VARIABLES):
+        monkeypatch.setenv(variable, str(rank))
+    report(1)
+    assert received()[0]["rank"] == 0
+
+
+def test_no_rank_is_null(received, monkeypatch):
+    monkeypatch.setenv("MUSTER_RANK", "none")
+    report(1)
+    assert received()[0]["rank"] is None
+
+
+def test_metrics_that_are_not_finite_survive(received):
+    report(1, loss=math.nan, norm=-math.inf)
+    metrics = received()[0]["metrics"]
+    assert math.isnan(metrics["loss"])
+    assert metrics["norm"] == -math.inf
+
+
+def test_what_float_and_int_take_is_taken_and_the_rest_left_out(received):
+    report(np.int64(3), loss=np.float32(0.5), one=np.array(2), images=np.zeros(3), name="LeNet", nothing=None)
+    (message,) = received()
+    assert message["step"] == 3
+    assert message["metrics"] == {"loss": 0.5, "one": 2.0}
+
+
+def test_fast_reports_are_merged_and_the_newest_wins(received, clock):
+    for step in range(1, 100):
+        report(step, loss=1 / step)
+    assert [message["step"] for message in received()] == [1]
+    report(accuracy=0.9)
+    clock(1 / progress.MAX_PER_SECOND)
+    report(100, loss=0.01)
+    (message,) = received()
+    assert (message["step"], message["metrics"]) == (100, {"loss": 0.01, "accuracy": 0.9})
+
+
+def test_the_rate_is_bounded(received, clock):
+    sent = 0
+    for step in range(2000):
+        report(step)
+        clock(0.001)
+        sent += len(received())
+    assert 30 <= sent <= 2 * progress.MAX_PER_SECOND + 1
+
+
+def test_a_metric_is_looked_at_only_when_it_is_sent(received):
+    class OnTheGpu:
+        def __float__(self):
+            looked.append(1)
+            return 0.5
+
+    looked = []
+    for step in range(50):
+        report(step, loss=OnTheGpu())
+    assert len(looked) == 1
+
+
+def test_the_first_and_the_last_report_of_every_epoch_are_sent(received):
+    for epoch in (1, 2):
+        for step in (1, 2, 3):
+            report(step, epoch=epoch)
+        report(epoch=epoch, val_loss=epoch / 10)
+    progress._reporter.flush()
+    assert [(message["epoch"], message["step"]) for message in received()] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+
+
+def test_a_full_queue_drops_reports_and_holds_up_nothing(received, clock):
+    started = time.perf_counter()
+    for step in range(2000):
+        report(step)
+        clock(1)
+    assert time.perf_counter() - started < 1
+    assert 1 <= len(received()) < 2000
+    clock(1)
+    report(2001)
+    assert [message["step"] for message in received()] == [2001]
+
+
+@pytest.mark.parametrize("path", ["/nowhere/report.sock", "/tmp", "x" * 200])
+def test_an_agent_that_is_gone_disturbs_nothing(clock, monkeypatch, path):
+    monkeypatch.setenv("MUSTER_REPORT", path)
+    report(1, loss=0.5)
+
+
+def test_a_message_too_large_for_a_datagram_disturbs_nothing(received):
+    report(1, **{f"metric_{index}": index for index in range(50_000)})
+    assert received() == []
+
+
+def test_outside_a_run_nothing_happens(clock, monkeypatch):
+    monkeypatch.setattr(progress, "_reporter", progress.Reporter(pytest.fail))
+    report(1, loss=object())
+    progress._reporter.flush()
+
+
+def test_reports_of_several_threads_and_of_a_signal_handler_are_taken(received):
+    threads = [threading.Thread(target=lambda: [report(step) for step in range(200)]) for _ in range(4)]
+    with progress._reporter._lock:  # as the thread that a signal interrupts in the middle of a report holds it
+        report(1)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert received()[0]["step"] == 1
+
+
+PROGRAM = """
+import sys
+from muster.training import report
+for step in range(1, 501):
+    report(step, steps=500, loss=1.0 / step)
+report(test_accuracy=0.97)
+assert not [name for name in sys.modules if name.partition(".")[0] in ("tensorflow", "keras", "numpy", "horovod")]
+"""
+
+
+def oldest_interpreter():
+    """The oldest Python from 3.6 on this machine: the path, or None."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(6, 10)]
+    found += sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python"))
+    for python in filter(None, found):
+        if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
+            return str(python)
+    return None
+
+
+@pytest.mark.parametrize("interpreter", [sys.executable, "the oldest"])
+def test_a_copy_of_the_folder_reports_from_any_interpreter(tmp_path, interpreter):
+    python = oldest_interpreter() if interpreter == "the oldest" else interpreter
+    if python is None:
+        pytest.skip("no Python older than 3.10 on this machine")
+    shutil.copytree(REPOSITORY / "sdk" / "muster" / "training", tmp_path / "muster" / "training")
+    (tmp_path / "muster" / "__init__.py").touch()
+    with Listener() as agent:
+        env = {"PYTHONPATH": str(tmp_path), "MUSTER_REPORT": agent.path, "PMI_RANK": "1"}
+        subprocess.run([python, "-c", PROGRAM], env=env, check=True, timeout=60)
+    last = agent.messages[-1]
+    assert (last["step"], last["rank"], last["metrics"]) == (500, 1, {"loss": 0.002, "test_accuracy": 0.97})
+    assert agent.messages[0]["step"] == 1
+    assert len(agent.messages) < 100
