@@ -1,0 +1,213 @@
+"""Which examples are whose: every process takes its share of the data, and together they take all of it.
+
+    from muster.training import partition
+
+    x, y = partition.array(x_train, y_train, uneven="trim")      arrays for `model.fit`
+    for x, y in partition.batches(x_train, y_train, batch_size=32, epoch=epoch, seed=1):      loops of one's own
+    files = partition.files(glob.glob("/data/*.tfrecord"))
+    examples = partition.dataset(examples, shuffle_buffer=1000)                               tf.data
+
+In every epoch the shares are disjoint, cover the data, and are within one example of the same length. They come from
+one permutation that every process makes for itself out of `seed` and `epoch`: example i of the permutation goes to
+process i modulo their number. So after k batches of each the first k * processes * batch_size examples of the
+permutation have been taken, whoever takes part, and training can go on from there with another number of processes.
+
+Every rank must take the same number of steps, or those that have one more wait for ever. `batches` sees to that;
+shares for anything else are made equal by `uneven`:
+
+    "keep"    every example once; shares may differ by one example (for evaluation, and for loops that count steps)
+    "trim"    equal shares; fewer examples than there are processes sit this epoch out, others in the next one
+    "pad"     equal shares; fewer examples than there are processes come a second time
+
+Who this process is, and of how many, comes from its launcher: Horovod, Muster, Open MPI, MPICH, or a TensorFlow cluster
+(`TF_CONFIG`). A process that none of them started is alone. Who knows better says `partition_index` (from 0) and
+`num_data_partitions`.
+
+Needs NumPy; TensorFlow only has to be there for `dataset`. Python 3.6 syntax.
+"""
+
+import json
+import os
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+LAUNCHERS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("MUSTER_RANK", "MUSTER_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+UNEVEN = ("keep", "trim", "pad")
+
+
+def place() -> Tuple[int, int]:
+    """This process's number among those that train, from 0, and how many they are."""
+    for rank, size in LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    # Beside parameter servers a chief coordinates workers, and hands the data out by itself.
+    trainers = ("worker",) if "ps" in cluster else ("chief", "master", "worker")
+    members = [(kind, index) for kind in trainers for index in range(len(cluster.get(kind, ())))]
+    me = task.get("type"), task.get("index")
+    return (members.index(me), len(members)) if me in members else (0, 1)
+
+
+def indices(
+    n: int,
+    *,
+    epoch: int = 0,
+    seed: int = 0,
+    shuffle: bool = True,
+    uneven: str = "keep",
+    partition_index: Optional[int] = None,
+    num_data_partitions: Optional[int] = None,
+) -> np.ndarray:
+    """The numbers of this process's examples among `n`, in the order in which to take them.
+
+    Args:
+        n: Examples in all.
+        epoch: Another epoch, another permutation.
+        seed: The same on every process; 0 to 2**32 - 1.
+        shuffle: False leaves the examples in their order, in every epoch.
+        uneven: "keep", "trim" or "pad", where `n` cannot be divided (see above).
+        partition_index: Which share, from 0; default: this process's rank.
+        num_data_partitions: How many shares; default: the number of processes.
+
+    Raises:
+        ValueError: An argument is out of its range, or shares of equal length would be empty.
+    """
+    index, count = _place(partition_index, num_data_partitions)
+    _check(uneven, n, count)
+    # RandomState, because its shuffles are the same in every version of NumPy, and so on every host.
+    order = np.random.RandomState([seed, epoch]).permutation(n) if shuffle else np.arange(n)
+    if uneven == "pad":
+        order = np.resize(order, n + -n % count)  # goes on from its beginning
+    elif uneven == "trim":
+        order = order[: n - n % count]
+    return order[index::count]
+
+
+def array(*arrays: Any, **options: Any) -> Any:
+    """This process's examples of one array, or of several that belong together; `options` as for `indices`.
+
+    Raises:
+        ValueError: The arrays differ in length, or as for `indices`.
+    """
+    arrays = tuple(np.asarray(values) for values in arrays)
+    mine = indices(_common_length(arrays), **options)
+    shares = tuple(values[mine] for values in arrays)
+    return shares if len(shares) > 1 else shares[0]
+
+
+def files(paths: Sequence[Union[str, "os.PathLike[str]"]], **options: Any) -> List[str]:
+    """This process's files; `options` as for `indices`. They are sorted first, as folders list them in any order."""
+    names = sorted(os.fspath(path) for path in paths)
+    return [names[index] for index in indices(len(names), **options)]
+
+
+def dataset(
+    examples: Any,
+    *,
+    epoch: Any = 0,
+    seed: int = 0,
+    shuffle_buffer: int = 0,
+    uneven: str = "keep",
+    partition_index: Optional[int] = None,
+    num_data_partitions: Optional[int] = None,
+) -> Any:
+    """This process's share of a `tf.data.Dataset` of single examples, for one epoch.
+
+    A process keeps the same share in all epochs, since a stream cannot be shuffled as a whole; within it the order is
+    another one in each. Without end, for `model.fit(..., steps_per_epoch=...)`:
+
+        tf.data.Dataset.counter(first_epoch).flat_map(lambda epoch: partition.dataset(examples, epoch=epoch, ...))
+
+    Args:
+        examples: The same, in the same order, on every process.
+        epoch: A number, or a tensor of type int64.
+        seed: Of the order.
+        shuffle_buffer: Examples among which the next one is drawn; 0 leaves them in their order.
+        uneven: As for `indices`; "trim" and "pad" need a dataset that knows how long it is.
+        partition_index: As for `indices`.
+        num_data_partitions: As for `indices`.
+
+    Raises:
+        ValueError: As for `indices`, or the length is needed and not known.
+    """
+    import tensorflow as tf
+
+    index, count = _place(partition_index, num_data_partitions)
+    if uneven != "keep":
+        n = int(examples.cardinality())
+        if n < 0:
+            raise ValueError("uneven={!r} needs a dataset that knows how long it is.".format(uneven))
+        _check(uneven, n, count)
+        examples = examples.take(n - n % count) if uneven == "trim" else examples.repeat().take(n + -n % count)
+    share = examples.shard(count, index)
+    if not shuffle_buffer:
+        return share
+    # One number, because shuffle() takes one; apart for every epoch of every seed.
+    mixed = tf.cast(seed, tf.int64) * 1000003 + tf.cast(epoch, tf.int64)
+    return share.shuffle(shuffle_buffer, seed=mixed, reshuffle_each_iteration=False)
+
+
+def steps(n: int, batch_size: int, num_data_partitions: Optional[int] = None) -> int:
+    """How many batches every process can take of its share of `n` examples, the last of which may be smaller.
+
+    Raises:
+        ValueError: Not even one each.
+    """
+    count = num_data_partitions or place()[1]
+    if batch_size < 1 or n < count:
+        raise ValueError(
+            "{} examples in batches of {} are not one batch for each of {} processes.".format(n, batch_size, count)
+        )
+    return -(-(n // count) // batch_size)
+
+
+def batches(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Iterator[Tuple[Any, ...]]:
+    """This process's batches of arrays for one epoch: as many on every process, so that none waits for another.
+
+    Batches of the last step may be smaller, and fewer examples than there are processes sit the epoch out.
+
+    Args:
+        arrays: Whatever belongs together, the same on every process.
+        batch_size: Examples of one process in one step.
+        first: The step to begin with, to go on in the middle of an epoch.
+        options: As for `indices`, less `uneven`.
+
+    Yields:
+        A tuple with a part of each array.
+    """
+    arrays = tuple(np.asarray(values) for values in arrays)
+    mine = indices(_common_length(arrays), uneven="trim", **options)
+    for start in range(first * batch_size, len(mine), batch_size):
+        yield tuple(values[mine[start : start + batch_size]] for values in arrays)
+
+
+def _place(partition_index: Optional[int], num_data_partitions: Optional[int]) -> Tuple[int, int]:
+    """The two numbers as they are given, or as they are found."""
+    if (partition_index is None) != (num_data_partitions is None):
+        raise ValueError("partition_index and num_data_partitions belong together: give both or neither.")
+    if partition_index is None or num_data_partitions is None:
+        return place()
+    if not 0 <= partition_index < num_data_partitions:
+        raise ValueError("partition_index={} is not one of {}.".format(partition_index, num_data_partitions))
+    return partition_index, num_data_partitions
+
+
+def _check(uneven: str, n: int, count: int) -> None:
+    if uneven not in UNEVEN:
+        raise ValueError("uneven={!r}: it is one of {}.".format(uneven, ", ".join(UNEVEN)))
+    if uneven == "trim" and n < count:
+        raise ValueError("{} examples are fewer than one for each of {} processes.".format(n, count))
+
+
+def _common_length(arrays: Sequence[Any]) -> int:
+    lengths = {len(values) for values in arrays}
+    if len(lengths) != 1:
+        raise ValueError("Arrays that belong together are of one length, and these have {}.".format(sorted(lengths)))
+    return lengths.pop()
