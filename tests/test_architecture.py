@@ -48,6 +48,7 @@ def test_the_public_names() -> None:
     assert muster.__all__ == [
         "Cluster", "Horovod", "Job", "MusterError", "ParameterServer", "Resources", "RunFailed", "await_workers",
         "launch_workers", "list_runs", "list_workers", "open_run", "run_cluster", "stop_workers",
+        "tensorboard",
     ]  # fmt: skip
     for name in muster.__all__:
         assert getattr(muster, name).__doc__, name

@@ -27,6 +27,7 @@ _PUBLIC = {
     "open_run": "muster.runs",
     "run_cluster": "muster.public",
     "stop_workers": "muster.workers",
+    "tensorboard": "muster.board",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605

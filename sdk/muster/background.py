@@ -9,9 +9,11 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.forks import in_forked_children
+
+Result = TypeVar("Result")
 
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
@@ -43,6 +45,21 @@ def on_background_thread() -> bool:
 
 
 in_forked_children(_forget_loop)
+
+
+def call_in_background(function: Callable[[], Result]) -> Result:
+    """What ``function`` returns, called on the background thread.
+
+    Processes that die with their parent (``PR_SET_PDEATHSIG``) die with the thread that started them: this one lives as
+    long as the session, which the thread of the caller may not.
+    """
+    if on_background_thread():
+        return function()
+
+    async def call() -> Result:
+        return function()
+
+    return asyncio.run_coroutine_threadsafe(call(), background_loop()).result()
 
 
 class BlockingCalls:

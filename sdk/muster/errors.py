@@ -20,6 +20,7 @@
     │   ├── RunTimeout               the run took longer than run_timeout
     │   └── DriverFailed             horovodrun itself failed
     ├── RunStopped                   somebody stopped the run before it ended
+    ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
     └── RunNotFound                  no recorded run of that name
 
 Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where the foreign call is made.
@@ -144,6 +145,10 @@ class DriverFailed(RunFailed):
 
 class RunStopped(MusterError):
     """The run was stopped before it ended."""
+
+
+class TensorBoardFailed(MusterError):
+    """TensorBoard is not installed, or did not come up. What it said is in ``details``."""
 
 
 class RunNotFound(MusterError):

@@ -1,0 +1,175 @@
+"""TensorBoard beside the session: started for a folder of event files, and gone with the session at the latest."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from muster import interpreter
+from muster.background import call_in_background
+from muster.errors import TensorBoardFailed
+from muster.forks import in_forked_children
+
+PROGRAM = Path(__file__).with_name("board_process.py")
+LOG_END = 3000  # characters of its log that an error shows
+CLOSE_SECONDS = 5.0  # between asking it to end and ending it
+
+
+class TensorBoard(tuple[str, int]):
+    """``(url, pid)`` of a TensorBoard that runs; as a context manager it ends with its block."""
+
+    _process: subprocess.Popen[bytes]
+
+    def __new__(cls, url: str, process: subprocess.Popen[bytes]) -> TensorBoard:
+        """Make the pair that it is known by."""
+        board = super().__new__(cls, (url, process.pid))
+        board._process = process
+        return board
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it."""
+        return self[0]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self[1]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still serves."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it, and wait until it is gone. Idempotent."""
+        _end(self._process)
+        _running.discard(self)
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_running: set[TensorBoard] = set()
+in_forked_children(_running.clear)  # they are the parent's
+
+
+def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoard:
+    """Start TensorBoard for a folder, and return once it answers.
+
+    In a session of the workbench it serves on the application port, elsewhere on a free port of this machine, which
+    nobody else can reach. It ends with the session, or when it is closed::
+
+        url, pid = muster.tensorboard("logs")
+
+        with muster.tensorboard("logs") as board:
+            print(board.url)
+
+    Args:
+        logdir: the folder with the event files, which may come later.
+        timeout_seconds: how long it may take to answer; it imports TensorFlow first.
+
+    Raises:
+        TensorBoardFailed: it is not installed, does not come up, or its port is taken.
+    """
+    if not interpreter.probe(sys.executable, ["tensorboard"]).has("tensorboard"):
+        raise TensorBoardFailed(
+            f"{sys.executable} has no TensorBoard.", advice=f"{sys.executable} -m pip install tensorboard"
+        )
+    port = _application_port()
+    arguments = ["--logdir", _absolute(logdir), "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = call_in_background(lambda: _start(arguments, log))
+        try:
+            address = _await_address(process, log, port, time.monotonic() + timeout_seconds)
+        except BaseException:
+            _end(process)
+            raise
+    board = TensorBoard(_application_url() if port else address, process)
+    _running.add(board)
+    return board
+
+
+def _absolute(logdir: str | Path) -> str:
+    """Folders relative to this one; addresses such as ``gs://bucket/logs`` as they are."""
+    is_address = isinstance(logdir, str) and "://" in logdir
+    return str(logdir) if is_address else str(Path(logdir).expanduser().absolute())
+
+
+def _application_port() -> int:
+    """The port that the workbench shows to the browser; 0, for any that is free, elsewhere."""
+    is_workbench = all(os.environ.get(name) for name in ("CDSW_APP_PORT", "CDSW_DOMAIN", "CDSW_ENGINE_ID"))
+    return int(os.environ["CDSW_APP_PORT"]) if is_workbench else 0
+
+
+def _application_url() -> str:
+    """Where the workbench shows what serves on the application port."""
+    scheme = urlsplit(os.environ.get("CDSW_PROJECT_URL", "")).scheme or "https"
+    return f"{scheme}://{os.environ['CDSW_ENGINE_ID']}.{os.environ['CDSW_DOMAIN']}/"
+
+
+def _start(arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(PROGRAM), str(os.getpid()), *arguments]
+    # In a session of its own, so that interrupting a cell does not reach it.
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, bufsize=0, start_new_session=True
+    )
+
+
+def _await_address(process: subprocess.Popen[bytes], log: IO[bytes], port: int, deadline: float) -> str:
+    """Where it serves, once it says so and answers."""
+    assert process.stdout is not None
+    with process.stdout:
+        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        address = process.stdout.readline().decode().strip() if readable else ""
+    if not address:
+        raise _failure(process, log, port)
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        direct.open(address, timeout=max(1.0, deadline - time.monotonic())).close()
+    except OSError as error:
+        raise _failure(process, log, port) from error
+    return address
+
+
+def _failure(process: subprocess.Popen[bytes], log: IO[bytes], port: int) -> TensorBoardFailed:
+    log.seek(0)
+    text = log.read().decode(errors="replace")[-LOG_END:]
+    if port and re.search("already in use", text):
+        others = ", ".join(f"process {board.pid}, which is a TensorBoard of this session" for board in _running)
+        return TensorBoardFailed(
+            f"The application port {port} is taken" + (f" by {others}." if others else "."),
+            details=text,
+            advice="end what serves there: a session of the workbench has one application at a time",
+        )
+    return TensorBoardFailed(
+        "TensorBoard did not come up.", details=text, advice="a longer timeout_seconds, if it was merely slow"
+    )
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@atexit.register
+def _close_all() -> None:
+    for board in list(_running):
+        board.close()
