@@ -156,7 +156,13 @@ class Orchestrator:
     async def _train(self) -> None:
         self._enter("training")
         deadline = _deadline(self.limits.run)
-        while not await self._until(self._is_decided, min(filter(None, (deadline, self._stalls_at())), default=None)):
+        await self._train_until(self._has_returned, deadline)
+        for name in self._planned().processes:
+            self.session.send(name, "release")
+        await self._train_until(self._is_decided, deadline)
+
+    async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
+        while not await self._until(done, min(filter(None, (deadline, self._stalls_at())), default=None)):
             now = time.monotonic()
             if deadline and now >= deadline:
                 raise await self._run_timed_out()
@@ -302,6 +308,12 @@ class Orchestrator:
         # One that has ended well is no failure, and nobody needs to reach it any more.
         return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
 
+    def _has_returned(self) -> bool:
+        plan, state = self._planned(), self.state
+        if plan.driver:
+            return self._is_decided()
+        return bool(plan.decides) and all(state.has_returned(name) for name in plan.decides)
+
     def _is_decided(self) -> bool:
         plan, state = self._planned(), self.state
         if plan.driver:
@@ -312,7 +324,11 @@ class Orchestrator:
         """The processes that train and when each was last heard of, longest ago first."""
         plan = self._planned()
         decisive = plan.decides or tuple(plan.processes)
-        heard = [(p.heard_at, source) for source, p in self.state.running.items() if source[0] in decisive]
+        heard = [
+            (process.heard_at, source)
+            for source, process in self.state.running.items()
+            if source[0] in decisive and not process.has_returned
+        ]
         return sorted(heard, key=lambda item: item[0])
 
     def _stalls_at(self) -> float | None:

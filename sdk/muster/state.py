@@ -31,12 +31,14 @@ class ProcessState:
         heard_at: when it last showed a sign of life, on the monotonic clock.
         exit_status: how it ended, minus the number of a signal; None while it runs.
         was_stopped: whether its agent ended it.
+        has_returned: whether it only serves others any more, until it is released.
     """
 
     pid: int
     heard_at: float
     exit_status: int | None = None
     was_stopped: bool = False
+    has_returned: bool = False
 
 
 class RunState:
@@ -111,6 +113,11 @@ class RunState:
         """Whether all processes that a worker is to have were started and have ended."""
         processes = self.processes[worker].values()
         return len(processes) >= self.expected.get(worker, 1) and all(p.exit_status is not None for p in processes)
+
+    def has_returned(self, worker: str) -> bool:
+        """Whether nothing of a worker decides any more: its processes have ended, or only serve others."""
+        processes = self.processes[worker].values()
+        return self.is_over(worker) or (bool(processes) and all(process.has_returned for process in processes))
 
     def has_running(self, workers: Iterable[str]) -> bool:
         """Whether any process of these workers runs."""
@@ -235,6 +242,10 @@ class RunState:
             name, rank = str(report.get("type", "")), report.get("rank")
             self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
             self.fail(Failure("exception", reported_at, worker, rank, name, text, trace))
+        elif kind == "returned":
+            for process in self.processes[worker].values():
+                process.has_returned = True
+            self.changed.set()
         elif kind == "progress":
             metrics = {str(name): float(value) for name, value in dict(report.get("metrics") or {}).items()}
             self.metrics.update(metrics)

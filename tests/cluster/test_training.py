@@ -99,6 +99,22 @@ def test_a_task_of_the_notebook_runs_beside_its_server() -> None:
     assert result.values == [(0, ["ps", "worker"]), (1, ["ps", "worker"])]
 
 
+def test_a_task_that_has_returned_serves_those_that_come_late() -> None:
+    def run(cluster: Any, server: Any, task_index: int) -> int:
+        import time
+
+        import tensorflow as tf
+
+        if task_index == 0:
+            time.sleep(3)  # a session waits for every server, also for that of the other task, which is done by now
+        with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
+            return int(session.run(tf.constant(task_index))) if task_index == 0 else 1
+
+    result = muster.run_cluster(2, 1, worker_script=run, run_timeout=60).cluster.result
+    assert result.values == [0, 1]
+    assert result.exit_codes == {"ps-0": -15, "worker-0": 0, "worker-1": 0}
+
+
 def test_proxies_in_the_environment_do_not_come_between(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -20,7 +20,6 @@ from .ports import PortHold, hold_ports
 from .processes import Child, Processes, cannot_start, outcome_of
 from .ranks import Ranks
 from .scratch import remove_scratch
-from .sshd import PORT as SSH_PORT
 from .sshd import Sshd
 from .stacks import ask_for_stacks
 from .usage import Usage
@@ -67,8 +66,8 @@ class Agent:
         self._is_leaving = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
 
-    def run(self) -> None:
-        """Set up, serve until told to end, and clean up."""
+    def run(self) -> "dict[str, object]":
+        """Set up, serve until told to end, and clean up. Returns how the worker ended."""
         try:
             self._set_up()
             self._loop.run()
@@ -79,6 +78,7 @@ class Agent:
             self._outcome = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
         finally:
             self._clean_up()
+        return self._outcome
 
     # Setting up
 
@@ -131,9 +131,9 @@ class Agent:
             pid=os.getpid(),
             host=address,
             ports=[port.number for port in self._ports],
-            ssh_port=SSH_PORT if self._sshd else None,
+            ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
-            interfaces=["lo"],
+            interfaces=linux.interfaces_of(address),
             cores=max(1, int(self.config["cpu"])),
             gpus=self.config["gpus"],
             python=".".join(str(part) for part in sys.version_info[:3]),
@@ -149,6 +149,7 @@ class Agent:
             "expect": self._expect,
             "watch": self._watch,
             "stacks": lambda: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
+            "release": self._release,
             "stop": self._stop,
             "end": self._leave,
         }  # type: dict[str, Callable[..., object]]
@@ -177,6 +178,11 @@ class Agent:
 
     def _watch(self, port: int) -> None:
         self._watched_ports.add(port)
+
+    def _release(self) -> None:
+        """Let a task end that has returned and serves the others (``runner.py``)."""
+        with contextlib.suppress(OSError):  # it has been ended meanwhile
+            self._reports.sendto(b".", os.path.join(self._scratch, "done.sock"))
 
     def _stop(self, grace: float = POLITE_GRACE) -> None:
         for child in list(self.processes.running.values()):
@@ -292,7 +298,7 @@ class Agent:
         self._link.close()
         for port in self._ports:
             port.close()
-        remove_scratch(self._scratch, tuple(self.config["session_process"]))
+        remove_scratch(self._scratch, self.config["session_process"])
         self._tell_guard(**self._outcome)
 
     def _tell_guard(self, **facts: object) -> None:
@@ -300,9 +306,11 @@ class Agent:
             os.write(self._upstream, wire.encode("worker", **facts))
 
 
-def main(config: dict, upstream: int) -> None:
-    """Be the agent of the worker that ``config`` describes, until it ends."""
+def main(config: dict, upstream: int) -> "dict[str, object]":
+    """Be the agent of the worker that ``config`` describes, until it ends. Returns how it ended."""
     try:
-        Agent(config, upstream).run()
+        return Agent(config, upstream).run()
     except OSError as error:  # its log cannot be opened, so this is the only way to say it
-        os.write(upstream, wire.encode("worker", status="failed", reason="Its agent failed: {}.".format(error)))
+        outcome: "dict[str, object]" = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
+        os.write(upstream, wire.encode("worker", **outcome))
+        return outcome

@@ -83,7 +83,7 @@ def run_task(target, arguments):
     else:
         sys.path[0] = os.getcwd()
         module = importlib.import_module(target)
-    _call_task(module.run)
+    _call_task(module.run, lambda value: None)
 
 
 def run_function(path, arguments):
@@ -93,7 +93,10 @@ def run_function(path, arguments):
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
         function = pickle.load(file)
-    _save_result(_call_task(function) if os.environ.get("MUSTER_TASK") else function())
+    if os.environ.get("MUSTER_TASK"):
+        _call_task(function, _save_result)
+    else:
+        _save_result(function())
 
 
 RUN = {"program": run_program, "module": run_module, "task": run_task, "function": run_function}
@@ -118,13 +121,34 @@ def start_server():
     )
 
 
-def _call_task(run):
-    # type: (Any) -> object
+def _call_task(run, take):
+    # type: (Any, Any) -> None
+    """Hand what the task returns to ``take``, and serve until all tasks of the run have returned."""
     import tensorflow as tf
 
     config = json.loads(os.environ["TF_CONFIG"])
     server = start_server()
-    return run(tf.train.ClusterSpec(config["cluster"]), server, config["task"]["index"])
+    take(run(tf.train.ClusterSpec(config["cluster"]), server, config["task"]["index"]))
+    _wait_for_other_tasks()
+
+
+def _wait_for_other_tasks():
+    # type: () -> None
+    """A session that another task opens waits for every server of the cluster, and forever where one is gone."""
+    path = os.environ.get("MUSTER_REPORT")
+    if not path:
+        return
+    _flush()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as done:
+        done.bind(os.path.join(os.environ["MUSTER_SCRATCH"], "done.sock"))
+        done.settimeout(1.0)
+        while True:
+            done.sendto(b'{"kind": "returned"}', path)
+            try:
+                done.recv(1)
+                return
+            except socket.timeout:  # the agent drops reports while its connection is congested
+                pass
 
 
 def _save_result(value):

@@ -42,21 +42,25 @@ class Usage:
         self._report = report
         self._on_excess = on_excess
         self._pids: "list[int]" = []
+        self._newest = 0  # when the processes were last looked for
         self._ticks: "dict[int, int]" = {}
         self._measured_at = time.monotonic()
         loop.call_every(REPORT_INTERVAL, self._measure)
         loop.call_every(CHECK_INTERVAL, self.check)
 
     def _measure(self) -> None:
-        everything = linux.snapshot()
-        self._pids = self._own(everything)
-        ticks = {pid: everything[pid].ticks for pid in self._pids}
+        newest = linux.newest_pid()
+        if newest != self._newest:  # looking through all processes is what costs an agent most
+            self._pids = self._own(linux.snapshot())
+            self._newest = newest
+        stats = [found for found in map(linux.stat, self._pids) if found is not None]
+        ticks = {found.pid: found.ticks for found in stats}
         used = sum(now - self._ticks.get(pid, 0) for pid, now in ticks.items())
         now = time.monotonic()
         cpu = used / linux.TICKS_PER_SECOND / (now - self._measured_at)
         self._ticks = ticks
         self._measured_at = now
-        self._report(round(cpu, 3), sum(everything[pid].rss for pid in self._pids))
+        self._report(round(cpu, 3), sum(found.rss for found in stats))
 
     def check(self) -> None:
         """See to it that no more memory is used than was given."""
