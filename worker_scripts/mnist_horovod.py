@@ -24,6 +24,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", metavar="FILE", help="rank 0 saves the model here after each epoch (.keras or .weights.h5)"
     )
+    parser.add_argument(
+        "--tensorboard", metavar="FOLDER", default=os.environ.get("MUSTER_TENSORBOARD"),
+        help="rank 0 writes event files for TensorBoard here (default: where the dashboard looks for them)",
+    )  # fmt: skip
     mnist_data.add_arguments(parser)
     return parser.parse_args()
 
@@ -65,6 +69,9 @@ def main() -> None:
         raise SystemExit(f"{len(x_train)} examples are fewer than one batch for each of {horovod.size()} ranks.")
     mine = slice(horovod.rank(), horovod.size() * share, horovod.size())
 
+    callbacks = distributed.callbacks(arguments.checkpoint, batch_size=arguments.batch_size)
+    if horovod.rank() == 0 and arguments.tensorboard:
+        callbacks.append(keras.callbacks.TensorBoard(arguments.tensorboard, write_graph=False))
     model = lenet()
     model.compile(
         optimizer=distributed.DistributedOptimizer(keras.optimizers.Adam(LEARNING_RATE * horovod.size())),
@@ -78,7 +85,7 @@ def main() -> None:
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
         validation_data=(x_test[horovod.rank() :: horovod.size()], y_test[horovod.rank() :: horovod.size()]),
-        callbacks=distributed.callbacks(arguments.checkpoint, batch_size=arguments.batch_size),
+        callbacks=callbacks,
         verbose=2 if horovod.rank() == 0 else 0,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
-from muster.runs import muster_home
+from muster.runs import TENSORBOARD, muster_home
 from muster.ssh import SSH_PORT, ssh_client
 from muster.strategies.base import Facts, Strategy
 
@@ -56,6 +56,7 @@ def make_facts(job: Job, run: str, run_dir: Path, scratch: Path) -> Facts:
         "PYTHONPATH": os.pathsep.join([str(library), *([python_path] if python_path else [])]),
         "MUSTER_RUN_DIR": str(run_dir),
         "MUSTER_RESULTS": str(run_dir / "results"),
+        "MUSTER_TENSORBOARD": str(run_dir / TENSORBOARD),
     }
     return Facts(
         run=run,

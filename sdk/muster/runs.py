@@ -7,6 +7,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
     result.json        how it ended; absent while it runs, and where its session died
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
     results/           what the script returned
+    tensorboard/       event files, where the script writes any: its MUSTER_TENSORBOARD
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from muster.events import Event
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
+TENSORBOARD = "tensorboard"
 DRIVER = "driver"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024

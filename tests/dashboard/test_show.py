@@ -90,13 +90,15 @@ def test_the_widget_sends_snapshots_until_it_has_heard_a_browser_and_diffs_from_
 
 def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -> None:
     widget, sent, _ = made
-    (tmp_path / "worker-1.log").write_text("one\n")
+    log = tmp_path / "logs" / "worker-1.log"
+    log.parent.mkdir()
+    log.write_text("one\n")
     for worker in ("worker-1", "../worker-1", "driver", None, 7):
         widget._answer(widget, {"ask": "log", "worker": worker}, [])
     assert [message["text"] for message in sent.of("log")] == ["one\n"]
 
     widget._answer(widget, {"ask": "log", "worker": "worker-1"}, [])
-    (tmp_path / "worker-1.log").write_text("one\ntwo\n")
+    log.write_text("one\ntwo\n")
     widget.tick()
     assert sent.of("log")[-1] == {"kind": "log", "worker": "worker-1", "text": "two\n", "fresh": False}
 

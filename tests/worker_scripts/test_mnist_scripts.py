@@ -107,12 +107,17 @@ def test_parameter_servers_in_the_style_of_tensorflow_2():
 def test_horovod(tmp_path):
     with Listener() as agent:
         checkpoint = tmp_path / "checkpoints" / "model.keras"
-        output = horovodrun(SCRIPTS / "mnist_horovod.py", "--checkpoint", checkpoint, MUSTER_REPORT=agent.path)
+        output = horovodrun(
+            SCRIPTS / "mnist_horovod.py", "--checkpoint", checkpoint,
+            MUSTER_REPORT=agent.path, MUSTER_TENSORBOARD=str(tmp_path / "board"),
+        )  # fmt: skip
     accuracy = printed_accuracy(output)
     assert accuracy >= 0.95
     assert_reported(agent.of_rank(0), accuracy)
     assert agent.of_rank(1)[-1]["examples"] == agent.of_rank(1)[-1]["epochs"] * 22 * 32
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.keras"]
+    written = [path.parent.name for path in (tmp_path / "board").rglob("*tfevents*")]
+    assert sorted(written) == ["train", "validation"], "by rank 0 alone"
 
 
 @pytest.mark.parametrize(

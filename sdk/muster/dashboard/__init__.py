@@ -28,7 +28,7 @@ class Dashboard(Protocol):
 
 
 class Shown(Protocol):
-    """What a dashboard needs of a cluster: where its logs are, and a way to end it without waiting."""
+    """What a dashboard needs of a cluster: where it keeps its files, and a way to end it without waiting."""
 
     run_dir: Path
 

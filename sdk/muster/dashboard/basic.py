@@ -19,7 +19,7 @@ SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
 class BasicView:
     """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
 
-    def __init__(self, state: LiveState, logs: Callable[[], Path], stop: Callable[[], None] | None) -> None:
+    def __init__(self, state: LiveState, folder: Callable[[], Path], stop: Callable[[], None] | None) -> None:
         self._state = state
         self._picture = ipywidgets.HTML()
         self._button = ipywidgets.Button(description="Stop", button_style="danger")

@@ -27,7 +27,7 @@ def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard | None:
     make_view = _load(kind)
     if make_view is None:
         return None
-    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir / "logs", cluster.interrupt)
+    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir, cluster.interrupt)
     _dashboards[cluster] = dashboard
     dashboard.show()
     return dashboard
@@ -54,7 +54,7 @@ def _show_run(run: Run, shown: Cluster | Run, stop: Callable[[], None] | None) -
     if make_view is None:
         display(snapshot.mime_bundle(replay(run)), raw=True)
         return
-    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path / "logs", stop)
+    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path, stop)
     dashboard.show()
     threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
 

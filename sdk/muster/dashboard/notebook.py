@@ -31,19 +31,19 @@ class NotebookDashboard:
     When the run has ended the live view is replaced by static HTML: notebooks save no live ones.
 
     Args:
-        make_view: makes the live view, from the state, the folder of the logs and what stops the run.
-        logs: gives the folder with the workers' logs.
+        make_view: makes the live view, from the state, the run's folder and what stops the run.
+        folder: gives the run's folder.
         stop: asks the run to end, without waiting; None where that cannot be done from here.
     """
 
     def __init__(
         self,
         make_view: MakeView,
-        logs: Callable[[], Path],
+        folder: Callable[[], Path],
         stop: Callable[[], None] | None = None,
     ) -> None:
         self.state = LiveState()
-        self._live = make_view(self.state, logs, stop)
+        self._live = make_view(self.state, folder, stop)
         self._ticker = Ticker(self._tick)
         self._compared = False
         self._handles: list[Any] = []

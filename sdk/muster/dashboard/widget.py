@@ -1,7 +1,8 @@
 """The live view of a run in a notebook: a widget that is sent diffs a few times a second, and answers what it asks.
 
-Messages to the browser are a ``snapshot``, ``diff``, ``log`` or ``stopping``; those from it ask for a ``snapshot``, for
-the ``log`` of a worker, or to ``stop``. They come on whatever thread the kernel reads them.
+Messages to the browser are a ``snapshot``, ``diff``, ``log``, ``stopping`` or ``tensorboard``, which says where it is;
+those from it ask for a ``snapshot``, for the ``log`` of a worker, to ``stop``, or for a ``tensorboard``. They come on
+whatever thread the kernel reads them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import anywidget
 import traitlets
 
 from muster.dashboard import web
+from muster.dashboard.board import RunBoard
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.state import LiveState
@@ -28,17 +30,19 @@ class RunWidget(anywidget.AnyWidget):
 
     Args:
         state: what is shown.
-        logs: gives the folder with the workers' logs.
+        folder: gives the run's folder.
         stop: asks the run to end, without waiting; None where that cannot be done from here.
     """
 
     _esm = web.script()
     _css = web.style()
     can_stop = traitlets.Bool(False).tag(sync=True)
+    has_tensorboard = traitlets.Bool(False).tag(sync=True)
 
-    def __init__(self, state: LiveState, logs: Callable[[], Path], stop: Callable[[], None] | None) -> None:
+    def __init__(self, state: LiveState, folder: Callable[[], Path], stop: Callable[[], None] | None) -> None:
         super().__init__(can_stop=stop is not None)
-        self._state, self._logs, self._stop = state, logs, stop
+        self._state, self._folder, self._stop = state, folder, stop
+        self._board = RunBoard(folder)
         self._sending = threading.Lock()
         self._heard = False
         self._snapshot_at = float("-inf")
@@ -58,12 +62,17 @@ class RunWidget(anywidget.AnyWidget):
             elif diff:
                 self.send(diff)
             self._send_log()
+            if not self.has_tensorboard and self._state.view.run and self._board.has_events():
+                self.has_tensorboard = True
 
     def _answer(self, _: Any, message: Any, __: Any) -> None:
         ask = message.get("ask") if isinstance(message, dict) else None
         if ask == "stop" and self._stop is not None:
             self._stop()
             self.send({"kind": "stopping"})
+            return
+        if ask == "tensorboard":
+            self._board.open(lambda answer: self.send({"kind": "tensorboard", **answer}))
             return
         with self._sending:
             self._heard = True
@@ -79,7 +88,9 @@ class RunWidget(anywidget.AnyWidget):
     def _follow(self, worker: Any) -> None:
         with self._state.lock:
             known = worker in {view.name for view in self._state.view.workers.values()}
-        self._followed = (worker, LogTail(self._logs() / f"{worker}.log")) if known and _is_file_name(worker) else None
+        self._followed = (
+            (worker, LogTail(self._folder() / "logs" / f"{worker}.log")) if known and _is_file_name(worker) else None
+        )
         self._send_log(fresh=True)
 
     def _send_log(self, fresh: bool = False) -> None:

@@ -12,7 +12,7 @@ render({
   el: document.querySelector("main"),
   model: {
     get: () => false,
-    on: (_, listener) => listeners.push(listener),
+    on: (event, listener) => event === "msg:custom" && listeners.push(listener),
     off: () => {},
     send: ({ ask, worker }) => {
       if (ask === "snapshot") answer(data.snapshot);

@@ -20,6 +20,8 @@ class View {
     this.name = make("strong");
     this.facts = make("span", "muster-muted");
     this.copy = make("button", "muster-button", "Copy command", { type: "button", title: "The command that would repeat this run" });
+    this.board = make("button", "muster-button", "TensorBoard", { type: "button", title: "Opens in a tab of its own" });
+    this.board.hidden = true;
     this.stop = make("button", "muster-button muster-stop", "Stop", { type: "button" });
     this.cause = make("div", "muster-cause", [], { role: "alert" });
     this.notes = make("div", "muster-notes");
@@ -31,11 +33,12 @@ class View {
     this.said = make("div", "muster-said", "", { "aria-live": "polite" });
     this.empty = make("div", "muster-muted", "No worker has been launched yet.");
     this.element = make("section", "muster", [
-      make("div", "muster-bar", [make("div", "muster-title", [this.glyph, this.name, this.facts]), this.copy, this.stop]),
+      make("div", "muster-bar", [make("div", "muster-title", [this.glyph, this.name, this.facts]), this.board, this.copy, this.stop]),
       this.cause, this.notes, this.progress, this.charts.element,
       (this.tools = make("div", "muster-bar muster-tools", [this.chips, this.filter])),
       this.table.element, this.empty, this.log.element, this.said,
     ], { "aria-label": "Muster run" });
+    this.board.addEventListener("click", () => this.openBoard());
     this.copy.addEventListener("click", () => this.copyCommand());
     this.stop.addEventListener("click", () => this.stopRun());
     this.filter.addEventListener("input", () => this.query({ words: this.filter.value }));
@@ -52,6 +55,8 @@ class View {
       this.log.append(message);
     } else if (message.kind === "stopping") {
       clearTimeout(this.waitsForStop);
+    } else if (message.kind === "tensorboard") {
+      this.showBoard(message);
     } else if (this.store.apply(message)) {
       this.asked &&= message.kind !== "snapshot";
       this.paintSoon();
@@ -91,6 +96,35 @@ class View {
     setText(this.stop, "Stopping …");
     this.send({ ask: "stop" });
     this.waitsForStop = setTimeout(() => this.interrupt(), SECONDS_TO_ANSWER * 1000);
+  }
+
+  // The tab is opened within the click, since browsers block those that come later.
+  openBoard() {
+    this.board.disabled = true;
+    this.tab = window.open("", "_blank");
+    this.sayInTab("TensorBoard is starting. While a cell runs, the kernel may first hear of it when that has ended.");
+    this.send({ ask: "tensorboard" });
+  }
+
+  showBoard({ url, error }) {
+    if (!this.board.disabled) return; // another view of this run has asked
+    this.board.disabled = false;
+    if (error) {
+      this.sayInTab(error);
+    } else if (this.tab && !this.tab.closed) {
+      this.tab.opener = null;
+      this.tab.location.replace(url);
+    } else {
+      window.prompt("TensorBoard is here:", url);
+    }
+  }
+
+  sayInTab(text) {
+    const page = this.tab?.document;
+    if (!page) return;
+    page.title = "TensorBoard";
+    page.body.style.cssText = "font: 14px system-ui, sans-serif; white-space: pre-wrap; color-scheme: light dark";
+    page.body.textContent = text;
   }
 
   async copyCommand() {
@@ -198,9 +232,13 @@ function render({ model, el }) {
   const interrupt = model.get("can_stop") ? () => kernel()?.interrupt() : null;
   const view = new View(el, (message) => model.send(message), interrupt);
   const receive = (message) => view.receive(message);
+  const offerBoard = () => { view.board.hidden = !model.get("has_tensorboard"); };
   model.on("msg:custom", receive);
+  model.on("change:has_tensorboard", offerBoard);
+  offerBoard();
   return () => {
     model.off("msg:custom", receive);
+    model.off("change:has_tensorboard", offerBoard);
     view.destroy();
   };
 }

@@ -1,0 +1,45 @@
+"""The TensorBoard of a run: offered once the script has written event files, and started when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from muster.board import TensorBoard, tensorboard
+from muster.errors import MusterError
+from muster.runs import TENSORBOARD
+
+SECONDS_PER_LOOK = 1.0
+
+
+class RunBoard:
+    """At most one TensorBoard for the files in ``tensorboard`` below a run's folder, which ``folder`` gives."""
+
+    def __init__(self, folder: Callable[[], Path]) -> None:
+        self._folder = folder
+        self._looked_at = float("-inf")
+        self._starting = threading.Lock()
+        self._board: TensorBoard | None = None
+
+    def has_events(self) -> bool:
+        """Whether there is something to show. Looks once a second at most, and says no in between."""
+        if time.monotonic() - self._looked_at < SECONDS_PER_LOOK:
+            return False
+        self._looked_at = time.monotonic()
+        return any((self._folder() / TENSORBOARD).rglob("*tfevents*"))
+
+    def open(self, tell: Callable[[dict[str, Any]], None]) -> None:
+        """Have ``tell`` called with the ``url``, or with an ``error``, once that is known; on a thread of its own."""
+        threading.Thread(target=lambda: tell(self._answer()), name="muster-tensorboard", daemon=True).start()
+
+    def _answer(self) -> dict[str, Any]:
+        with self._starting:
+            try:
+                if self._board is None or not self._board.is_running:
+                    self._board = tensorboard(self._folder() / TENSORBOARD)
+            except MusterError as error:
+                return {"error": str(error)}
+            return {"url": self._board.url}

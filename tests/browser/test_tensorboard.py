@@ -1,0 +1,69 @@
+"""The dashboard's TensorBoard button, in a real JupyterLab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.jupyter import Notebook, Server
+
+WRITES_EVENTS = """
+import os, sys, time
+
+if "events" in sys.argv:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(os.environ["MUSTER_TENSORBOARD"] + "/train")
+    writer.add_event(Event(step=1, wall_time=1.0, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])))
+    writer.close()
+print("written", flush=True)
+time.sleep(600)
+"""
+RUN = """
+import muster
+from plain import Plain
+shown = muster.run_cluster(1, worker_script="board.py", strategy=Plain(), args={args!r})
+"""
+Open = Callable[..., Notebook]
+
+
+def running(open_notebook: Open, page: Page, lab: Server, *args: str) -> Notebook:
+    """A notebook in whose cell a run has come as far as it gets."""
+    (lab.root / "board.py").write_text(WRITES_EVENTS)
+    notebook = open_notebook(lab, RUN.format(args=list(args)))
+    notebook.run()
+    expect(page.locator(".muster-body")).to_contain_text("written", timeout=60_000)
+    return notebook
+
+
+def test_the_button_opens_tensorboard_while_the_cell_runs(open_notebook: Open, page: Page, lab: Server) -> None:
+    notebook = running(open_notebook, page, lab, "events")
+    button = page.get_by_role("button", name="TensorBoard")
+
+    with page.expect_popup() as popup:
+        button.click()
+    board = popup.value
+    board.wait_for_url("http://127.0.0.1:*/**", timeout=60_000)
+    expect(board).to_have_title("TensorBoard")
+    expect(board.locator("body")).to_contain_text("loss", timeout=30_000)
+    assert notebook.is_running
+
+    # Another click shows the same one, which does not end with the run.
+    with page.expect_popup() as popup:
+        button.click()
+    popup.value.wait_for_url("http://127.0.0.1:*/**")
+    assert popup.value.url.split("/")[2] == board.url.split("/")[2]
+    page.click("text=Stop")
+    notebook.await_end(10)
+    board.reload()
+    expect(board.locator("body")).to_contain_text("loss", timeout=30_000)
+
+
+def test_there_is_no_button_where_the_script_writes_no_events(open_notebook: Open, page: Page, lab: Server) -> None:
+    running(open_notebook, page, lab)
+
+    page.wait_for_timeout(1500)
+    expect(page.get_by_role("button", name="TensorBoard")).to_be_hidden()
