@@ -32,7 +32,8 @@ VENV_TF1 = os.path.join(ROOT, ".venv-tf1")
 STAMP = "muster-setup"  # in each environment: the folder it was made for, and a hash of what it was made from
 
 SUPPORTED = ((3, 12), (3, 11), (3, 10))  # in order of preference, when `python3` itself is none of them
-EXTRAS = ("tensorflow", "notebook", "data", "test", "browser", "bench")  # all but gpu, and horovod, which is compiled
+# All but gpu, and horovod, which is compiled.
+EXTRAS = ("tensorflow", "notebook", "serve", "data", "test", "browser", "bench")
 PIP = "pip==26.3"  # the oldest that Python 3.10 brings resolves these pins, but takes minutes
 
 # What TensorFlow 1.15 needs beside it on Python 3.7, where it would otherwise be given releases that break it.

@@ -10,6 +10,7 @@ import click
 from muster import __version__
 from muster.commands.launch import plan, run
 from muster.commands.recorded import explain, logs, runs, show
+from muster.commands.serve import serve
 from muster.dashboard.text import clean
 from muster.errors import (
     JobError,
@@ -83,5 +84,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
 
 
-for command in (run, plan, runs, show, logs, explain):
+for command in (run, plan, runs, show, logs, explain, serve):
     main.add_command(command)

@@ -1,0 +1,256 @@
+"""Sessions and their workers over a platform: who may launch, see and stop what, and how many.
+
+A *session* is what a client calls its engine id. It belongs to the API key that first launched a worker in it, and
+ends when it is told to, or with the service. Its workers have a credential that is good for this session only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from muster.job import Process, Resources, Worker, WorkerSpec
+from muster.platforms.base import Platform
+from muster.scratch import make_scratch
+from muster.serve.models import Order
+from muster.serve.record import Record
+from muster.workers import describe
+
+RUNNER = Path(__file__).with_name("runner.py")
+KEPT = 1000  # workers that have ended and are still listed
+
+
+class Refused(Exception):
+    """Something that the caller may not do, or that cannot be done."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: a client with the API key of that number, or one of the workers of its session ``engine_id``."""
+
+    key: int
+    engine_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """One client's session: the number of its API key, the address it called from, and its workers' credential."""
+
+    engine_id: str
+    key: int
+    address: str
+    credential: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One worker, and where its log is."""
+
+    worker: Worker
+    session: Session
+    log: Path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many workers there may be at once: in all, and in one session."""
+
+    workers: int
+    session_workers: int
+
+
+class Engines:
+    """All sessions of a service. Its calls may come from one thread at a time, but for ``authenticate``.
+
+    Args:
+        platform: where workers run.
+        project: the folder that they run in.
+        record: where they are noted, and their code and logs kept.
+        keys: the API keys.
+        environment: what every worker finds in its environment, beside what is its own.
+        engines_url: URL that engine ids are appended to.
+        limits: how many workers there may be.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        project: Path,
+        record: Record,
+        keys: Sequence[str],
+        environment: Mapping[str, str],
+        engines_url: str,
+        limits: Limits,
+    ) -> None:
+        self._platform = platform
+        self._project = project
+        self._record = record
+        self._keys = [*keys]
+        self._environment = environment
+        self._engines_url = engines_url
+        self._limits = limits
+        self._scratch = make_scratch()
+        self._sessions: dict[str, Session] = {}
+        self._launched: dict[str, Launched] = {}
+
+    def authenticate(self, credential: str) -> Caller | None:
+        """Who has this credential, compared in a time that tells nothing about it; None for nobody."""
+        engine_id, is_workers, _ = credential.partition(".")
+        session = self._sessions.get(engine_id) if is_workers else None
+        if session is not None:
+            return Caller(session.key, engine_id) if _same(credential, session.credential) else None
+        matches = [number for number, key in enumerate(self._keys) if _same(credential, key)]
+        return Caller(matches[0]) if matches else None
+
+    def launch(self, caller: Caller, order: Order, address: str) -> dict[str, Any]:
+        """Launch one worker.
+
+        Args:
+            caller: who asks.
+            order: what for.
+            address: where the caller is.
+
+        Raises:
+            Refused: the caller may not, or there is nothing to run, or there are too many workers.
+            MusterError: the platform cannot.
+        """
+        known = self._session(caller, order.master_id)
+        session = known or Session(
+            order.master_id, caller.key, address, f"{order.master_id}.{secrets.token_urlsafe(32)}"
+        )
+        self._refresh()
+        self._check_limits(session)
+        worker_id = secrets.token_hex(8)
+        spec = self._spec(order, worker_id, session)
+        (worker,) = self._platform.launch([spec])
+        self._record.add(worker)
+        self._sessions[session.engine_id] = session
+        self._launched[worker_id] = Launched(worker, session, spec.log)
+        return self._describe(worker_id)
+
+    def workers(self, caller: Caller, engine_id: str) -> list[dict[str, Any]]:
+        """All workers of a session, oldest first. Raises Refused where it is not the caller's."""
+        session = self._session(caller, engine_id)
+        self._refresh()
+        return [self._describe(key) for key, launched in self._launched.items() if launched.session is session]
+
+    def stop(self, caller: Caller, worker_id: str) -> dict[str, Any]:
+        """Ask a worker to end. Raises Refused where the caller has none of that id."""
+        launched = self._launched.get(worker_id)
+        if launched is None or not _may_use(caller, launched.session):
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
+        self._platform.stop([launched.worker])
+        self._refresh()
+        return self._describe(worker_id)
+
+    def end(self, caller: Caller, engine_id: str) -> None:
+        """Stop a session's workers and void their credential. Raises Refused where it is not the caller's."""
+        session = self._session(caller, engine_id)
+        if session is not None:
+            del self._sessions[engine_id]
+            self._platform.stop(
+                [launched.worker for launched in self._launched.values() if launched.session is session]
+            )
+
+    def close(self) -> None:
+        """End all workers and wait until they are gone."""
+        self._platform.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _session(self, caller: Caller, engine_id: str) -> Session | None:
+        """The session of that name; None where nothing has been launched in it."""
+        session = self._sessions.get(engine_id)
+        if (session and not _may_use(caller, session)) or caller.engine_id not in (None, engine_id):
+            raise Refused(HTTPStatus.FORBIDDEN, f"The session {engine_id} is not the caller's.")
+        return session
+
+    def _refresh(self) -> None:
+        """Learn how the workers are, and forget the oldest of those that have ended."""
+        alive = {key: launched for key, launched in self._launched.items() if not launched.worker.status.is_final}
+        polled = self._platform.poll([launched.worker for launched in alive.values()])
+        for (key, launched), worker in zip(alive.items(), polled, strict=True):
+            self._launched[key] = replace(launched, worker=worker)
+        ended = [key for key, launched in self._launched.items() if launched.worker.status.is_final]
+        for key in ended[:-KEPT]:
+            del self._launched[key]
+
+    def _check_limits(self, session: Session) -> None:
+        alive = [launched for launched in self._launched.values() if not launched.worker.status.is_final]
+        in_session = [launched for launched in alive if launched.session is session]
+        for workers, limit, where in (
+            (in_session, self._limits.session_workers, "this session has"),
+            (alive, self._limits.workers, "this service has"),
+        ):
+            if len(workers) >= limit:
+                raise Refused(
+                    HTTPStatus.TOO_MANY_REQUESTS, f"No more workers: {where} {len(workers)}, the most it may."
+                )
+
+    def _spec(self, order: Order, worker_id: str, session: Session) -> WorkerSpec:
+        resources = Resources(order.cpu, order.memory, order.nvidia_gpu)
+        resources.check()
+        cwd = str(self._project)
+        program = self._script(order.script) if order.script else self._code(order.code, worker_id)
+        identity = {
+            **self._environment,
+            "CDSW_API_KEY": session.credential,
+            "CDSW_ENGINE_ID": worker_id,
+            "CDSW_ENGINE_URL": f"{self._engines_url}/{session.engine_id}",
+            "CDSW_MASTER_ID": session.engine_id,
+            "CDSW_MASTER_IP": session.address,
+        }
+        return WorkerSpec(
+            name=worker_id,
+            role="worker",
+            index=len(self._launched),
+            run=self._record.id,
+            resources=resources,
+            log=self._record.folder / f"{worker_id}.log",
+            scratch=self._scratch / worker_id,
+            cwd=cwd,
+            env=order.env,
+            process=Process((sys.executable, "-u", str(RUNNER), str(program)), env=identity, cwd=cwd),
+        )
+
+    def _script(self, script: str) -> Path:
+        try:
+            path = (self._project / script).resolve()
+            is_there = path.is_relative_to(self._project) and path.is_file()
+        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null character
+            is_there = False
+        if not is_there:
+            raise Refused(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no script {script!r} in the project {self._project}."
+            )
+        return path
+
+    def _code(self, code: str, worker_id: str) -> Path:
+        if not code.strip():
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "There is nothing to run: neither script nor code.")
+        path = self._record.folder / f"{worker_id}.py"
+        path.write_text(code, encoding="utf-8")
+        return path
+
+    def _describe(self, worker_id: str) -> dict[str, Any]:
+        launched = self._launched[worker_id]
+        facts = {"id": worker_id, "reason": launched.worker.reason, "log": str(launched.log)}
+        return {**describe(launched.worker), **facts}
+
+
+def _may_use(caller: Caller, session: Session) -> bool:
+    return caller.key == session.key and caller.engine_id in (None, session.engine_id)
+
+
+def _same(credential: str, expected: str) -> bool:
+    return hmac.compare_digest(credential.encode(), expected.encode())

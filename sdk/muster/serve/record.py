@@ -1,0 +1,115 @@
+"""What is recorded of running services, in ``serve/<service>`` of :func:`~muster.runs.muster_home`.
+
+    service.json     who serves, where and with which platform; gone once the service has ended in order
+    workers          the platform's ids of all workers that it launched, one a line
+    <worker>.py      the code that a worker was given
+    <worker>.log     what it printed
+
+From this ``--print-env`` knows where clients find a service, and the next one what one that was killed has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from muster.agent import linux
+from muster.errors import JobError, MusterError
+from muster.job import Worker
+from muster.platforms import get_platform
+from muster.runs import is_alive, muster_home, this_session, write_json
+
+KEPT = 10  # services that have ended, whose workers' logs are still there
+
+
+class Record:
+    """The folder of a service, which only its owner can read.
+
+    Attributes:
+        id: the service's name; it marks the processes of its workers.
+        folder: where it is.
+    """
+
+    def __init__(self) -> None:
+        self.id = f"serve-{secrets.token_hex(4)}"
+        self.folder = muster_home() / "serve" / self.id
+        self.folder.mkdir(mode=0o700, parents=True)
+        self._owner = self.folder / "service.json"
+
+    def announce(self, **facts: Any) -> None:
+        """Say who serves; ``client_environment`` reads the rest."""
+        write_json(self._owner, {"session": this_session(), "host": socket.gethostname(), **facts})
+
+    def add(self, worker: Worker) -> None:
+        """Note a worker that has been launched."""
+        with (self.folder / "workers").open("a") as file:
+            file.write(worker.id + "\n")
+
+    def close(self) -> None:
+        """The service has ended, and all its workers with it."""
+        self._owner.unlink()
+
+
+def clean_up() -> None:
+    """End the workers of services that were killed on this machine; forget all but the last few that have ended."""
+    for owner, facts in _records():
+        if not is_alive(facts["session"]):
+            _end_workers(owner.parent, facts["platform"])
+            owner.unlink()
+    ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
+    for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def client_environment(port: int | None) -> str:
+    """Lines for a shell that point a client at the service of this machine, in a session of its own.
+
+    Args:
+        port: which service, where there are several.
+
+    Raises:
+        JobError: none runs, or several do.
+    """
+    running = [facts for _, facts in _records() if is_alive(facts["session"]) and port in (None, facts["port"])]
+    if not running:
+        raise JobError("There is no such service on this machine.", advice="start `muster serve` first")
+    if len(running) > 1:
+        ports = ", ".join(str(facts["port"]) for facts in running)
+        raise JobError(f"There are services on the ports {ports}.", advice="--port says which")
+    (facts,) = running
+    engine_id = secrets.token_hex(8)
+    variables = {
+        **facts["environment"],
+        "CDSW_ENGINE_ID": engine_id,
+        "CDSW_ENGINE_URL": f"{facts['engines']}/{engine_id}",
+        "CDSW_IP_ADDRESS": facts["address"],
+        "CDSW_MASTER_ID": "",
+    }
+    key = f'export CDSW_API_KEY="$(head -n 1 {shlex.quote(facts["keys"])})"'
+    return "\n".join([key, *(f"export {name}={shlex.quote(value)}" for name, value in variables.items())])
+
+
+def _records() -> list[tuple[Path, dict[str, Any]]]:
+    """What services of this machine say that have not ended in order, and the files that say it."""
+    found = []
+    for owner in sorted((muster_home() / "serve").glob("serve-*/service.json")):
+        with contextlib.suppress(OSError, ValueError):  # it ends at this moment
+            facts = json.loads(owner.read_text(encoding="utf-8"))
+            if facts["host"] == socket.gethostname():  # a home may be shared among machines
+                found.append((owner, facts))
+    return found
+
+
+def _end_workers(folder: Path, platform: str) -> None:
+    """End what a service that was killed has left, where its platform has not done so already."""
+    with contextlib.suppress(MusterError, FileNotFoundError):
+        ids = (folder / "workers").read_text().splitlines()
+        get_platform(platform).stop([Worker(worker_id, worker_id) for worker_id in ids])
+    for pid in linux.marked("MUSTER_RUN_ID", folder.name):
+        linux.kill(pid)
