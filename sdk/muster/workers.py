@@ -89,12 +89,12 @@ def launch_workers(
         )
         for index in range(n)
     ]
-    return [describe(worker) for worker in _session_platform().launch(specs)]
+    return [describe(worker) for worker in session_platform().launch(specs)]
 
 
 def list_workers() -> list[dict[str, Any]]:
     """All workers that this session launched, ended ones included, oldest first."""
-    return [describe(worker) for worker in _session_platform().list()]
+    return [describe(worker) for worker in session_platform().list()]
 
 
 def await_workers(
@@ -114,7 +114,7 @@ def await_workers(
         are not there yet at the deadline. Failures carry a ``reason`` and a ``log_tail``.
     """
     names = _names(ids)
-    platform = _session_platform()
+    platform = session_platform()
     deadline = time.monotonic() + timeout_seconds if timeout_seconds else None
     while True:
         workers = {worker.id: worker for worker in platform.list()}
@@ -133,7 +133,7 @@ def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
 
     Returns them as they were before.
     """
-    platform = _session_platform()
+    platform = session_platform()
     names = {name for item in ids for name in _names(item)}
     chosen = [worker for worker in platform.list() if not names or worker.id in names]
     platform.stop([worker for worker in chosen if not worker.status.is_final])
@@ -215,11 +215,11 @@ def _session_scratch() -> Path:
 
 def _remove_scratch(path: Path, pid: int) -> None:
     if os.getpid() == pid:  # a forked child inherits what runs at exit
-        _session_platform().close()
+        session_platform().close()
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _session_platform() -> Platform:
+def session_platform() -> Platform:
     """The one platform that all workers of this session share."""
     global _platform
     if _platform is None:
