@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "events": NOUNS,
     "job": {"errors"},
     "strategies": NOUNS | {"strategies"},
-    "platforms": NOUNS | {"platforms", "agent", "runs"},
+    "platforms": NOUNS | {"platforms", "agent", "runs", "ssh"},
     "session": NOUNS | {"agent", "ssh", "certificates"},
     "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "platforms"},
     "cluster": NOUNS | PURE | ENGINE,

@@ -62,7 +62,7 @@ class Script:
     """What the user wants run.
 
     Attributes:
-        kind: ``file``, ``module`` or ``function``.
+        kind: ``file``, ``module``, ``function``, or ``executable`` for a file that is no Python.
         target: a path, a module's name, or the function's name for display.
         is_task: whether it is a ``run(cluster, server, task_index)`` rather than a program of its own.
         pickled: the function, pickled by value; empty for files and modules.
@@ -175,6 +175,7 @@ class Worker:
         exit_code: exit status of what it ran, once it has ended by itself.
         signal: number of the signal that ended it.
         reason: why it failed, in words.
+        app_url: address of a web application of its own, where its platform gives it one.
     """
 
     id: str
@@ -187,6 +188,7 @@ class Worker:
     exit_code: int | None = None
     signal: int | None = None
     reason: str | None = None
+    app_url: str | None = None
 
     def moved(self, status: Status, **changes: Any) -> Worker:
         """The worker in its next state; itself where that would be a step back."""
@@ -245,6 +247,11 @@ class Plan:
     servers: Mapping[str, int] = field(default_factory=dict)
     decides: tuple[str, ...] = ()
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def driver_name(self) -> str:
+        """What the driver's program is called; empty where there is none."""
+        return Path(self.driver.argv[0]).name if self.driver else ""
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def test_an_account_that_sshd_would_refuse(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_configuration() -> None:
     config: dict[str, Any] = {"scratch": "/s c", "run": "r", "name": "worker-0", "environ": {}}
     config["sshd"] = {"version": "OpenSSH_9.8p1, OpenSSL"}
-    lines = sshd_config(config, "127.1.2.3", "/s c/ssh").splitlines()
+    lines = sshd_config(config, "127.1.2.3", 2222, "/s c/ssh").splitlines()
     assert "ListenAddress 127.1.2.3" in lines
     assert "PerSourcePenalties no" in lines
     assert len([line for line in lines if line.startswith("SetEnv")]) == 1
@@ -221,7 +221,7 @@ def test_the_configuration() -> None:
     assert lines[-1].endswith("'/s c/agent.sock'")
     config["sshd"] = {"version": "unknown option -- V\nOpenSSH_8.4p1 Debian-5"}
     config["environ"] = {"LD_LIBRARY_PATH": "/li b"}
-    text = sshd_config(config, "127.1.2.3", "/s")
+    text = sshd_config(config, "127.1.2.3", 2222, "/s")
     assert "PerSourcePenalties no" not in text
     assert "ForceCommand exec env 'LD_LIBRARY_PATH=/li b' " in text
 

@@ -1,8 +1,8 @@
 """What is started as a program: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
 
-Roles: ``guard`` (argument: descriptor of the socket to the platform) and ``entry`` (path of the agent's socket). Its
-folder is imported as a package of its own, without the rest of Muster and without site-packages: that is quick, and
-works in any interpreter.
+Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config) and ``entry``
+(path of the agent's socket). Its folder is imported as a package of its own, without the rest of Muster and without
+site-packages: that is quick, and works in any interpreter.
 """
 
 import os.path
@@ -21,6 +21,10 @@ def main() -> None:
         from agent.entry import main as entry_main  # type: ignore[import-not-found]
 
         entry_main(argument)
+    elif role == "worker":
+        from agent.worker import main as worker_main  # type: ignore[import-not-found]
+
+        worker_main(argument)
     else:
         raise SystemExit("no such role: {}".format(role))
 

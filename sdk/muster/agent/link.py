@@ -47,7 +47,10 @@ class Link:
             context.minimum_version = ssl.TLSVersion.TLSv1_2
         else:  # Python 3.6
             context.options |= ssl.OP_NO_TLSv1 | ssl.OP_NO_TLSv1_1
-        plain = socket.create_connection((host, port), timeout=DIAL_TIMEOUT)
+        try:
+            plain = socket.create_connection((host, port), timeout=DIAL_TIMEOUT)
+        except OSError as error:
+            raise OSError("it cannot reach the session at {}:{}: {}".format(host, port, error)) from error
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = context.wrap_socket(plain)
         self._socket.setblocking(False)

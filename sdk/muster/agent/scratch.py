@@ -1,5 +1,6 @@
 """Removing a worker's scratch folder, and with the last of a session also the run's folder around it."""
 
+import contextlib
 import os
 import shutil
 import stat
@@ -9,16 +10,19 @@ from . import linux
 PREFIX = "muster-"  # begins the name of a run's scratch folder
 
 
-def remove_scratch(scratch: str, session: "tuple[int, int]") -> None:
+def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
     """Remove a worker's scratch folder; where the session is gone, also the run's own folder that it lies in.
 
     Args:
         scratch: the folder.
-        session: process id and start time of the session.
+        session: process id and start time of the session; None where it runs on another machine.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     around = os.path.dirname(scratch)
-    if not linux.is_running(*session) and _is_private(around):
+    if session is None:
+        with contextlib.suppress(OSError):  # another worker of the run is on this machine
+            os.rmdir(around)
+    elif not linux.is_running(*session) and _is_private(around):
         shutil.rmtree(around, ignore_errors=True)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Callable
 
 PORT = 2222
+OTHER_PORT = 2223  # where a worker whose address is given has another sshd on the first one
 START_TIMEOUT = 10.0  # seconds from start to "Server listening"
 ATTEMPTS = 20  # addresses to try
 TAIL = 30  # lines of its log that are kept
@@ -80,6 +81,7 @@ class Sshd:
         self._on_failure = on_failure
         self._folder = os.path.join(config["scratch"], "ssh")
         self._address = config["address"]
+        self.port = PORT
         self._attempts = 0
         self._ready = False
         self._failed = False
@@ -90,6 +92,8 @@ class Sshd:
 
     def start(self) -> None:
         """Start it, without waiting until it listens. Raises OSError where it cannot be started at all."""
+        if self._config["sshd"] is None:
+            raise OSError("this worker has no sshd; its image needs openssh-server")
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
         os.makedirs(self._folder, 0o700, exist_ok=True)
@@ -98,14 +102,14 @@ class Sshd:
             os.path.join(self._folder, "authorized_keys"), self._config["ssh"]["authorized_key"].strip() + "\n"
         )
         self._loop.call_later(START_TIMEOUT, self._check_start)
-        self._try_address()
+        self._try_place()
 
-    def _try_address(self) -> None:
+    def _try_place(self) -> None:
         self._attempts += 1
         self._log.clear()
         self._rest = b""
         config = os.path.join(self._folder, "sshd_config")
-        _write_private(config, sshd_config(self._config, self._address, self._folder))
+        _write_private(config, sshd_config(self._config, self._address, self.port, self._folder))
         reader, stderr = os.pipe()
         os.set_blocking(reader, False)
         try:
@@ -143,15 +147,22 @@ class Sshd:
 
     def _ended(self, status: int) -> None:
         self._read_log()  # its last words may not have been read yet
-        if not self._ready and self._attempts < ATTEMPTS and "Address already in use" in self._tail():
-            # Another sshd has this address, and a client would not notice that it talks to that one.
+        if not self._ready and "Address already in use" in self._tail() and self._choose_another_place():
             self._close_pipe()
-            self._address = random_loopback_address()
-            self._try_address()
+            self._try_place()
         elif os.WIFSIGNALED(status):
             self._fail("its sshd was ended by {}".format(signal_name(os.WTERMSIG(status))))
         else:
             self._fail("its sshd ended by itself")
+
+    def _choose_another_place(self) -> bool:
+        """Move on from where another sshd listens, as no client would notice. Returns whether there is a place left."""
+        if self._config["may_move"]:
+            self._address = random_loopback_address()
+            return self._attempts < ATTEMPTS
+        is_first = self.port == PORT
+        self.port = OTHER_PORT
+        return is_first
 
     def _check_start(self) -> None:
         if not self._ready:
@@ -166,14 +177,14 @@ class Sshd:
         return "\n".join(self._log)
 
 
-def sshd_config(config: dict, address: str, folder: str) -> str:
+def sshd_config(config: dict, address: str, port: int, folder: str) -> str:
     """The text of sshd_config for a worker."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it
     setting = ["env", "LD_LIBRARY_PATH={}".format(libraries)] if libraries else []
     entry = setting + [sys.executable, "-I", "-S", program, "entry", os.path.join(config["scratch"], "agent.sock")]
     return CONFIG.format(
-        port=PORT,
+        port=port,
         address=address,
         folder=folder,
         user=pwd.getpwuid(os.geteuid()).pw_name,

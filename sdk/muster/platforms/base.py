@@ -4,8 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from muster.job import Worker, WorkerSpec
+
+SLOWER = 1.3  # times as long until the next look, where the last one has found nothing new
+
+
+def read_log(path: Path) -> Iterator[str]:
+    """The lines of a worker's log, older part first; bytes that are not UTF-8 come as lone surrogates."""
+    for part in (path.with_name(path.name + ".1"), path):
+        if part.exists():
+            with part.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+                yield from (line.rstrip("\n") for line in file)
+
+
+class Looks:
+    """When to look at workers again: soon after a change, and ever more slowly while nothing changes.
+
+    Args:
+        platform: the platform, which says how often it likes to be asked.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._least, self._most = platform.look_seconds
+        self._seconds = self._least
+        self._last: Sequence[Worker] | None = None
+
+    def seconds(self, found: Sequence[Worker] | None) -> float:
+        """How long to wait for the next look, given what the last one has found (None: it failed)."""
+        self._seconds = self._least if found != self._last else min(SLOWER * self._seconds, self._most)
+        self._last = found
+        return self._seconds
 
 
 class Platform(ABC):
@@ -16,6 +46,9 @@ class Platform(ABC):
     """
 
     name: str
+    look_seconds: tuple[float, float] = (0.2, 0.5)  # between two looks at its workers: after a change, and at most
+    explain_seconds: float = 0.2  # how long it may take to learn why a worker's agent has hung up
+    shares_temp: bool = True  # whether workers see the session's temporary folder, or only the folders of runs
 
     def check(self) -> None:  # noqa: B027  most systems can host most platforms
         """Raise PlatformUnsupported where this system cannot host the platform."""

@@ -13,19 +13,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
-from muster.job import Process, Status, Worker, WorkerSpec
+from muster.job import Status, Worker, WorkerSpec
 from muster.platforms import machine
-from muster.platforms.base import Platform
+from muster.platforms.agents import agent_config, default_log_cap
+from muster.platforms.base import Platform, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.runs import muster_home
 
-LOG_CAP = 64 << 20  # bytes
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 
 
@@ -43,7 +42,7 @@ class LocalPlatform(Platform):
     name = "local"
 
     def __init__(self, *, log_cap: int | None = None) -> None:
-        self.log_cap = log_cap or int(os.environ.get("MUSTER_LOG_CAP") or LOG_CAP)
+        self.log_cap = log_cap or default_log_cap()
         self._guard: GuardProcess | None = None
         self._starting = threading.Lock()
         self._workers: dict[str, Worker] = {}
@@ -106,12 +105,7 @@ class LocalPlatform(Platform):
     def logs(self, worker: Worker) -> Iterator[str]:
         """The lines of a worker's log; bytes that are not UTF-8 come as lone surrogates."""
         spec = self._specs.get(worker.id)
-        if spec is None:
-            return
-        for path in (Path(f"{spec.log}.1"), spec.log):
-            if path.exists():
-                with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-                    yield from (line.rstrip("\n") for line in file)
+        return read_log(spec.log) if spec else iter(())
 
     def close(self) -> None:
         """End everything and wait until it is gone, a few seconds at most."""
@@ -153,26 +147,11 @@ class LocalPlatform(Platform):
     def _config(self, spec: WorkerSpec, address: str) -> dict[str, Any]:
         """A worker as its agent needs it: plain data."""
         return {
+            **agent_config(spec, self.log_cap),
             "id": f"{spec.run}.{spec.name}",
-            "name": spec.name,
-            "role": spec.role,
-            "index": spec.index,
-            "run": spec.run,
-            "cpu": spec.resources.cpu,
-            "memory": spec.resources.memory_bytes,
-            "gpu": spec.resources.gpu,
-            "log": str(spec.log),
-            "log_cap": self.log_cap,
-            "scratch": str(spec.scratch),
-            "cwd": spec.cwd,
-            "env": dict(spec.env),
-            "session": spec.session and vars(spec.session),
-            "ssh": spec.ssh and vars(spec.ssh),
-            "process": spec.process and _process(spec.process),
-            "ports": spec.ports,
-            "port_range": spec.port_range,
             "address": address,
             "master_address": self.usable_address(),
+            "may_move": True,
         }
 
     def _refresh(self) -> None:
@@ -249,10 +228,6 @@ def _loopback_addresses(count: int) -> list[str]:
     while len(found) < count:
         found.add(random_loopback_address())
     return [*found]
-
-
-def _process(process: Process) -> dict[str, Any]:
-    return {"argv": [*process.argv], "env": dict(process.env), "cwd": process.cwd}
 
 
 def _worker(facts: dict[str, Any]) -> Worker:

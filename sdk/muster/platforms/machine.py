@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.agent.ssh_server import SSHD_PATHS, find_sshd
 from muster.errors import PlatformUnsupported
 
-SSHD_PATHS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
 GPU_LINE = re.compile(r"^(?P<indent>\s*)(?:GPU \d+|MIG .*): ?.*\(UUID: (?P<uuid>[\w-]+)\)$")
 QUERY_TIMEOUT = 20  # seconds
 
@@ -79,23 +79,17 @@ def ssh_server() -> SshServer:
     Raises:
         PlatformUnsupported: there is none, or nobody could log in to it. The error says what to do.
     """
-    path = next((path for path in SSHD_PATHS if os.access(path, os.X_OK)), None) or shutil.which("sshd")
-    if path is None:
+    try:
+        found = find_sshd(SSHD_PATHS)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PlatformUnsupported(f"This machine's sshd cannot be run: {error}.") from error
+    if found is None:
         raise PlatformUnsupported(
             "Workers that are reached over ssh need an sshd, and this machine has none.",
             advice="install openssh-server (Debian, Ubuntu: apt-get install openssh-server)",
         )
     _check_account()
-    return SshServer(os.path.abspath(path), _version(path))
-
-
-def _version(path: str) -> str:
-    """What sshd says of itself; older ones do not know ``-V``, and say it while they complain."""
-    try:
-        answer = subprocess.run([path, "-V"], capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=False)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise PlatformUnsupported(f"{path} cannot be run: {error}.") from error
-    return answer.stdout + answer.stderr
+    return SshServer(**found)
 
 
 def _check_account() -> None:

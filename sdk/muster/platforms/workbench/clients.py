@@ -1,0 +1,254 @@
+"""The workbench's own calls: through its client library where the session has one, else over REST."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import MaxRetryError, ProtocolError
+from urllib3.util import Retry
+
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+
+LIBRARIES = ("cml.workers_v1", "cdsw")  # newer runtimes, older engines
+REST_VARIABLES = ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL")
+CONNECTIONS = 16  # that are kept open
+TIMEOUT = (5.0, 30.0)  # seconds for connecting, and for each part of an answer
+EXCERPT = 200  # characters of an answer that an error shows
+
+T = TypeVar("T")
+TORN = (  # an answer that broke off, or is not what was asked for
+    requests.exceptions.ChunkedEncodingError,
+    requests.exceptions.ContentDecodingError,
+    requests.exceptions.InvalidJSONError,
+)
+
+# Listing and stopping may be repeated whatever happened. A launch may be only where it has certainly not begun: nobody
+# was reached, or the workbench says that it has too much to do.
+SAFE = Retry(
+    total=5,
+    allowed_methods=None,
+    status_forcelist=(429, 500, 502, 503, 504),
+    backoff_factor=0.5,
+    backoff_jitter=0.5,
+    backoff_max=10,
+    retry_after_max=30,
+    raise_on_status=False,
+)
+LAUNCH = SAFE.new(read=0, other=0, status_forcelist=(429,), respect_retry_after_header=False)
+
+
+class Client(Protocol):
+    """What the platform asks of the workbench. Workers are dicts, as the workbench describes them."""
+
+    def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch one worker.
+
+        Args:
+            request: ``cpu``, ``memory``, ``nvidia_gpu``, ``kernel``, ``script``, ``code``, ``env``.
+
+        Raises:
+            LaunchRefused: the workbench says no.
+            PlatformError: there is no answer that says whether it was launched.
+        """
+        ...
+
+    def list(self) -> list[dict[str, Any]]:
+        """The session's workers. Raises PlatformError."""
+        ...
+
+    def stop(self, worker_id: str) -> None:
+        """Ask a worker to end. Raises PlatformError."""
+        ...
+
+
+def find_client(environ: Mapping[str, str]) -> Client:
+    """The client for the session with this environment.
+
+    Raises:
+        PlatformUnsupported: this is no session of a workbench.
+    """
+    name = find_library()
+    return LibraryClient(importlib.import_module(name)) if name else RestClient.of_session(environ)
+
+
+def find_library() -> str | None:
+    """The name of the workbench's client library, where there is one."""
+    for name in LIBRARIES:
+        with contextlib.suppress(ModuleNotFoundError):  # the package around it
+            if importlib.util.find_spec(name):
+                return name
+    return None
+
+
+class LibraryClient:
+    """The client library that the workbench itself provides.
+
+    Args:
+        library: the module, with ``launch_workers``, ``list_workers`` and ``stop_workers``.
+    """
+
+    def __init__(self, library: ModuleType) -> None:
+        self._library = library
+
+    def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch one worker; see :class:`Client`."""
+        with self._translated("launch_workers"):
+            (worker,) = self._library.launch_workers(1, **request)
+        return _launched(worker)
+
+    def list(self) -> list[dict[str, Any]]:
+        """The session's workers; see :class:`Client`."""
+        with self._translated("list_workers"):
+            return list(self._library.list_workers())
+
+    def stop(self, worker_id: str) -> None:
+        """Ask a worker to end; see :class:`Client`."""
+        with self._translated("stop_workers"):
+            self._library.stop_workers(worker_id)
+
+    @contextlib.contextmanager
+    def _translated(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever the library and what is below it raise
+            raise PlatformError(f"The workbench's {self._library.__name__}.{call} failed: {error!r}.") from error
+
+
+class RestClient:
+    """The workbench's REST interface.
+
+    Args:
+        project_url, engine_url: addresses of the project and of the session, as the workbench gives them.
+        api_key: the session's key.
+        master_id: the session's id.
+    """
+
+    def __init__(self, project_url: str, engine_url: str, api_key: str, master_id: str) -> None:
+        self._workers = f"{engine_url.rstrip('/')}/workers"
+        self._dashboards = f"{project_url.rstrip('/')}/dashboards"
+        self._master_id = master_id
+        self._launching = _session(api_key, LAUNCH)
+        self._asking = _session(api_key, SAFE)
+
+    @classmethod
+    def of_session(cls, environ: Mapping[str, str]) -> RestClient:
+        """The one for the session with this environment.
+
+        Raises:
+            PlatformUnsupported: the environment does not name a workbench.
+        """
+        missing = [name for name in REST_VARIABLES if not environ.get(name)]
+        if missing:
+            raise PlatformUnsupported(
+                f"This is no session of a workbench: {', '.join(missing)} is not set, and neither of "
+                f"{' and '.join(LIBRARIES)} can be imported.",
+                advice='run in a session of the workbench, or platform="local" for workers on this machine',
+            )
+        key, project, engine = (environ[name] for name in REST_VARIABLES)
+        return cls(project, engine, key, environ.get("CDSW_MASTER_ID") or environ.get("CDSW_ENGINE_ID", ""))
+
+    def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch one worker; see :class:`Client`."""
+        with _translated():
+            asked = {**request, "master_id": self._master_id}
+            response = self._launching.post(self._dashboards, json=asked, timeout=TIMEOUT)
+            _check(response, LaunchRefused)
+            return _launched(response.json())
+
+    def list(self) -> list[dict[str, Any]]:
+        """The session's workers; see :class:`Client`."""
+        return self._ask("GET", self._workers, _workers)
+
+    def stop(self, worker_id: str) -> None:
+        """Ask a worker to end; see :class:`Client`. One that is not there has ended."""
+        self._ask("PUT", f"{self._dashboards}/{worker_id}/stop", _check_stopped)
+
+    def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
+        """What ``read`` makes of the answer. One that breaks off or makes no sense is asked for again, too."""
+        retries = SAFE
+        while True:
+            with _translated():
+                try:
+                    return read(self._asking.request(method, url, timeout=TIMEOUT))
+                except TORN as error:
+                    retries = retries.increment(method, url, error=ProtocolError(str(error)))
+                retries.sleep()
+
+
+def _session(api_key: str, retries: Retry) -> requests.Session:
+    session = requests.Session()
+    session.auth = (api_key, "")
+    adapter = HTTPAdapter(pool_maxsize=CONNECTIONS, max_retries=retries)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, adapter)
+    return session
+
+
+def _launched(worker: Any) -> dict[str, Any]:
+    """The answer to a launch, if it is a worker."""
+    if isinstance(worker, dict) and worker.get("id"):
+        return worker
+    if isinstance(worker, dict) and "message" in worker:
+        raise LaunchRefused(str(worker["message"]))
+    raise PlatformError(f"The workbench's answer makes no sense: {str(worker)[:EXCERPT]}")
+
+
+def _workers(response: requests.Response) -> list[dict[str, Any]]:
+    _check(response)
+    found = response.json()
+    if not isinstance(found, list) or not all(isinstance(worker, dict) and "id" in worker for worker in found):
+        raise requests.exceptions.InvalidJSONError(f"no list of workers: {str(found)[:EXCERPT]}")
+    return found
+
+
+def _check_stopped(response: requests.Response) -> None:
+    if response.status_code != HTTPStatus.NOT_FOUND:
+        _check(response)
+
+
+def _check(response: requests.Response, refusal: type[PlatformError] = PlatformError) -> None:
+    """Raise what is wrong with an answer: ``refusal`` where the workbench says no, else PlatformError."""
+    if response.ok:
+        return
+    said = f"{response.status_code} {response.reason}"
+    if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise refusal(
+            f"The workbench does not accept the key in CDSW_API_KEY ({said}).",
+            advice="a key ends with its session, and may expire before: restart the session",
+        )
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise PlatformError(f"The workbench failed ({said}): {_message(response)}", advice="run again in a while")
+    raise refusal(f"{_message(response)} ({said})")
+
+
+def _message(response: requests.Response) -> str:
+    """What an answer says went wrong."""
+    try:
+        return str(response.json()["message"])
+    except (requests.exceptions.JSONDecodeError, KeyError, TypeError):
+        return response.text[:EXCERPT].strip() or "it does not say why"
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what requests raises into Muster's errors."""
+    try:
+        yield
+    except TORN as error:  # of a launch, which is not repeated
+        raise PlatformError(f"The workbench's answer cannot be read: {error}.") from error
+    except MaxRetryError as error:
+        raise PlatformError(f"The workbench's answers cannot be read: {error.reason}.") from error
+    except requests.RequestException as error:
+        cause = getattr(error.args[0], "reason", error) if error.args else error
+        raise PlatformError(
+            f"The workbench does not answer: {cause}.",
+            advice="see whether the addresses in CDSW_ENGINE_URL and CDSW_PROJECT_URL can be reached from here",
+        ) from error

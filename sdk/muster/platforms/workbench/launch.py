@@ -1,0 +1,50 @@
+"""Several workers launched at the same time, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from muster.errors import LaunchRefused, PlatformError
+from muster.job import WorkerSpec
+from muster.platforms.workbench.clients import CONNECTIONS, Client
+from muster.platforms.workbench.launching import launch_request
+
+
+class Launch:
+    """One launch of several workers.
+
+    Attributes:
+        started: what the workbench says of each worker that was launched, by name.
+        failed: why another was not, by name: LaunchRefused, or PlatformError where it may have been all the same.
+    """
+
+    def __init__(self, client: Client, specs: Sequence[WorkerSpec]) -> None:
+        self._client = client
+        self._specs = specs
+        self._is_over = False
+        self.started: dict[str, dict[str, Any]] = {}
+        self.failed: dict[str, PlatformError] = {}
+
+    def run(self) -> None:
+        """Launch them. No more are tried once one has failed; returns when all that were tried are answered."""
+        with ThreadPoolExecutor(min(len(self._specs), CONNECTIONS), "muster-launch") as pool:
+            try:
+                for answered in [pool.submit(self._launch, spec) for spec in self._specs]:
+                    answered.result()
+            finally:
+                self._is_over = True  # an interrupt: what has not been tried is not
+
+    @property
+    def may_have_started(self) -> int:
+        """How many workers there may be that nobody has the id of."""
+        return sum(not isinstance(error, LaunchRefused) for error in self.failed.values())
+
+    def _launch(self, spec: WorkerSpec) -> None:
+        if self.failed or self._is_over:
+            return
+        try:
+            self.started[spec.name] = self._client.launch(launch_request(spec))
+        except PlatformError as error:
+            self.failed[spec.name] = error

@@ -1,0 +1,89 @@
+"""What is asked of the workbench for one worker, and what passes between the session and the worker's agent in files.
+
+The files lie beside the worker's log, in a folder that the session and its workers share: ``<log>.launch`` is the
+agent's config, which the agent takes away; ``<log>.news`` is what it tells the platform.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from muster.job import Status, WorkerSpec
+from muster.platforms.agents import agent_config, default_log_cap
+from muster.ssh import write_private
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+ELSEWHERE = ("bootstrap.py", "guard.py", "claims.py", "runner.py")  # files of the agent's package that no worker needs
+LINE = 100  # characters of a line of packed source
+
+
+def launch_request(spec: WorkerSpec) -> dict[str, Any]:
+    """The worker as the workbench wants to have it described. There are no secrets in it, as the workbench shows it."""
+    return {
+        "kernel": "python3",
+        "cpu": spec.resources.cpu,
+        "memory": spec.resources.memory,
+        "nvidia_gpu": spec.resources.gpu,
+        "script": "",
+        "code": f"{bootstrap()}\n\nbecome_worker('''\n{packed_agent()}''', {str(config_path(spec))!r})\n",
+        "env": {},
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def bootstrap() -> str:
+    """The program that a worker's engine runs, without the call at its end."""
+    return (AGENT / "bootstrap.py").read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=1)
+def packed_agent() -> str:
+    """The agent's package as the base64 of a zip, in lines: its source travels with each worker."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(AGENT.glob("*.py")):
+            if path.name not in ELSEWHERE:
+                archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    text = base64.b64encode(packed.getvalue()).decode()
+    return "".join(f"{text[start : start + LINE]}\n" for start in range(0, len(text), LINE))
+
+
+def config_path(spec: WorkerSpec) -> Path:
+    """Where the agent finds what it must know."""
+    return spec.log.with_name(spec.log.name + ".launch")
+
+
+def news_path(spec: WorkerSpec) -> Path:
+    """Where the agent writes what it has to tell the platform."""
+    return spec.log.with_name(spec.log.name + ".news")
+
+
+def write_config(spec: WorkerSpec) -> None:
+    """Leave the agent's config for it. Raises OSError."""
+    config = {**agent_config(spec, default_log_cap()), "news": str(news_path(spec))}
+    write_private(config_path(spec), json.dumps(config))
+
+
+def remove_files(spec: WorkerSpec) -> None:
+    """Remove what was left for the agent and by it. An agent that has not found its config yet then ends by itself."""
+    config_path(spec).unlink(missing_ok=True)
+    news_path(spec).unlink(missing_ok=True)
+
+
+def outcome(spec: WorkerSpec) -> dict[str, Any]:
+    """What the agent said of its worker's end (``status``, ``exit_code``, ``signal``, ``reason``); empty if nothing."""
+    try:
+        lines = news_path(spec).read_bytes().splitlines()
+    except OSError:
+        return {}
+    news = [json.loads(line) for line in lines]
+    last = news[-1] if news else {}
+    if "status" not in last:
+        return {}
+    return {name: value for name, value in last.items() if name != "type"} | {"status": Status(last["status"])}

@@ -1,0 +1,231 @@
+"""The platform seam over the workbench's calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.job import Status, Worker, WorkerSpec
+from muster.platforms.base import Platform, read_log
+from muster.platforms.workbench import launching
+from muster.platforms.workbench.clients import Client, find_client
+from muster.platforms.workbench.launch import Launch
+
+GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stopped
+GONE_LOOK = 0.25  # seconds between two looks meanwhile
+NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
+REASONS = {
+    Status.FAILED: "The workbench says that it has failed.",
+    Status.TIMEDOUT: "The workbench has ended it, because it ran for too long or its session was idle.",
+}
+STATUSES = {str(status): status for status in Status}
+
+_launch_lock = threading.Lock()  # of all these platforms: who holds it has launched what is new in the listing
+
+
+class WorkbenchPlatform(Platform):
+    """Workers of Cloudera's workbench, launched from one of its sessions.
+
+    The session and its workers share the project's files, where runs and logs are kept. The agent's source travels
+    with each launch, so the workers' image need not have Muster; what it must know, secrets included, lies in a
+    private file until it has read it.
+
+    Args:
+        client: what speaks to the workbench; None for the workbench's own library where the session has it, else REST.
+
+    Raises:
+        PlatformUnsupported: this is no session of a workbench.
+    """
+
+    name = "workbench"
+    look_seconds = (1.0, 10.0)
+    explain_seconds = 3.0
+    shares_temp = False
+
+    def __init__(self, client: Client | None = None) -> None:
+        self._client = client or find_client(os.environ)
+        self._workers: dict[str, Worker] = {}
+        self._specs: dict[str, WorkerSpec] = {}
+
+    def usable_address(self) -> str:
+        """The session's address, as the workbench says it (``CDSW_IP_ADDRESS``)."""
+        address = os.environ.get("CDSW_IP_ADDRESS")
+        if not address:
+            raise PlatformUnsupported(
+                "The address that workers reach this session at is not known: CDSW_IP_ADDRESS is not set.",
+                advice='session_address="host:port"',
+            )
+        return address
+
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+        """Launch all of them at the same time.
+
+        A launch that the workbench has not answered is not repeated. The listing shows whether it happened, in which
+        case that worker is stopped with the others.
+        """
+        try:
+            for spec in specs:
+                _prepare(spec)
+            with _launch_lock:
+                return self._launch(specs)
+        except BaseException:
+            for spec in specs:
+                launching.remove_files(spec)  # a worker that starts even now finds nothing to do, and ends
+            raise
+
+    def _launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+        before = {entry["id"] for entry in self._client.list()}  # fails where all would, before anything is launched
+        launch = Launch(self._client, specs)
+        try:
+            launch.run()
+        finally:
+            launched = [spec for spec in specs if spec.name in launch.started]
+            workers = [self._note(spec, launch.started[spec.name]) for spec in launched]
+            undone = self._undo(workers, launch, before) if len(workers) < len(specs) else ""
+        if launch.failed:
+            raise _refusal(launch, undone)
+        return workers
+
+    def _note(self, spec: WorkerSpec, entry: Mapping[str, Any]) -> Worker:
+        worker = _as_listed(Worker(str(entry["id"]), spec.name), entry)
+        self._workers[worker.id] = worker
+        self._specs[worker.id] = spec
+        return worker
+
+    def _undo(self, workers: Sequence[Worker], launch: Launch, before: Collection[str]) -> str:
+        """Stop what an incomplete launch has started. Returns what has become of it, in words."""
+        said = []
+        try:
+            self.stop(workers)
+            if workers:
+                said.append(f"The others that had started ({len(workers)}) were stopped.")
+            if launch.may_have_started:
+                said.append(self._stop_strays(launch.may_have_started, before))
+        except PlatformError as error:
+            said.append(f"Not all that may have started could be stopped: {error.message}")
+        return " ".join(said)
+
+    def _stop_strays(self, at_most: int, before: Collection[str]) -> str:
+        """Stop those whose launch was not answered, which only the listing tells. Returns what was found, in words."""
+        new = [worker for worker in self.list() if worker.id not in before and worker.id not in self._workers]
+        strays = [worker for worker in new if not worker.status.is_final]
+        names = " and ".join(worker.id for worker in strays)
+        if not strays:
+            return "The workbench does not list it; should it start later, it will find nothing to do, and end."
+        if len(strays) > at_most:  # somebody else launches workers in this session
+            return f"It may be one of {names}; if so, it will find nothing to do, and end."
+        self.stop(strays)
+        return f"It had started all the same, as {names}, and was stopped."
+
+    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
+        """What the workbench's listing says, and of workers that have ended what their agents say."""
+        known = [self._workers.get(worker.id, worker) for worker in workers]
+        if all(worker.status.is_final for worker in known):
+            return known
+        return self._look(known, self._client.list())
+
+    def stop(self, workers: Sequence[Worker]) -> None:
+        """Ask the workbench to end each of them, whatever it says about the others."""
+        failures = []
+        for worker in workers:
+            if not self._workers.get(worker.id, worker).status.is_final:
+                try:
+                    self._client.stop(worker.id)
+                except PlatformError as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def logs(self, worker: Worker) -> Iterator[str]:
+        """The lines of a worker's log, which is among the project's files; none of workers that others launched."""
+        spec = self._specs.get(worker.id)
+        return read_log(spec.log) if spec else iter(())
+
+    def close(self) -> None:
+        """Stop all workers that this object has launched, and wait until the workbench says that they have ended.
+
+        Raises:
+            PlatformError: some have not, or the workbench cannot be asked.
+        """
+        living = self.poll([*self._workers.values()])
+        self.stop(living)
+        deadline = time.monotonic() + GONE_SECONDS
+        while not all(worker.status.is_final for worker in living):
+            if time.monotonic() > deadline:
+                left = " and ".join(f"{worker.name} ({worker.id})" for worker in living if not worker.status.is_final)
+                raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.")
+            time.sleep(GONE_LOOK)
+            living = self.poll(living)
+        for spec in self._specs.values():
+            launching.remove_files(spec)
+            shutil.rmtree(spec.scratch, ignore_errors=True)  # left by agents that were killed on this very machine
+
+    def _look(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
+        """The given workers as the workbench lists them, and as their agents say where they have ended."""
+        entries = {entry["id"]: entry for entry in listed}
+        return [self._seen(worker, entries.get(worker.id)) for worker in workers]
+
+    def _seen(self, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+        if entry is None:
+            now = worker.moved(Status.FAILED, reason="It has vanished from the workbench's list of workers.")
+        else:
+            now = _as_listed(worker, entry)
+        spec = self._specs.get(worker.id)
+        if spec and now.status in (Status.SUCCEEDED, Status.FAILED) and not worker.status.is_final:
+            now = replace(now, **launching.outcome(spec))  # it knows better than the engine that it ran in
+        if spec:
+            self._workers[worker.id] = now
+        return now
+
+    def list(self) -> list[Worker]:
+        """All workers of the session, whoever launched them, oldest first."""
+        listed = self._client.list()
+        own = self._look([*self._workers.values()], listed)
+        others = [entry for entry in listed if entry["id"] not in self._workers]
+        found = [*own, *(_as_listed(Worker(entry["id"], entry["id"]), entry) for entry in others)]
+        return sorted(found, key=lambda worker: worker.created_at or 0.0)
+
+
+def _prepare(spec: WorkerSpec) -> None:
+    """Leave for the agent what it needs. Raises LaunchRefused."""
+    try:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        launching.write_config(spec)
+    except OSError as error:
+        raise LaunchRefused(f"The files of {spec.name} cannot be written: {error}.", worker=spec.name) from error
+
+
+def _refusal(launch: Launch, undone: str) -> PlatformError:
+    """The error for a launch in which at least one worker failed, the refused before those without an answer."""
+    name, cause = min(launch.failed.items(), key=lambda item: not isinstance(item[1], LaunchRefused))
+    what = "was refused" if isinstance(cause, LaunchRefused) else "could not be launched"
+    return LaunchRefused(f"{name} {what}: {cause.message} {undone}".rstrip(), worker=name, advice=cause.advice)
+
+
+def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
+    """The worker as the workbench describes it now; a status that Muster does not know changes nothing."""
+    status = STATUSES.get(entry.get("status", ""), worker.status)
+    changes = {name: _seconds(entry.get(name)) for name in ("created_at", "running_at", "finished_at")}
+    address = entry.get("ip_address")
+    return worker.moved(
+        status,
+        **{name: value for name, value in changes.items() if value is not None},
+        address=worker.address if address in NO_ADDRESS else address,
+        app_url=entry.get("app_url"),
+        reason=REASONS.get(status),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    """A time as the workbench writes it, in seconds since the epoch; None where there is none."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
