@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import papermill
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell
 from traitlets import default
 
 NOTEBOOKS = Path(__file__).resolve().parent
@@ -37,35 +36,31 @@ def execute(path: Path, folder: Path = NOTEBOOKS, **parameters: Any) -> nbformat
     Args:
         path: The notebook, which is not changed.
         folder: The kernel's working directory.
-        parameters: Values for the variables of the cell tagged ``parameters``; the cell that sets them comes right
-            after it, as papermill does it.
+        parameters: Values for the variables of the cell tagged ``parameters``.
 
     Returns:
         The notebook with its outputs.
 
     Raises:
-        CellExecutionError: A cell failed.
+        PapermillExecutionError: A cell failed.
     """
-    notebook = nbformat.read(path, as_version=4)
-    if parameters:
-        index = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
-        source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-        injected = new_code_cell(source, id="injected-parameters", metadata={"tags": ["injected-parameters"]})
-        notebook.cells.insert(index + 1, injected)
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT,
+    return papermill.execute_notebook(
+        path,
+        None,
+        parameters,
         kernel_name="python3",
         kernel_manager_class=OwnKernel,
-        resources={"metadata": {"path": str(folder)}},
-        record_timing=False,
+        execution_timeout=CELL_TIMEOUT,
+        cwd=str(folder),
+        progress_bar=False,
     )
-    client.execute()
-    return notebook
 
 
-def without_paths(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The same notebook with outputs that name ``~/muster`` and ``~`` instead of folders of this machine."""
+def as_kept(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The same notebook without when and where it was run: its outputs name ``~/muster`` and ``~`` for our folders."""
+    notebook.metadata.pop("widgets", None)  # what they leave behind is in the outputs
+    for holder in (notebook, *notebook.cells):
+        holder.metadata.pop("papermill", None)
     text = json.dumps(notebook)
     for folder, name in (NOTEBOOKS.parent, "~/muster"), (Path.home(), "~"):
         text = text.replace(json.dumps(str(folder))[1:-1], name)
@@ -78,9 +73,7 @@ def main() -> None:
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in this folder")
     for path in parser.parse_args().notebooks or sorted(NOTEBOOKS.glob("*.ipynb")):
         started = time.monotonic()
-        notebook = without_paths(execute(path))
-        notebook.metadata.pop("widgets", None)  # what they leave behind is in the outputs
-        nbformat.write(notebook, path)
+        nbformat.write(as_kept(execute(path)), path)
         print(f"{path.name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
 
 

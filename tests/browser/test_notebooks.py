@@ -131,7 +131,7 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
     expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
     errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]
     assert errors[0].ename == ("RunStopped" if name == "lab" else "KeyboardInterrupt")
-    assert took < (2 if name == "lab" else 3.5), "a kernel that hears nothing is interrupted after 1.5 s"
+    assert took < 2
 
 
 def test_an_interrupt_of_the_kernel_ends_the_run_within_two_seconds(

@@ -181,5 +181,5 @@ def test_links_lead_somewhere(kept: nbformat.NotebookNode) -> None:
 def test_paths_become_those_of_nobody() -> None:
     text = f'File "{ROOT}/worker_scripts/typo.py" of {Path.home()}/.muster'
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text, id="text")])
-    (cell,) = tool.without_paths(notebook).cells
+    (cell,) = tool.as_kept(notebook).cells
     assert cell.source == 'File "~/muster/worker_scripts/typo.py" of ~/.muster'

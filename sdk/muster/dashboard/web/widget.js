@@ -1,6 +1,6 @@
 // The live view of a run. The files before this one are joined with it to one module (muster/dashboard/web/__init__.py).
 
-const SECONDS_TO_ANSWER = 1.5; // what the session has before it counts as busy with a cell
+const SECONDS_TO_ANSWER = 0.5; // what the session has before it counts as busy with a cell
 const SECONDS_UNTIL_STUCK = 30;
 
 class View {
