@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from muster.training import horovod
 from muster.training import keras as distributed
+from muster.training.communication import Scheme, TopK
 
 STEPS = 6
 FOLDER, BATCH_SIZE = Path(sys.argv[1]), int(sys.argv[2])
@@ -151,24 +152,26 @@ def average_metrics() -> dict[str, Any]:
     return logs
 
 
+class FirstRankOnly(Scheme):
+    """Not a mean, so that it shows: what rank 0 found is what all apply."""
+
+    def step(self, gradients: Any, variables: Any, apply: Any) -> None:
+        self.calls = [variable.path for variable in variables]
+        apply([horovod.broadcast(gradient, 0, name=f"own_{i}") for i, gradient in enumerate(gradients)])
+
+
 def collectives() -> dict[str, Any]:
-    """Broadcast from the last rank, and a hook of one's own in place of averaging."""
+    """Broadcast from the last rank, and a scheme of one's own in place of averaging."""
     last = horovod.size() - 1
-    calls = []
-
-    def first_rank_only(gradients: Any, variables: Any) -> Any:
-        calls.append([variable.path for variable in variables])
-        return [horovod.broadcast(gradient, 0, name=f"own_{i}") for i, gradient in enumerate(gradients)]
-
     variable = keras.Variable(np.zeros(2), name="variable")
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    distributed.DistributedOptimizer(optimizer, reduce=first_rank_only)
+    distributed.DistributedOptimizer(optimizer, compression=FirstRankOnly("own"))
     optimizer.apply([tf.fill([2], float(1 + horovod.rank()))], [variable])
     return {
         "rank": horovod.rank(),
         "broadcast": int(horovod.broadcast(tf.constant(horovod.rank()), last, name="number")),
-        "after own hook": variable.numpy().tolist(),
-        "calls": calls,
+        "after own scheme": variable.numpy().tolist(),
+        "calls": optimizer.communication.calls,
     }
 
 
@@ -184,6 +187,10 @@ def refusals() -> dict[str, str]:
         "XLA": lambda: fit_briefly(averaging(keras.optimizers.SGD()), jit_compile=True),
         "not built": lambda: distributed.broadcast_variables(keras.Sequential([keras.layers.Dense(1)])),
         "not an optimizer": lambda: averaging("adam"),
+        "not a scheme": lambda: averaging(keras.optimizers.SGD(), compression=0.01),
+        "compressed loss scale": lambda: averaging(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), compression=TopK(0.01)
+        ),
         "file name": lambda: distributed.CheckpointOnRankZero("model.h5"),
     }
 

@@ -82,9 +82,9 @@ def test_history_and_later_callbacks_see_the_averaged_metrics(runs):
     assert set(first["last_epoch"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
-def test_collectives_and_a_hook_of_ones_own(runs):
+def test_collectives_and_a_scheme_of_ones_own(runs):
     for rank, result in enumerate(runs.of_both("collectives")):
-        assert result == {"rank": rank, "broadcast": 1, "after own hook": [-1.0, -1.0], "calls": [["variable"]]}
+        assert result == {"rank": rank, "broadcast": 1, "after own scheme": [-1.0, -1.0], "calls": ["variable"]}
     assert runs.alone["collectives"]["broadcast"] == 0
 
 
@@ -93,13 +93,16 @@ def test_what_would_train_apart_or_hang_is_refused(runs):
         assert "does not average gradients" in refusals["plain optimizer"]
         assert "DistributedOptimizer(LossScaleOptimizer(...))" in refusals["loss scale outside"]
         assert "jit_compile=False" in refusals["XLA"]
-    assert set(runs.alone["refusals"]) == {"not built", "not an optimizer", "file name"}
+    mistakes = {"not built", "not an optimizer", "not a scheme", "compressed loss scale", "file name"}
+    assert set(runs.alone["refusals"]) == mistakes
 
 
 def test_mistakes_are_named(runs):
     refusals = runs.alone["refusals"]
     assert refusals["not built"].startswith("ValueError: Model 'sequential")
     assert refusals["not an optimizer"].startswith("TypeError: ")
+    assert refusals["not a scheme"].startswith("TypeError: compression=0.01")
+    assert "mixed_bfloat16" in refusals["compressed loss scale"]
     assert ".weights.h5" in refusals["file name"]
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a run that `horovodrun` started, and the two collectives that data-parallel training needs.
+"""The ranks of a run that `horovodrun` started, and the collectives that data-parallel training needs.
 
 A process that `horovodrun` did not start is rank 0 of 1 and its collectives return what they are given, so that one
 script serves one process and many, and Horovod need not be installed to try it. Horovod tells its ranks apart by
@@ -8,7 +8,7 @@ environment variables, which are read at each call.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -51,14 +51,39 @@ def local_size() -> int:
     return _library().local_size() if is_distributed() else 1
 
 
-def allreduce(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The mean of a dense tensor over all ranks, bit for bit the same on each.
+def allreduce(tensor: tf.Tensor, name: str, op: str = "Average") -> tf.Tensor:
+    """The mean, or another reduction, of a dense tensor over all ranks, bit for bit the same on each.
 
     Args:
         tensor: Same shape and type on every rank.
         name: What the ranks agree by; the same on each, and no other collective of that name may be under way.
+        op: Of Horovod's reductions: "Average", "Sum" or "Adasum".
     """
-    return _library().allreduce(tensor, op=_library().Average, name=name) if is_distributed() else tensor
+    return _library().allreduce(tensor, op=getattr(_library(), op), name=name) if is_distributed() else tensor
+
+
+def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The tensors of all ranks, one behind the other along their first dimension, in the order of the ranks.
+
+    Only the lengths along that dimension may differ. `name` as for `allreduce`.
+    """
+    return _library().allgather(tensor, name=name) if is_distributed() else tensor
+
+
+def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
+    """What every rank has for this one, one behind the other along the first dimension, in the order of the ranks.
+
+    Args:
+        tensor: What this rank has for the others: first for rank 0, then for rank 1, and so on.
+        splits: How much of the first dimension is for which rank.
+        name: As for `allreduce`.
+    """
+    return _library().alltoall(tensor, splits=splits, name=name)[0] if is_distributed() else tensor
+
+
+def has_adasum() -> bool:
+    """Whether Horovod was built with Adasum, which it has only over MPI."""
+    return is_distributed() and bool(_library().mpi_built())
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:

@@ -20,68 +20,61 @@ from __future__ import annotations
 import os
 import types
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import keras
 import tensorflow as tf
 
-from . import horovod
+from . import communication, horovod
 from .progress import report
 
-Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
-Reduce = Callable[[Sequence[Gradient], Sequence[keras.Variable]], Sequence[Gradient]]
 Logs = Optional[Dict[str, Any]]
 
 
-def average_gradients(
-    gradients: Sequence[Gradient], variables: Sequence[keras.Variable], *, name: str = "gradient"
-) -> List[Gradient]:
-    """The mean of every gradient over all ranks, by one allreduce each.
-
-    Args:
-        gradients: One for each variable. Sparse ones (`IndexedSlices`, of embeddings) become dense ones, so that they
-            can be summed on the way; None, of a variable without part in the loss, stays None.
-        variables: What the gradients belong to; not looked at here.
-        name: Distinguishes the collectives of several optimizers whose gradients may be under way at the same time.
-    """
-    return [
-        None if gradient is None else horovod.allreduce(tf.convert_to_tensor(gradient), name=f"{name}_{index}")
-        for index, gradient in enumerate(gradients)
-    ]
-
-
 def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by its users like a class
-    optimizer: keras.optimizers.Optimizer, *, reduce: Reduce = average_gradients
+    optimizer: keras.optimizers.Optimizer, *, compression: communication.Compression = None
 ) -> keras.optimizers.Optimizer:
-    """Let an optimizer average the gradients of all ranks before it applies them.
+    """Let an optimizer average the gradients of all ranks before it applies them, or do as another scheme does.
 
     It works in `model.fit` and in loops of one's own that call `optimizer.apply` or `optimizer.apply_gradients`. The
     optimizer is changed in place and returned: class, configuration and state stay its own, so that a model is saved
     and loaded as if there were one process, and an optimizer out of a loaded model can go on. Clipping and weight decay
-    come after the averaging. Calling it again replaces `reduce`.
+    come after the averaging. Calling it again replaces the scheme, which is found as `optimizer.communication`.
 
     For mixed precision wrap the outermost: `DistributedOptimizer(LossScaleOptimizer(Adam()))`, so that all ranks see
     the same infinite gradients and leave out the same steps.
 
     Args:
         optimizer: Any Keras 3 optimizer, built or not.
-        reduce: The hook between computing gradients and applying them: from this rank's gradients and their variables
-            to the gradients to apply, which must be the same on every rank.
+        compression: What the ranks send (`muster.training.communication`): None for every gradient as it is, such as
+            `TopK(0.01)` for less.
 
     Raises:
-        TypeError: The optimizer is not one of Keras 3.
+        TypeError: The optimizer is not one of Keras 3, or `compression` is nothing of the kind.
+        ValueError: A `LossScaleOptimizer` with anything but plain averaging: residuals would be kept at one scale and
+            sent at another, and steps be left out without its knowing.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer) or not hasattr(optimizer, "apply"):
         raise TypeError(f"DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer)!r}.")
+    scheme = communication.as_scheme(compression)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and not isinstance(scheme, communication.Dense):
+        raise ValueError(
+            f"{type(scheme).__name__} cannot work on the scaled gradients of a LossScaleOptimizer. Train in "
+            "mixed_bfloat16 or float32, which need no loss scale, or without compression."
+        )
 
     def apply(
-        self: Any, grads: Sequence[Gradient], trainable_variables: Optional[Sequence[keras.Variable]] = None
+        self: Any, grads: Sequence[communication.Gradient], trainable_variables: Optional[Sequence[Any]] = None
     ) -> None:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        type(self).apply(self, reduce(list(grads), variables), trainable_variables)
+        if not self.built:
+            self.build(variables)
+        scheme.build(variables, [variable for variable in self.variables if len(variable.shape)])
+        scheme.step(grads, variables, lambda reduced: type(self).apply(self, reduced, trainable_variables))
 
     # On the instance and not in a subclass: a subclass would be saved under a name that nobody can load.
     optimizer.apply = types.MethodType(apply, optimizer)
+    optimizer.communication = scheme
     return optimizer
 
 

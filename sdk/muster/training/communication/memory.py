@@ -1,0 +1,61 @@
+"""What a rank remembers of a tensor from step to step, so that what was not sent is not lost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from .scheme import State
+
+
+class Memory(ABC):
+    """The memory for one tensor.
+
+    Args:
+        state: Where its variables belong, so that they are saved.
+        name: Begins their names.
+        shape: The tensor's.
+    """
+
+    @abstractmethod
+    def __init__(self, state: State, name: str, shape: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What to send instead of the tensor; changes nothing."""
+
+    @abstractmethod
+    def keep(self, rest: tf.Tensor) -> None:
+        """Remember what was left out of that; not called in a step that all ranks leave out."""
+
+
+class ErrorFeedback(Memory):
+    """Adds what was left out so far to what is sent next (Seide 2014): `v = g + e; e = v - D(C(v))`."""
+
+    def __init__(self, state: State, name: str, shape: Sequence[int]) -> None:
+        self.residual = state.variable(f"{name}/residual", np.zeros(shape, np.float32))
+
+    def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor and the residual."""
+        return tensor + self.residual
+
+    def keep(self, rest: tf.Tensor) -> None:
+        """The rest is the residual from here on."""
+        self.residual.assign(rest)
+
+
+class NoMemory(Memory):
+    """Forgets what was left out: for unbiased codes."""
+
+    def __init__(self, state: State, name: str, shape: Sequence[int]) -> None:
+        pass
+
+    def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tensor
+
+    def keep(self, rest: tf.Tensor) -> None:
+        """Nothing."""

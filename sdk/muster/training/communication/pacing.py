@@ -1,0 +1,131 @@
+"""Schemes around other schemes: when these get to communicate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from .reducer import Compression, as_scheme
+from .scheme import Apply, Gradient, Scheme, densified, whole
+
+
+class Wrapper(Scheme):
+    """A scheme that calls another one; bytes and state are of both."""
+
+    def __init__(self, compression: Compression) -> None:
+        self.scheme = as_scheme(compression)
+        super().__init__(self.scheme.name)
+
+    def build(self, variables: Sequence[Any], slots: Sequence[Any] = ()) -> None:
+        """Make the variables of both."""
+        self.scheme.build(variables, slots)
+        super().build(variables, slots)
+
+    def synchronise(self, variables: Sequence[Any]) -> None:
+        """As the scheme inside does."""
+        self.scheme.synchronise(variables)
+
+    @property
+    def bytes_sent(self) -> int:
+        """What the scheme inside has sent."""
+        return self.scheme.bytes_sent
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The state of both."""
+        return {**super().state_dict(), **{f"scheme/{key}": value for key, value in self.scheme.state_dict().items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of both; ValueError as for every scheme."""
+        inner = {key[len("scheme/") :]: value for key, value in state.items() if key.startswith("scheme/")}
+        super().load_state_dict({key: value for key, value in state.items() if not key.startswith("scheme/")})
+        self.scheme.load_state_dict(inner)
+
+
+class WarmStart(Wrapper):
+    """CNTK's `distributed_after`: no communication at first, then the scheme.
+
+    Until then all ranks must train alike: from the same variables, on the same data in the same order. So their
+    gradients are the same and there is nothing to send. It is for the program to hand out the data by rank from there
+    on; `distributed` says when.
+
+    Args:
+        compression: What comes after.
+        distributed_after: Examples, of one rank; rounded up to whole steps.
+        batch_size: Examples in one step of one rank.
+
+    Raises:
+        ValueError: A number that is not whole and positive.
+    """
+
+    def __init__(self, compression: Compression, distributed_after: int, batch_size: int) -> None:
+        super().__init__(compression)
+        examples = whole("distributed_after", distributed_after)
+        self.steps_alone = math.ceil(examples / whole("batch_size", batch_size))
+
+    def _build(self, variables: List[Any], slots: List[Any]) -> None:
+        self._steps = self._state.variable("steps", np.int64(0))
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the next step communicates, so that it is time for data of each rank's own."""
+        return self.built and bool(self._steps.numpy() >= self.steps_alone)
+
+    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
+        """Apply, or do as the scheme does."""
+        self.build(variables)
+        tf.cond(
+            self._steps >= self.steps_alone,
+            lambda: self.scheme.step(gradients, variables, apply),
+            lambda: _nothing(apply(list(gradients))),
+        )
+        self._steps.assign_add(1)
+
+
+class LocalAggregation(Wrapper):
+    """Horovod's `backward_passes_per_step`: the mean of several gradients of this rank is one step of the scheme.
+
+    The optimizer applies, and counts, only these. It is like a batch so many times as large.
+
+    Args:
+        compression: What every so many passes takes a step.
+        backward_passes_per_step: Calls of `step` for one of the scheme.
+
+    Raises:
+        ValueError: No whole number from 1 on.
+    """
+
+    def __init__(self, compression: Compression, backward_passes_per_step: int) -> None:
+        super().__init__(compression)
+        self.passes = whole("backward_passes_per_step", backward_passes_per_step)
+
+    def _build(self, variables: List[Any], slots: List[Any]) -> None:
+        self._passed = self._state.variable("passed", np.int64(0))
+        self._sums = [
+            self._state.variable(f"sum/{index}", np.zeros(variable.shape, variable.dtype))
+            for index, variable in enumerate(variables)
+        ]
+
+    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
+        """Add up; every so often take a step."""
+        self.build(variables)
+        dense = densified(gradients)
+        for total, gradient in zip(self._sums, dense):
+            if gradient is not None:
+                total.assign_add(gradient)
+        self._passed.assign_add(1)
+
+        def take() -> None:
+            means = [None if g is None else total / self.passes for total, g in zip(self._sums, dense)]
+            self.scheme.step(means, variables, apply)
+            for total in self._sums:
+                total.assign(tf.zeros_like(total))
+            self._passed.assign(0)
+
+        tf.cond(self._passed >= self.passes, take, lambda: None)
+
+
+def _nothing(_: Any) -> None:
+    """What a branch of `tf.cond` gives back beside one that gives nothing."""

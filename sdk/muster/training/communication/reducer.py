@@ -1,0 +1,120 @@
+"""Gradients through a compressor, a memory and a collective: the scheme that composes the parts."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, Union
+
+import tensorflow as tf
+
+from .. import horovod
+from .collectives import Collective
+from .compressors import Compressor
+from .memory import ErrorFeedback, Memory
+from .scheme import Apply, Dense, Gradient, Scheme, allreduce_bytes, bytes_of, densified
+
+Compression = Union[Scheme, Compressor, None]
+
+MINIMUM_SIZE = 1_000  # elements, below which a code costs more than it saves
+
+
+class Reducer(Scheme):
+    """Sends gradients compressed, and keeps what the code leaves out for the steps to come.
+
+    Tensors of one dimension or of few elements go dense, all in one allreduce. With them goes a flag, so that all ranks
+    leave out a step together when a gradient of one of them is not finite; what they remember stays as it was.
+
+    Args:
+        compressor: The code.
+        memory: The class (or another callable) that makes the memory of each tensor; `NoMemory` for none.
+        collective: The class of the collective; None for the one that suits the compressor.
+        minimum_size: Elements from which on a tensor is compressed. Not looked at where payloads can be added up:
+            these compress all tensors.
+        name: As for every scheme.
+
+    Raises:
+        ValueError: The compressor's payloads cannot go through that collective.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        *,
+        memory: Callable[..., Memory] = ErrorFeedback,
+        collective: Optional[Type[Collective]] = None,
+        minimum_size: int = MINIMUM_SIZE,
+        name: str = "gradient",
+    ) -> None:
+        super().__init__(name)
+        self.compressor = compressor
+        self.collective = (collective or compressor.collective)(compressor, f"{name}_compressed")
+        self._memory = memory
+        self._minimum_size = minimum_size
+
+    def _build(self, variables: List[Any], slots: List[Any]) -> None:
+        self._compressed = [index for index, variable in enumerate(variables) if self._is_compressed(variable.shape)]
+        shapes = [tuple(variables[index].shape) for index in self._compressed]
+        self._memories = [
+            self._memory(self._state, f"gradient/{index}", shape) for index, shape in zip(self._compressed, shapes)
+        ]
+        self.collective.build(shapes, self._memory, self._state)
+
+    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
+        """Compress, exchange, average; then apply, and remember what was left out, unless a gradient is not finite."""
+        self.build(variables)
+        own = [
+            tf.zeros(variable.shape) if gradient is None else tf.cast(gradient, tf.float32)
+            for gradient, variable in zip(densified(gradients), variables)
+        ]
+        tensors = [memory.compensate(own[index]) for memory, index in zip(self._memories, self._compressed)]
+        exchange = self.collective.exchange(tensors)
+        small = [index for index in range(len(own)) if index not in self._compressed]
+        small_means, sent, finite_everywhere = self._average_dense([own[index] for index in small], all_finite(own))
+        self._count(exchange.bytes_sent + sent)
+
+        means = dict(zip([*self._compressed, *small], [*exchange.means, *small_means]))
+        reduced = [
+            None if gradient is None else tf.cast(means[index], gradient.dtype)
+            for index, gradient in enumerate(gradients)
+        ]
+
+        def take() -> None:
+            for memory, rest in [*zip(self._memories, exchange.rests), *exchange.kept]:
+                memory.keep(rest)
+            apply(reduced)
+
+        # The means are the same on every rank, and so is what is said of them. A sum may leave the range of its type.
+        tf.cond(finite_everywhere & all_finite(exchange.means), take, lambda: None)
+
+    def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], int, tf.Tensor]:
+        """The means of small tensors, the bytes sent for them, and whether all gradients of all ranks are finite."""
+        flag = tf.cast([~finite], tf.float32)
+        fused = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors] + [flag], 0)
+        mean = horovod.allreduce(fused, f"{self.name}_dense")
+        sizes = [tensor.shape.num_elements() for tensor in tensors]
+        parts = tf.split(mean, [*sizes, 1])
+        means = [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
+        return means, allreduce_bytes(bytes_of(fused)), parts[-1][0] == 0
+
+    def _is_compressed(self, shape: Sequence[int]) -> bool:
+        elements = tf.TensorShape(shape).num_elements()
+        return self.compressor.summable or (len(shape) > 1 and elements >= self._minimum_size)
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all values of all tensors are finite, and their sums: one pass over them, where `is_finite` takes two."""
+    return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(tensor)) for tensor in tensors])
+
+
+def as_scheme(compression: Compression) -> Scheme:
+    """What users may write for a scheme: one, a compressor by itself, or None for plain Horovod.
+
+    Raises:
+        TypeError: Something else.
+    """
+    if compression is None:
+        return Dense()
+    if isinstance(compression, Compressor):
+        return Reducer(compression)
+    if isinstance(compression, Scheme):
+        return compression
+    raise TypeError(f"compression={compression!r} is neither a compressor, such as TopK(0.01), nor a scheme.")

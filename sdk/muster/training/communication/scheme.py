@@ -1,0 +1,201 @@
+"""What every scheme is: one step between this rank's gradients and the variables, and a state that can be saved."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import tensorflow as tf
+
+from .. import horovod
+
+Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
+Apply = Callable[[List[Gradient]], Any]
+"""Lets the optimizer apply gradients to the variables that the step was called with."""
+
+
+def allreduce_bytes(size: int) -> int:
+    """What each rank sends in a ring allreduce of `size` bytes: 2(N-1)/N of them, rounded down."""
+    return 2 * (horovod.size() - 1) * size // horovod.size()
+
+
+def allgather_bytes(size: Any) -> Any:
+    """What each rank sends in an allgather of `size` bytes of its own, an int or a tensor: to every other rank."""
+    return (horovod.size() - 1) * size
+
+
+class State:
+    """The variables of a scheme by name. Values that are loaded before there are variables wait for them."""
+
+    def __init__(self) -> None:
+        self._variables: Dict[str, tf.Variable] = {}
+        self._waiting: Optional[Dict[str, Any]] = None
+
+    def variable(self, name: str, initial: Any) -> tf.Variable:
+        """A new variable; what was loaded under its name goes before the initial value."""
+        initial = np.asarray(initial)
+        value = initial if self._waiting is None else self._fitting(name, self._waiting, initial.shape)
+        self._variables[name] = tf.Variable(value, trainable=False, dtype=initial.dtype, name=name.replace("/", "_"))
+        return self._variables[name]
+
+    def values(self) -> Dict[str, Any]:
+        """What every variable holds now, or what waits for it."""
+        waiting = dict(self._waiting or {})
+        return {**waiting, **{name: variable.numpy() for name, variable in self._variables.items()}}
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Set all variables, or keep the values for them; ValueError where they are those of something else."""
+        self._waiting = dict(values)
+        for name, variable in self._variables.items():
+            variable.assign(self._fitting(name, self._waiting, tuple(variable.shape)))
+
+    @staticmethod
+    def _fitting(name: str, values: Mapping[str, Any], shape: Tuple[int, ...]) -> Any:
+        if name not in values or np.shape(values[name]) != shape:
+            found = f"of shape {np.shape(values[name])}" if name in values else "nothing of that name"
+            raise ValueError(
+                f"The saved state is of another model, scheme or number of ranks: {name} has the shape {shape} here, "
+                f"there is {found}."
+            )
+        return values[name]
+
+
+class Scheme(ABC):
+    """How the ranks keep their models together: what they send, when, and what the optimizer gets to apply.
+
+    In `model.fit` and wherever a Keras 3 optimizer is at hand, `DistributedOptimizer(optimizer, compression=scheme)`
+    does all of this. In a loop without one:
+
+        scheme.build(variables)
+        scheme.step(gradients, variables, apply=lambda gradients: optimizer.apply_gradients(zip(gradients, variables)))
+
+    Every rank must call `step` with the same variables in the same order, equally often. It works inside `tf.function`
+    and outside.
+
+    Args:
+        name: Distinguishes the collectives of schemes that may be at work at the same time.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.built = False
+        self._state = State()
+
+    def build(self, variables: Sequence[Any], slots: Sequence[Any] = ()) -> None:
+        """Make the scheme's own variables; calling it again does nothing. `step` does it where nobody did.
+
+        Args:
+            variables: Those that `step` will be called with.
+            slots: What the optimizer remembers of gradients before (its momentum), for schemes that reset it.
+
+        Raises:
+            ValueError: The scheme does not suit these variables, or state that was loaded is of something else.
+        """
+        if self.built:
+            return
+        with tf.init_scope():  # so that variables are made once, whoever is being traced
+            self._sent = self._state.variable("bytes_sent", np.int64(0))
+            self._build(list(variables), list(slots))
+        self.built = True
+
+    @abstractmethod
+    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
+        """One training step: communicate, and have gradients applied.
+
+        Args:
+            gradients: This rank's, one for each variable; None for a variable without part in the loss.
+            variables: What they belong to.
+            apply: Called with the gradients to apply; not called in a step that all ranks leave out.
+        """
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent for training so far; not for use inside `tf.function`.
+
+        Counted from the sizes of what is handed to the collectives and from the algorithms behind them, ring
+        allreduce and allgather; what the network's protocols add to it is left out.
+        """
+        return int(self._sent.numpy()) if self.built else 0
+
+    def synchronise(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most schemes have nothing to do
+        """Make the variables the same on all ranks, where the scheme lets them drift apart: before they are saved."""
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What this rank's scheme remembers, as NumPy arrays by name; to be saved for every rank."""
+        return self._state.values()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state of the same rank; before or after `build`.
+
+        Raises:
+            ValueError: The state is of another model, scheme or number of ranks (before `build`: raised by that).
+        """
+        self._state.load(state)
+
+    def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
+        """Make variables with `self._state.variable`."""
+
+    def _count(self, size: Any) -> None:
+        """Add to the bytes sent, an int or a tensor."""
+        self._sent.assign_add(tf.cast(size, tf.int64))
+
+
+def densified(gradients: Sequence[Gradient]) -> List[Optional[tf.Tensor]]:
+    """The gradients with sparse ones (`IndexedSlices`, of embeddings) made dense, so that they can be summed."""
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+class Dense(Scheme):
+    """Plain Horovod: the mean of every gradient over all ranks, by one allreduce each, which Horovod fuses.
+
+    Sends 2(N-1)/N of 4 bytes for every parameter. How much Horovod fuses is for `horovodrun` to say
+    (`--fusion-threshold-mb`).
+
+    Args:
+        op: Horovod's reduction: "Average", or "Adasum", which adds what is orthogonal and averages what is parallel
+            (Maleki 2020); that needs a Horovod built with MPI and a power of two of ranks.
+        name: As for every scheme.
+
+    Raises:
+        ValueError: Another reduction.
+    """
+
+    def __init__(self, op: str = "Average", *, name: str = "gradient") -> None:
+        super().__init__(name)
+        if op not in ("Average", "Adasum"):
+            raise ValueError(f'op={op!r}: gradients are reduced by "Average" or by "Adasum".')
+        self.op = op
+
+    def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
+        ranks = horovod.size()
+        if self.op == "Adasum" and ranks > 1 and (ranks & (ranks - 1) or not horovod.has_adasum()):
+            raise ValueError(
+                f"Adasum needs a Horovod built with MPI and a power of two of ranks; here are {ranks}, and Horovod was "
+                f"built {'with' if horovod.has_adasum() else 'without'} MPI. Use Dense(), or install Horovod "
+                "again with HOROVOD_WITH_MPI=1 and launch with mpirun."
+            )
+
+    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
+        """Average, then apply."""
+        self.build(variables)
+        dense = densified(gradients)
+        apply(
+            [
+                None if gradient is None else horovod.allreduce(gradient, f"{self.name}_{index}", self.op)
+                for index, gradient in enumerate(dense)
+            ]
+        )
+        self._count(sum(allreduce_bytes(bytes_of(gradient)) for gradient in dense if gradient is not None))
+
+
+def bytes_of(tensor: tf.Tensor) -> int:
+    """The size of a tensor whose shape is known before it is computed."""
+    return int(tensor.shape.num_elements() * tensor.dtype.size)
+
+
+def whole(name: str, number: int) -> int:
+    """The number, if it is whole and at least 1; ValueError otherwise."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name}={number!r}: a whole number, at least 1.")
+    return number
