@@ -21,6 +21,8 @@ logger = logging.getLogger("muster")
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
 PROGRESS = ("rank", "step", "steps", "epoch", "epochs", "examples", "bytes_sent")  # what a report may carry
 
+USAGE = ("cpu", "memory", "gpu", "gpu_memory")  # and what is measured of a worker
+
 
 @dataclass
 class ProcessState:
@@ -143,6 +145,8 @@ class RunState:
                 self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
                 if worker.name not in known:
                     self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
+            elif worker.name not in self.members:
+                self.move(worker.name, worker.status)
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason."""
@@ -198,6 +202,9 @@ class RunState:
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=time.time())
         self.changed.set()
 
+    def _on_hung_up(self, worker: str, message: dict[str, Any]) -> None:
+        self.fail(Failure("hung_up", time.time(), worker, message.get("rank")))
+
     def _outcome(self, worker: str) -> Status:
         """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
         processes = self.processes[worker].values()
@@ -226,7 +233,8 @@ class RunState:
         self.emit("output", worker, text=message["text"])
 
     def _on_usage(self, worker: str, message: dict[str, Any]) -> None:
-        self.emit("usage", worker, cpu=message.get("cpu"), memory=message.get("memory"))
+        measured = {name: message[name] for name in USAGE if message.get(name) is not None}
+        self.emit("usage", worker, **measured)
 
     def _on_report(self, worker: str, message: dict[str, Any]) -> None:
         try:

@@ -13,6 +13,7 @@ import sys
 
 from . import linux, wire
 from .environment import worker_environment
+from .gpus import GpuMeter
 from .link import Link
 from .logfile import LogFile
 from .loop import Loop
@@ -63,6 +64,7 @@ class Agent:
         self._ports: "list[PortHold]" = []
         self._watched_ports: "set[int]" = set()
         self._sshd: "Sshd | None" = None
+        self._gpus: "GpuMeter | None" = None
         self._is_leaving = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
 
@@ -116,6 +118,8 @@ class Agent:
     def _ready(self, address: str) -> None:
         """Everything is there: say so to everybody, and start what has been asked for already."""
         self.environment = worker_environment(self.config, address)
+        if self.config["gpus"]:
+            self._gpus = GpuMeter(self._loop, self.processes, self.config["gpus"], self.environment)
         self._tell_guard(address=address)
         if self.config["session"]:
             self._say_hello(address, self.config.pop("session")["token"])
@@ -163,9 +167,15 @@ class Agent:
         self._outcome = {"status": "failed", "reason": "The session refused its agent: {}".format(text)}
         self._leave()
 
-    def _start(self, argv: "list[str]", env: "dict[str, str] | None" = None, cwd: "str | None" = None) -> None:
+    def _start(
+        self,
+        argv: "list[str]",
+        env: "dict[str, str] | None" = None,
+        cwd: "str | None" = None,
+        rank: "int | None" = None,
+    ) -> None:
         try:
-            self.start_process(argv, env or {}, cwd, None, self.process_ended)
+            self.start_process(argv, env or {}, cwd, rank, self.process_ended)
         except OSError as error:
             text = cannot_start(argv, error)
             self.complain(text)
@@ -214,6 +224,10 @@ class Agent:
         if self.config["process"] or (self._is_leaving and not self.processes.running):
             self._loop.stop()
 
+    def launcher_hung_up(self, child: Child) -> None:
+        """Tell the session that a rank still runs whose launcher has gone."""
+        self._link.send("hung_up", rank=child.rank)
+
     def complain(self, text: str) -> None:
         """Tell the session and the log about something that could not be done."""
         self._log.write(text)
@@ -232,7 +246,8 @@ class Agent:
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:
-            self._link.send("usage", cpu=cpu, memory=memory)
+            gpus = {"gpu": self._gpus.busy, "gpu_memory": self._gpus.memory} if self._gpus else {}
+            self._link.send("usage", cpu=cpu, memory=memory, **gpus)
 
     def _too_much_memory(self, used: int) -> None:
         for child in list(self.processes.running.values()):

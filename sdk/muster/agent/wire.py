@@ -7,10 +7,11 @@ Each message is one JSON object on one line, with its type under ``type``. From 
               ``host_key``, ``interfaces``, ``cores``, ``gpus``, ``python``
 ``started``   ``pid``, ``rank``: a process runs
 ``exited``    ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or null), ``memory`` (bytes)
+``hung_up``   ``rank``: what the launcher had started for this rank is gone, and the rank will be ended
 ``listening`` ``port``: somebody listens on it
 ``output``    ``text``: what the worker's processes printed; bytes that are not UTF-8 come as lone surrogates
 ``report``    ``report``: one datagram of ``muster.training`` or of the runner, as it came
-``usage``     ``cpu``, ``memory``; once a second, and the heartbeat as well
+``usage``     ``cpu``, ``memory``, ``gpu``, ``gpu_memory``; once a second, and the heartbeat as well
 ``stacks``    ``rank``, ``text``
 ``error``     ``text``: the agent could not do what it was told
 ============  ==================================================================================================
@@ -19,7 +20,7 @@ From session to agent:
 
 ============  ==================================================================================================
 ``welcome``   the hello was accepted (a refused one is answered by ``refused`` with a ``text``, and the end)
-``start``     ``argv``, ``env``, ``cwd``: start this process now
+``start``     ``argv``, ``env``, ``cwd``, ``rank`` (or null): start this process now
 ``expect``    ``argv``, ``env``, ``cwd``: ranks will be asked for by ssh; this is their environment
 ``watch``     ``port``: say ``listening`` once a process of this worker listens on it
 ``stacks``    send the Python stacks of all processes

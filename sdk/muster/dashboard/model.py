@@ -221,6 +221,7 @@ def _listening(view: RunView, worker: WorkerView, event: Event) -> None:
 
 def _usage(view: RunView, worker: WorkerView, event: Event) -> None:
     worker.cpu, worker.memory = _finite(event.data.get("cpu")), _finite(event.data.get("memory"))
+    worker.gpu, worker.gpu_memory = _finite(event.data.get("gpu")), _finite(event.data.get("gpu_memory"))
 
 
 def _output(view: RunView, worker: WorkerView, event: Event) -> None:

@@ -123,7 +123,7 @@ def _cells(view: RunView, worker: WorkerView) -> list[str]:
         ("" if part is None else f"{_bar(part, 60)} ") + escape(worker.leading.position),
         rate(worker.rate),
         "" if worker.cpu is None else f"{worker.cpu:.1f}",
-        escape(", ".join(worker.gpus)),
+        escape(worker.gpu_use),
         size(worker.memory, view.memory_limit),
         escape(_cut(worker.news)),
     ]

@@ -17,7 +17,7 @@ from muster.dashboard.worker import WorkerView
 from muster.events import Event
 
 COLUMNS = (
-    "status", "phase", "since", "address", "cpu", "memory", "gpus", "ranks", "epoch", "epochs", "step", "steps",
+    "status", "phase", "since", "address", "cpu", "memory", "gpu", "ranks", "epoch", "epochs", "step", "steps",
     "rate", "line", "exit", "signal", "reason",
 )  # fmt: skip
 AGGREGATES_SECONDS = 1.0  # sums over all workers are made no more often than this
@@ -129,7 +129,7 @@ def row_of(worker: WorkerView) -> Row:
     leading, rate = worker.leading, worker.rate
     return (
         worker.status, worker.phase, worker.phase_since, worker.address,
-        worker.cpu, worker.memory, worker.gpus, worker.ranks,
+        worker.cpu, worker.memory, worker.gpu_use, worker.ranks,
         leading.epoch, leading.epochs, leading.step, leading.steps,
         None if rate is None else round(rate), worker.last_line, worker.exit_code, worker.signal, worker.reason,
     )  # fmt: skip

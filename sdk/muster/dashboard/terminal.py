@@ -174,13 +174,14 @@ def metrics_columns(view: RunView) -> RenderableType:
 
 
 class Column(NamedTuple):
-    """A column of the table: what is in it, and how wide a terminal must be for it to be worth its place."""
+    """A column of the table: what is in it, and what makes it worth its place: so wide a terminal, or GPUs."""
 
     title: str
     cell: Callable[[RunView, WorkerView], RenderableType]
     from_width: int = 0
     min_width: int | None = None
     ratio: int | None = None
+    of_gpus: bool = False
 
 
 def _status(view: RunView, worker: WorkerView) -> Text:
@@ -223,6 +224,7 @@ COLUMNS = (
     Column("progress", _progress, min_width=10),
     Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100),
     Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
+    Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, of_gpus=True),
     Column("memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)), from_width=80),
     Column("last line", _last_line, from_width=60, min_width=12, ratio=1),
 )
@@ -233,7 +235,8 @@ def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
     ordered = view.in_order()
     shown, hidden = ordered[:rows], ordered[rows:]
     table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="bright_black")
-    columns = [column for column in COLUMNS if width >= column.from_width]
+    has_gpus = any(worker.gpus for worker in shown)
+    columns = [column for column in COLUMNS if width >= column.from_width and (has_gpus or not column.of_gpus)]
     for column in columns:
         table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)
     for worker in shown:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from muster.dashboard.progress import Progress
-from muster.dashboard.text import clean, first_line
+from muster.dashboard.text import clean, first_line, size
 
 MAX_RANKS = 64  # of one worker; those beyond are left out
 MAX_LINE = 500  # characters of a worker's last line
@@ -25,6 +25,8 @@ class WorkerView:
         cpu: cores that it keeps busy.
         memory: bytes that it uses.
         gpus: names of the devices that it may use.
+        gpu: how many of them are busy.
+        gpu_memory: bytes of their memory that are in use.
         progress: how far each of its ranks has come; under None that of a worker without ranks.
         ranks: the ranks that run on it, in order.
         leading: the progress of its lowest rank, which stands for the worker.
@@ -39,6 +41,8 @@ class WorkerView:
     cpu: float | None = None
     memory: float | None = None
     gpus: tuple[str, ...] = ()
+    gpu: float | None = None
+    gpu_memory: float | None = None
     progress: dict[int | None, Progress] = field(default_factory=dict)
     ranks: list[int] = field(default_factory=list)
     leading: Progress = field(default_factory=Progress)
@@ -58,6 +62,13 @@ class WorkerView:
         """Its index among those of its role."""
         index = self.name.rpartition("-")[2]
         return int(index) if index.isdecimal() else 0
+
+    @property
+    def gpu_use(self) -> str:
+        """How many of its GPUs are busy and what of their memory is in use; as many as there are where nobody says."""
+        if self.gpu is None or not self.gpus:
+            return str(len(self.gpus) or "")
+        return f"{self.gpu:.1f}/{len(self.gpus)}, {size(self.gpu_memory)}"
 
     @property
     def has_failed(self) -> bool:

@@ -12,7 +12,7 @@ const TABLE_COLUMNS = [
   { key: "progress", title: "progress" },
   { key: "rate", title: "ex/s" },
   { key: "cpu", title: "cpu" },
-  { key: "gpus", title: "gpu" },
+  { key: "gpu", title: "gpu" },
   { key: "memory", title: "memory" },
   { key: "line", title: "last line" },
 ];
@@ -62,7 +62,7 @@ class Table {
     this.window.style.height = `${Math.min(Math.max(this.order.length, 1), ROWS_IN_SIGHT) * ROW_HEIGHT}px`;
     this.element.setAttribute("aria-rowcount", String(this.order.length + 1));
     this.element.classList.toggle("muster-has-limit", this.store.run.memory_limit != null);
-    this.element.classList.toggle("muster-has-gpus", this.store.columns.gpus?.some((gpus) => gpus.length > 0) ?? false);
+    this.element.classList.toggle("muster-has-gpus", this.store.columns.gpu?.some((gpu) => gpu) ?? false);
     this.paintRows();
   }
 
@@ -120,7 +120,7 @@ class Table {
     setText(row.position, position(worker));
     setText(row.cells.rate, perSecond(worker.rate));
     setText(row.cells.cpu, worker.cpu == null ? "" : worker.cpu.toFixed(1));
-    setText(row.cells.gpus, worker.gpus.join(", "));
+    setText(row.cells.gpu, worker.gpu);
     setText(row.cells.memory, gigabytes(worker.memory, run.memory_limit));
     const line = failed && worker.reason ? worker.reason.split("\n")[0] : worker.line;
     setText(row.cells.line, line);

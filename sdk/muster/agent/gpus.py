@@ -1,0 +1,62 @@
+"""How busy a worker's GPUs are: said by an ``nvidia-smi`` that runs beside it and prints every few seconds."""
+
+import os
+
+from .loop import Loop
+from .processes import Processes, spawn
+
+INTERVAL = 2  # seconds between two of its measurements
+MIB = 1 << 20
+
+
+class GpuMeter:
+    """Listens to ``nvidia-smi``. Parts of a GPU (MIG) cannot be measured like this, and say nothing.
+
+    Args:
+        loop: the agent's event loop.
+        processes: the agent's processes.
+        devices: UUIDs of the worker's GPUs.
+        environ: where its ``PATH`` stands.
+
+    Attributes:
+        busy: how many of the GPUs are busy; None where it is not known.
+        memory: bytes of their memory that are in use, by whomever; None where it is not known.
+    """
+
+    def __init__(self, loop: Loop, processes: Processes, devices: "list[str]", environ: "dict[str, str]") -> None:
+        self.busy: "float | None" = None
+        self.memory: "int | None" = None
+        self._loop = loop
+        self._devices: "dict[str, tuple[float, int]]" = {}
+        self._unread = b""
+        self._output, writer = os.pipe()
+        argv = ["nvidia-smi", "--query-gpu=uuid,utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
+        try:
+            pid = spawn(argv + ["-l", str(INTERVAL), "-i", ",".join(devices)], environ, "/", writer)
+        except OSError:  # it is not installed here
+            os.close(self._output)
+            return
+        finally:
+            os.close(writer)
+        processes.expect_end(pid, lambda status: None)
+        loop.on_readable(self._output, self._hear)
+
+    def _hear(self) -> None:
+        data = os.read(self._output, 1 << 12)
+        if not data:
+            self._loop.forget(self._output)
+            os.close(self._output)
+            self.busy = self.memory = None
+            return
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode("ascii", "replace"))
+
+    def _take(self, line: str) -> None:
+        try:
+            device, percent, mebibytes = line.split(",")
+            self._devices[device] = float(percent) / 100, int(mebibytes) * MIB
+        except ValueError:  # "[N/A]" of a device that does not tell, or a complaint
+            return
+        self.busy = sum(busy for busy, _ in self._devices.values())
+        self.memory = sum(memory for _, memory in self._devices.values())

@@ -1,0 +1,70 @@
+"""The use of GPUs, as an agent reports it. A stand-in for nvidia-smi speaks for two devices that are not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from muster.job import Resources
+from muster.platforms.local import LocalPlatform
+from support import Run, StubSession, eventually
+
+STAND_IN = """#!/bin/sh
+if [ "$1" = -L ]; then
+  echo "GPU 0: Tesla T4 (UUID: GPU-aaaaaaaa-0000-0000-0000-000000000000)"
+  echo "GPU 1: Tesla T4 (UUID: GPU-bbbbbbbb-0000-0000-0000-000000000000)"
+  exit
+fi
+echo "$@" > "$(dirname "$0")/asked"
+echo "GPU-aaaaaaaa-0000-0000-0000-000000000000, 80, 1000"
+echo "GPU-bbbbbbbb-0000-0000-0000-000000000000, [N/A], [N/A]"
+echo "GPU-bbbbbbbb-0000-0000-0000-000000000000, 50, 24"
+exec sleep 1000
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+@pytest.fixture
+def platform(nvidia_smi: Path, run: Run) -> Iterator[LocalPlatform]:
+    platform = LocalPlatform()
+    yield platform
+    platform.close()
+
+
+def test_it_says_how_busy_the_gpus_of_its_worker_are(
+    nvidia_smi: Path, run: Run, stub_session: StubSession, platform: LocalPlatform
+) -> None:
+    spec = run.spec(session=stub_session.address, resources=Resources(cpu=1, memory=0.5, gpu=2))
+    platform.launch([spec])
+
+    def measured() -> bool:
+        stub_session.listen(0.1)
+        return any("gpu" in usage and usage["gpu"] for usage in stub_session.received("usage"))
+
+    eventually(measured, "a measurement of the GPUs")
+    usage = stub_session.received("usage")[-1]
+    assert usage["gpu"] == pytest.approx(1.3)
+    assert usage["gpu_memory"] == 1024 << 20
+    devices = "GPU-aaaaaaaa-0000-0000-0000-000000000000,GPU-bbbbbbbb-0000-0000-0000-000000000000"
+    asked = (nvidia_smi.parent / "asked").read_text()
+    assert sorted(asked.split(" -i ")[1].strip().split(",")) == devices.split(",")
+
+
+def test_a_worker_without_gpus_asks_nobody(
+    nvidia_smi: Path, run: Run, stub_session: StubSession, platform: LocalPlatform
+) -> None:
+    platform.launch([run.spec(session=stub_session.address)])
+    usage = stub_session.wait_for("usage")
+    assert "gpu" not in usage
+    assert not (nvidia_smi.parent / "asked").exists()
