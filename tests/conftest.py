@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from support import Run, StubSession, eventually
 
+from tests.serve.service import Service, serving
+from tests.workbench.session import WorkbenchSession
+
 
 @pytest.fixture(autouse=True)
 def muster_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -54,3 +57,22 @@ def stub_session() -> Iterator[StubSession]:
     session = StubSession()
     yield session
     session.close()
+
+
+@pytest.fixture(scope="session")
+def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A workbench, as far as ``muster serve`` is one; with a home of its own, for all tests that need one."""
+    project = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_HOME", str(project / ".muster"))
+        with serving(project) as service:
+            yield service
+
+
+@pytest.fixture
+def workbench_session(workbench: Service, monkeypatch: pytest.MonkeyPatch) -> WorkbenchSession:
+    """A session of its own on the workbench, whose environment this process has now."""
+    session = WorkbenchSession.new(workbench.url, workbench.key)
+    for name, value in session.environment.items():
+        monkeypatch.setenv(name, value)
+    return session

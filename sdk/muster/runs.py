@@ -57,6 +57,11 @@ def create(name: str) -> Path:
         return path
 
 
+def library(run_dir: Path) -> Path:
+    """Where a run keeps what it ships to workers, as long as it lives, if these do not see the session's /tmp."""
+    return run_dir / "lib"
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
 from muster.background import BlockingCalls
-from muster.platforms.base import Platform
+from muster.job import Worker
+from muster.platforms.base import Looks, Platform
 from muster.session import Session
 from muster.state import RunState
 
 logger = logging.getLogger("muster")
 
-POLL_SECONDS = 0.5  # between two looks
-HANG_UP_SECONDS = 0.02  # the same, once an agent has hung up
-EXPLAIN_SECONDS = 0.2  # how long the platform may take to learn why an agent hung up
+LOOKS_TO_EXPLAIN = 10  # in the time that the platform may take to learn why an agent has hung up
 ANSWER_SECONDS = 10.0  # how long it may take for one look
 
 
@@ -24,6 +24,9 @@ class PlatformWatch:
 
     Args:
         calls: makes the calls, so that none holds up the event loop.
+
+    Attributes:
+        trouble: why the platform could not be asked at the last look; empty where it could.
     """
 
     def __init__(self, platform: Platform, state: RunState, session: Session, calls: BlockingCalls) -> None:
@@ -31,36 +34,55 @@ class PlatformWatch:
         self._state = state
         self._session = session
         self._calls = calls
+        self.trouble = ""
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
+        self._has_lost = asyncio.Event()
 
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
         self._hung_up[worker] = time.monotonic()
+        self._has_lost.set()
         self._state.changed.set()
 
     async def run(self) -> None:
         """Look until cancelled."""
+        looks = Looks(self._platform)
+        found: list[Worker] | None = None
         while True:
-            await asyncio.sleep(HANG_UP_SECONDS if self._hung_up else POLL_SECONDS)
-            await self._look()
+            await self._rest(looks.seconds(found))
+            found = await self._look()
             self._explain_lost()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next look, which is near once an agent has hung up."""
+        self._has_lost.clear()
+        if self._hung_up:
+            await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._has_lost.wait(), seconds)
 
     def _explain_lost(self) -> None:
         """Give up on an explanation for a lost worker once the platform has had its time."""
         explained = {failure.worker for failure in self._state.failures if failure.kind == "lost"}
         for worker, since in list(self._hung_up.items()):
-            is_late = time.monotonic() - since > EXPLAIN_SECONDS
+            is_late = time.monotonic() - since > self._platform.explain_seconds
             if is_late and worker not in explained:
                 self._state.lost(worker, "its agent closed the connection")
             if is_late or worker in explained:
                 del self._hung_up[worker]
 
-    async def _look(self) -> None:
+    async def _look(self) -> list[Worker] | None:
+        """What the platform says; None where it says nothing."""
         workers = list(self._state.workers.values())
-        seconds = EXPLAIN_SECONDS if self._hung_up else ANSWER_SECONDS
+        seconds = self._platform.explain_seconds if self._hung_up else ANSWER_SECONDS
         try:
-            polled = await self._calls.call(self._platform.poll, workers, seconds=seconds)
+            polled: list[Worker] = await self._calls.call(self._platform.poll, workers, seconds=seconds)
         except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
-            logger.warning("the platform did not answer: %r", error)
-        else:
-            self._state.polled(polled, self._session.connected)
+            if str(error) != self.trouble:
+                logger.warning("the platform did not answer: %s", error)
+            self.trouble = str(error)
+            return None
+        self.trouble = ""
+        self._state.polled(polled, self._session.connected)
+        return polled

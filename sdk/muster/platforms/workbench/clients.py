@@ -21,6 +21,7 @@ LIBRARIES = ("cml.workers_v1", "cdsw")  # newer runtimes, older engines
 REST_VARIABLES = ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL")
 CONNECTIONS = 16  # that are kept open
 TIMEOUT = (5.0, 30.0)  # seconds for connecting, and for each part of an answer
+SERVER_ERROR = 500  # from this status on, what was asked for may have happened
 EXCERPT = 200  # characters of an answer that an error shows
 
 T = TypeVar("T")
@@ -160,8 +161,9 @@ class RestClient:
         with _translated():
             asked = {**request, "master_id": self._master_id}
             response = self._launching.post(self._dashboards, json=asked, timeout=TIMEOUT)
-            _check(response, LaunchRefused)
-            return _launched(response.json())
+            if response.ok:
+                return _launched(response.json())
+            raise _refusal(response, is_launch=True)
 
     def list(self) -> list[dict[str, Any]]:
         """The session's workers; see :class:`Client`."""
@@ -202,7 +204,8 @@ def _launched(worker: Any) -> dict[str, Any]:
 
 
 def _workers(response: requests.Response) -> list[dict[str, Any]]:
-    _check(response)
+    if not response.ok:
+        raise _refusal(response)
     found = response.json()
     if not isinstance(found, list) or not all(isinstance(worker, dict) and "id" in worker for worker in found):
         raise requests.exceptions.InvalidJSONError(f"no list of workers: {str(found)[:EXCERPT]}")
@@ -210,31 +213,27 @@ def _workers(response: requests.Response) -> list[dict[str, Any]]:
 
 
 def _check_stopped(response: requests.Response) -> None:
-    if response.status_code != HTTPStatus.NOT_FOUND:
-        _check(response)
+    if not response.ok and response.status_code != HTTPStatus.NOT_FOUND:
+        raise _refusal(response)
 
 
-def _check(response: requests.Response, refusal: type[PlatformError] = PlatformError) -> None:
-    """Raise what is wrong with an answer: ``refusal`` where the workbench says no, else PlatformError."""
-    if response.ok:
-        return
-    said = f"{response.status_code} {response.reason}"
+def _refusal(response: requests.Response, is_launch: bool = False) -> PlatformError:
+    """What is wrong, by an answer that is no success: LaunchRefused only where nothing can have been launched."""
+    said = f"HTTP {response.status_code} {response.reason}"
+    try:
+        message = dict(response.json())
+    except (requests.exceptions.JSONDecodeError, TypeError, ValueError):
+        message = {}
+    kind = (
+        LaunchRefused if is_launch and (response.status_code < SERVER_ERROR or "engineId" in message) else PlatformError
+    )
     if response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        raise refusal(
+        return kind(
             f"The workbench does not accept the key in CDSW_API_KEY ({said}).",
             advice="a key ends with its session, and may expire before: restart the session",
         )
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise PlatformError(f"The workbench failed ({said}): {_message(response)}", advice="run again in a while")
-    raise refusal(f"{_message(response)} ({said})")
-
-
-def _message(response: requests.Response) -> str:
-    """What an answer says went wrong."""
-    try:
-        return str(response.json()["message"])
-    except (requests.exceptions.JSONDecodeError, KeyError, TypeError):
-        return response.text[:EXCERPT].strip() or "it does not say why"
+    why = message.get("message") or response.text[:EXCERPT].strip() or "it does not say why"
+    return kind(f"The workbench answers: {why} ({said})")
 
 
 @contextlib.contextmanager

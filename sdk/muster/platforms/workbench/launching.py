@@ -7,6 +7,7 @@ agent's config, which the agent takes away; ``<log>.news`` is what it tells the 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import io
 import json
@@ -72,8 +73,9 @@ def write_config(spec: WorkerSpec) -> None:
 
 def remove_files(spec: WorkerSpec) -> None:
     """Remove what was left for the agent and by it. An agent that has not found its config yet then ends by itself."""
-    config_path(spec).unlink(missing_ok=True)
-    news_path(spec).unlink(missing_ok=True)
+    for path in (config_path(spec), news_path(spec)):
+        with contextlib.suppress(OSError):  # not written, or read by the agent
+            path.unlink()
 
 
 def outcome(spec: WorkerSpec) -> dict[str, Any]:
