@@ -16,7 +16,7 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 
 # Each part may import itself and the parts to its right; everything may import errors, events and job.
 NOUNS = {"errors", "events", "job", "forks"}
-PURE = {"strategies", "diagnosis", "script", "interpreter", "ssh", "runs", "result", "planning", "scratch"}
+PURE = {"strategies", "diagnosis", "script", "interpreter", "mpi", "ssh", "runs", "result", "planning", "scratch"}
 ENGINE = {
     "background",
     "session",

@@ -15,7 +15,8 @@ ECHO = Failure("exception", 9.9, "worker-0", 0, type="HorovodInternalError", mes
 EXIT_0 = Failure("exit", 10.1, "worker-0", 0, exit_code=1)
 EXIT_1 = Failure("exit", 10.3, "worker-1", 1, exit_code=1)
 TERMINATED = Failure("signal", 10.2, "worker-0", 0, signal=signal.SIGTERM)
-DRIVER = Failure("driver", 10.4, exit_code=1)
+HUNG_UP = Failure("hung_up", 10.1, "worker-1", 1)
+DRIVER = Failure("driver", 10.4, exit_code=1, message="horovodrun")
 
 
 def test_the_exception_is_the_cause_in_whatever_order_things_are_reported() -> None:
@@ -65,6 +66,13 @@ def test_with_nothing_but_echoes_the_earliest_is_named() -> None:
     assert root_cause([]) is None
 
 
+def test_a_launcher_that_let_go_of_a_rank_is_the_cause_where_nothing_else_is() -> None:
+    stopped = Failure("stopped", 10.3, "worker-1", 1, signal=signal.SIGTERM)
+    assert root_cause([DRIVER, stopped, HUNG_UP, Failure("hung_up", 10.2, "worker-0", 0)]) == HUNG_UP
+    aborted = Failure("exit", 10.5, "worker-1", 1, exit_code=3)
+    assert root_cause([DRIVER, HUNG_UP, aborted]) == aborted
+
+
 @pytest.mark.parametrize(
     ("failure", "expected", "words"),
     [
@@ -79,6 +87,7 @@ def test_with_nothing_but_echoes_the_earliest_is_named() -> None:
         (Failure("lost", 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
         (Failure("ended", 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
         (DRIVER, DriverFailed, ["horovodrun", "exit status 1", "driver.log"]),
+        (HUNG_UP, DriverFailed, ["let go of rank 1 (worker-1)", "driver.log"]),
     ],
 )
 def test_the_error_says_what_who_where_and_what_to_try(

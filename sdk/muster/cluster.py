@@ -27,6 +27,7 @@ from muster.errors import JobError, MusterError, PlatformError, PlatformUnsuppor
 from muster.events import Event, Journal, Observer, Observers
 from muster.forks import in_forked_children
 from muster.job import Job, Limits, Plan, Worker
+from muster.mpi import mpiexec_of
 from muster.orchestrator import AT_ONCE, Orchestrator
 from muster.planning import command_line, describe_job, member_names, preview
 from muster.platforms import get_platform
@@ -87,6 +88,7 @@ class Cluster:
         self.strategy = get_strategy(strategy)
         self._members = member_names(job, self.strategy)
         python = interpreter.check(job, self.strategy.requires).path
+        mpiexec_of(self.strategy)
         name = job.name or (Path(job.script.target).stem if job.script else "servers")
         self.job = replace(job, name=name, python=python, cwd=job.cwd or os.getcwd())
         self.limits = Limits.checked(
@@ -300,7 +302,8 @@ class Cluster:
         finally:
             if self._orchestrator is None and self._owns_platform:  # it never came so far that somebody else would
                 self.platform.close()
-            shutil.rmtree(scratch, ignore_errors=True)
+            for folder in (scratch, runs.library(self.run_dir)):
+                shutil.rmtree(folder, ignore_errors=True)
             result = self._sum_up(error)
             self._record(result, journal)
             _live.discard(self)

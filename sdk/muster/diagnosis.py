@@ -34,6 +34,11 @@ ECHOES = re.compile(
     r"CancelledError|Cancelled by|RST_STREAM|Connection refused|session .*is not found|Step was cancelled",
     re.IGNORECASE,
 )
+OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
+OPEN_PORT = (
+    "open that port of the session for the workers (a firewall's rule, a network policy), "
+    "or session_address= an address and port that they reach"
+)
 OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -43,7 +48,8 @@ class Failure:
 
     Attributes:
         kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
-            ``stopped`` (its agent ended it, and not because the session said so), or ``driver``.
+            ``stopped`` (its agent ended it, and not because the session said so), ``hung_up`` (the launcher let go of
+            it), or ``driver``, whose name is in ``message``.
         time: when it happened, seconds since the epoch by the clock nearest to it.
         worker, rank: to whom; None for the driver.
         type, message, traceback: of the exception.
@@ -71,7 +77,7 @@ class Failure:
             return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
         if self.kind == "driver":
             return self.signal is None  # with a status it tells of a rank's end; a signal met itself
-        return self.kind == "stopped" or (self.kind == "signal" and self.signal == signal.SIGTERM)
+        return self.kind in OTHERS_DOING or (self.kind == "signal" and self.signal == signal.SIGTERM)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -92,8 +98,8 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 def _distance(failure: Failure) -> int:
     """How far a kind of failure is from being a cause."""
-    if failure.kind == "stopped":
-        return 3
+    if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
+        return 3  # it names nobody
     return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "driver"})
 
 
@@ -105,7 +111,11 @@ def _merge(failures: Iterable[Failure]) -> list[Failure]:
     for failure in failures:
         source = (failure.worker, failure.rank if failure.worker not in lost else None)
         known = first.get(source)
-        if known is None or known.kind == "stopped" or (failure.kind == "memory" and known.kind == "signal"):
+        if (
+            known is None
+            or (known.kind in OTHERS_DOING and failure.kind not in OTHERS_DOING)
+            or (failure.kind == "memory" and known.kind == "signal")
+        ):
             first[source] = failure
         elif known.kind == "exception" and known.exit_code is None:
             first[source] = replace(known, exit_code=failure.exit_code, signal=failure.signal)
@@ -141,9 +151,15 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
         )  # fmt: skip
     elif failure.kind == "driver":
         error = DriverFailed(
-            f"horovodrun itself failed: it ended with {_how(failure)}"
+            f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
             + (" before all ranks had been started." if failure.exit_code == 0 else "."),
             log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
+        )  # fmt: skip
+    elif failure.kind == "hung_up":
+        log = logs / "driver.log"
+        error = DriverFailed(
+            f"The launcher let go of {name}: what it had started on {failure.worker} ended before the rank did.",
+            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
         )  # fmt: skip
     else:
         verb = (
@@ -158,29 +174,43 @@ def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
     """The error for a worker that ended before anything was started on it."""
     log = logs / f"{failure.worker}.log"
     why = failure.message or "it ended before it was started"
-    return LaunchRefused(f"{failure.worker} did not come up: {why}", worker=failure.worker, log=log, details=tail(log))
+    return LaunchRefused(
+        f"{failure.worker} did not come up: {why}",
+        worker=failure.worker,
+        log=log,
+        details=tail(log),
+        advice=OPEN_PORT if "cannot reach the session" in why else None,
+    )
 
 
-def workers_missing(missing: Mapping[str, object], total: int, seconds: float | None, logs: Path) -> WorkersMissing:
-    """The error for workers (name to status, None if not launched) that never reported an address."""
+def workers_missing(
+    missing: Mapping[str, object], total: int, seconds: float | None, logs: Path, trouble: str = ""
+) -> WorkersMissing:
+    """The error for workers (name to status, None if not launched) that never reported an address.
+
+    Args:
+        trouble: what the platform last said when it could not tell how they are.
+    """
     known = "; ".join(f"{name} is {status or 'not launched'}" for name, status in missing.items())
     first = next(iter(missing))
     return WorkersMissing(
         f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}.",
         worker=first,
         log=logs / f"{first}.log",
+        details=f"The platform could not be asked about them.\n{trouble}" if trouble else None,
         advice="a longer timeout_seconds; and see whether workers can reach the session (session_address=)",
     )
 
 
 def not_up(
-    missing: Sequence[tuple[str, int | None]], by_driver: bool, seconds: float | None, logs: Path
+    missing: Sequence[tuple[str, int | None]], driver: str | None, seconds: float | None, logs: Path
 ) -> StartTimeout:
-    """The error for ranks that the driver never started, or servers that never listened."""
+    """The error for ranks that the driver (none: the agent) never started, or servers that never listened."""
     names = " and ".join(who(worker, rank) for worker, rank in missing)
-    log = logs / ("driver.log" if by_driver else f"{missing[0][0]}.log")
-    what = "not started by horovodrun" if by_driver else "not listening on its port"
-    kind = StartTimeout if by_driver else ServersNotListening
+    log = logs / ("driver.log" if driver else f"{missing[0][0]}.log")
+    are_ranks = missing[0][1] is not None
+    what = f"not started by {driver or 'its agent'}" if are_ranks else "not listening on its port"
+    kind = StartTimeout if are_ranks else ServersNotListening
     return kind(
         f"After {seconds:g} s {names} was {what}.",
         worker=missing[0][0],

@@ -5,7 +5,7 @@ Frozen dataclasses. Nothing here does anything but check itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -235,6 +235,7 @@ class Plan:
         driver: what the session starts, such as ``horovodrun``.
         files: what to write beforehand (0600), by path relative to the run's scratch folder.
         ranks: which worker each rank runs on, where there are ranks.
+        rank_env: environment of each rank on top of its worker's, where no driver sees to that.
         servers: port that each worker must listen on before the cluster counts as up.
         decides: names of the workers whose end ends the run; empty where the driver's end does.
         cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
@@ -244,9 +245,19 @@ class Plan:
     driver: Process | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, str] = field(default_factory=dict)
+    rank_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     servers: Mapping[str, int] = field(default_factory=dict)
     decides: tuple[str, ...] = ()
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def starts(self) -> Iterator[tuple[str, int | None, Process]]:
+        """What agents start where there is no driver: worker, rank (None where there are no ranks), and process."""
+        for rank, worker in self.ranks.items():
+            process = self.processes[worker]
+            yield worker, rank, replace(process, env={**process.env, **self.rank_env.get(rank, {})})
+        if not self.ranks:
+            for worker, process in self.processes.items():
+                yield worker, None, process
 
     @property
     def driver_name(self) -> str:

@@ -143,13 +143,15 @@ class Orchestrator:
         for path, text in plan.files.items():
             write_private(self.facts.scratch / path, text)
         self._on_plan(plan)
-        for name, process in plan.processes.items():
-            kind = "expect" if plan.driver else "start"
-            self.session.send(name, kind, argv=process.argv, env=dict(process.env), cwd=process.cwd)
+        if plan.driver:
+            for name, process in plan.processes.items():
+                self.session.send(name, "expect", argv=process.argv, env=dict(process.env), cwd=process.cwd)
+            self._driver.go(plan.driver.argv)
+        else:
+            for name, rank, process in plan.starts():
+                self.session.send(name, "start", argv=process.argv, env=dict(process.env), cwd=process.cwd, rank=rank)
         for name, port in plan.servers.items():
             self.session.send(name, "watch", port=port)
-        if plan.driver:
-            self._driver.go(plan.driver.argv)
         if not await self._until(self._is_up, deadline):
             raise self._not_up()
 
@@ -255,7 +257,9 @@ class Orchestrator:
         has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
         if code or not has_started_all:
             signal = -code if code < 0 else None
-            self.state.fail(Failure("driver", time.time(), exit_code=None if signal else code, signal=signal))
+            name = self.plan.driver_name if self.plan else ""
+            exit_code = None if signal else code
+            self.state.fail(Failure("driver", time.time(), message=name, exit_code=exit_code, signal=signal))
         self.state.changed.set()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -302,9 +306,10 @@ class Orchestrator:
 
     def _is_up(self) -> bool:
         plan, state = self._planned(), self.state
+        has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
         if plan.driver:
-            return {rank for _, rank in state.started} >= set(plan.ranks)
-        has_started = {worker for worker, _ in state.started} >= set(plan.processes)
+            return has_all_ranks
+        has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
         # One that has ended well is no failure, and nobody needs to reach it any more.
         return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
 
@@ -362,17 +367,19 @@ class Orchestrator:
     def _workers_missing(self) -> MusterError:
         known = {name: worker.status for name, worker in self.state.workers.items()}
         missing = {name: known.get(name) for name in self.state.missing}
-        return diagnosis.workers_missing(missing, len(self.state.specs), self.limits.start, self._logs())
+        return diagnosis.workers_missing(
+            missing, len(self.state.specs), self.limits.start, self._logs(), self.watch.trouble
+        )
 
     def _not_up(self) -> MusterError:
         plan, state = self._planned(), self.state
         missing: list[Source]
-        if plan.driver:
+        if plan.ranks:
             missing = [(worker, rank) for rank, worker in plan.ranks.items() if (worker, rank) not in state.started]
         else:
             deaf = [name for name in plan.servers if name not in state.listening]
             missing = [(name, None) for name in deaf or plan.processes]
-        return diagnosis.not_up(missing, plan.driver is not None, self.limits.start, self._logs())
+        return diagnosis.not_up(missing, plan.driver_name, self.limits.start, self._logs())
 
     async def _run_timed_out(self) -> MusterError:
         return diagnosis.timed_out(self.limits.run, await self.stacks(), self._logs())

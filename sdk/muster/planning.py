@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
+from muster.mpi import mpiexec_of
 from muster.runs import TENSORBOARD, muster_home
 from muster.ssh import SSH_PORT, ssh_client
 from muster.strategies.base import Facts, Strategy
@@ -47,9 +48,18 @@ def _check_texts(job: Job) -> None:
         raise JobError("An argument of the script has a NUL character in it.")
 
 
-def make_facts(job: Job, run: str, run_dir: Path, scratch: Path) -> Facts:
-    """Everything that planning needs and that does not depend on the workers."""
-    library = scratch / "lib"
+def make_facts(
+    job: Job, strategy: Strategy, run: str, run_dir: Path, scratch: Path, library: Path | None = None
+) -> Facts:
+    """Everything that planning needs and that does not depend on the workers.
+
+    Args:
+        library: where the workers find what is shipped to them; by default in the scratch folder.
+
+    Raises:
+        PlatformUnsupported, JobError: the strategy's launcher is not here, or unknown.
+    """
+    library = library or scratch / "lib"
     python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     environment = {
         **job.env,
@@ -68,6 +78,7 @@ def make_facts(job: Job, run: str, run_dir: Path, scratch: Path) -> Facts:
         ssh=ssh_client(),
         identity=scratch / "identity",
         known_builds=muster_home() / "horovod-has-gloo",
+        mpiexec=mpiexec_of(strategy),
         environment=environment,
     )
 
@@ -83,7 +94,7 @@ def preview(job: Job, strategy: Strategy) -> Plan:
         for name, role, index in member_names(job, strategy)
     ]
     run = "<run>"
-    return strategy.plan(job, members, make_facts(job, run, muster_home() / "runs" / run, Path("<scratch>")))
+    return strategy.plan(job, members, make_facts(job, strategy, run, muster_home() / "runs" / run, Path("<scratch>")))
 
 
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
@@ -94,6 +105,7 @@ def describe(plan: Plan, job: Job) -> dict[str, Any]:
         "driver": _process(plan.driver, job.env) if plan.driver else None,
         "command": command_line(plan),
         "ranks": {str(rank): worker for rank, worker in plan.ranks.items()},
+        "rank_env": {str(rank): dict(env) for rank, env in plan.rank_env.items()},
         "servers": dict(plan.servers),
         "decides": list(plan.decides),
         "cluster_spec": {role: list(addresses) for role, addresses in plan.cluster_spec.items()},

@@ -18,6 +18,9 @@ from muster.state import RunState
 from muster.strategies.base import Strategy
 from muster.strategies.commands import FUNCTION_FILE
 
+# Run from a copy, they have none of the SDK on their path.
+PROGRAMS = ("agent/runner.py", "agent/mpi_rank.py", "strategies/horovod_driver.py", "strategies/exec_driver.py")
+
 
 async def prepare(
     job: Job,
@@ -46,10 +49,11 @@ async def prepare(
     Raises:
         JobError: the session cannot listen on its address.
     """
-    facts = make_facts(job, run_dir.name, run_dir, scratch)
+    library = None if platform.shares_temp else runs.library(run_dir)
+    facts = make_facts(job, strategy, run_dir.name, run_dir, scratch, library)
     ship_library(facts.library)
     if job.script and job.script.pickled:
-        (scratch / FUNCTION_FILE).write_bytes(job.script.pickled)
+        (facts.library / FUNCTION_FILE).write_bytes(job.script.pickled)
     login = generate_key_pair() if strategy.needs_ssh else None
     if login and facts.identity:
         write_private(facts.identity, login.private)
@@ -110,6 +114,6 @@ def ship_library(target: Path) -> None:
     shipped = target / "muster"
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package / "training", shipped / "training", ignore=ignore)
-    for program in (package / "agent" / "runner.py", package / "strategies" / "horovod_driver.py"):
-        shutil.copyfile(program, target / program.name)  # run from here, they have none of the SDK on their path
+    for program in PROGRAMS:
+        shutil.copyfile(package / program, target / Path(program).name)
     (shipped / "__init__.py").write_text('"""The part of Muster that training scripts use: muster.training."""\n')

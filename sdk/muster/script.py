@@ -20,8 +20,8 @@ def make_script(worker_script: str | Path | Callable[..., Any], *, module: bool 
     """What to run, from a path, a module's name or a function.
 
     A string is a file if it ends in ``.py`` or such a file exists, else the name of a module; ``module=True``
-    insists on the latter. A script with a top-level ``run(cluster, server, task_index)`` is a task of a
-    parameter-server cluster, any other is a program.
+    insists on the latter. A file that may be executed and is no Python is a program by itself. A script with a
+    top-level ``run(cluster, server, task_index)`` is a task of a parameter-server cluster, any other is a program.
 
     Raises:
         ScriptError: there is no such file or module, or it does not compile, or the function cannot be pickled.
@@ -45,7 +45,18 @@ def _from_file(path: Path) -> Script:
     if not path.is_file():
         what = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise ScriptError(f"The script {path} {what}.", advice=_similar(path))
+    if _is_executable(path):
+        return Script("executable", str(path))
     return Script("file", str(path), is_task=_has_task(path))
+
+
+def _is_executable(path: Path) -> bool:
+    """Whether the file is a program that needs no interpreter named: compiled, or with a first line that names one."""
+    if path.suffix == ".py" or not os.access(path, os.X_OK | os.R_OK):
+        return False
+    with path.open("rb") as file:
+        start = file.readline(200)
+    return start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start)
 
 
 def _from_module(name: str) -> Script:

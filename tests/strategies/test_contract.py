@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import JobError
+from muster.errors import JobError, PlatformUnsupported
 from muster.job import Job, Member, Script
 from muster.planning import describe, make_facts, member_names, preview
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.horovod import Horovod
+from muster.strategies.mpi import MPI
+from muster.strategies.multi_worker import MultiWorker
 from muster.strategies.parameter_server import ParameterServer
+from muster.strategies.processes import Processes
 
 PROGRAM = Script("file", "/scripts/train.py")
 TASK = Script("file", "/scripts/task.py", is_task=True)
-JOBS = {"parameter_server": Job(PROGRAM, 2, n_ps=1, python="/py"), "horovod": Job(PROGRAM, 2, python="/py")}
+JOB = Job(PROGRAM, 2, python="/py")
+JOBS = {**dict.fromkeys(STRATEGIES, JOB), "parameter_server": Job(PROGRAM, 2, n_ps=1, python="/py")}
 
 
 def members(job: Job, strategy: Strategy) -> list[Member]:
@@ -28,13 +33,14 @@ def members(job: Job, strategy: Strategy) -> list[Member]:
     ]
 
 
-def facts(job: Job) -> Facts:
-    return make_facts(job, "run-1", Path("/home/runs/run-1"), Path("/tmp/scratch"))
+def facts(job: Job, strategy: Strategy) -> Facts:
+    return make_facts(job, strategy, "run-1", Path("/home/runs/run-1"), Path("/tmp/scratch"))
 
 
 @pytest.fixture(params=sorted(STRATEGIES))
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    return get_strategy(request.param)
+def strategy(request: pytest.FixtureRequest, mpiexecs: dict[str, str]) -> Strategy:
+    options = {"mpiexec": mpiexecs["Open MPI"]} if request.param == "mpi" else {}
+    return get_strategy(request.param, **options)
 
 
 class TestContract:
@@ -43,26 +49,26 @@ class TestContract:
     def test_same_input_same_plan(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
         there = members(job, strategy)
-        assert strategy.plan(job, there, facts(job)) == strategy.plan(job, there, facts(job))
+        assert strategy.plan(job, there, facts(job, strategy)) == strategy.plan(job, there, facts(job, strategy))
 
     def test_every_member_has_a_process(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert list(plan.processes) == [name for name, _, _ in member_names(job, strategy)]
 
     def test_somebody_decides_the_end(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert plan.driver or set(plan.decides) <= set(plan.processes)
         assert plan.driver or plan.decides
 
     def test_the_users_environment_is_on_no_command_line_and_not_recorded(self, strategy: Strategy) -> None:
         base = JOBS[strategy.name]
         job = Job(base.script, base.n_workers, base.n_ps, env={"API_KEY": "hunter2"}, python="/py")
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert all(process.env["API_KEY"] == "hunter2" for process in plan.processes.values())
         assert "hunter2" not in json.dumps(describe(plan, job))
-        assert "hunter2" not in repr(plan) + repr(job) + repr(facts(job))
+        assert "hunter2" not in repr(plan) + repr(job) + repr(facts(job, strategy))
         assert plan.driver is None or "API_KEY" not in plan.driver.env
 
     def test_a_preview_starts_nothing_and_shows_placeholders(self, strategy: Strategy) -> None:
@@ -78,6 +84,27 @@ class TestContract:
             get_strategy(strategy.name, no_such_option=1)
 
 
+@pytest.mark.parametrize("strategy", [Horovod(), MPI(), Processes(), MultiWorker()])
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (Job(None, 2), "needs a script"),
+        (Job(TASK, 2), "parameter servers"),
+        (Job(PROGRAM, 2, n_ps=1), "no parameter servers"),
+    ],
+)
+def test_what_is_meant_for_parameter_servers_is_refused_by_the_others(strategy: Strategy, job: Job, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        strategy.roles(job)
+
+
+@pytest.mark.parametrize("slots", [0, -1, True, 1.5, "2"])
+@pytest.mark.parametrize("strategy", [Horovod, MPI, Processes])
+def test_absurd_numbers_of_slots_are_refused(strategy: Any, slots: Any) -> None:
+    with pytest.raises(JobError, match="slots="):
+        strategy(slots=slots).roles(JOB)
+
+
 def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
     with pytest.raises(JobError, match="horovod"):
         get_strategy("magic")
@@ -86,7 +113,7 @@ def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
 class TestParameterServer:
     def test_a_task_runs_on_every_worker_and_all_of_them_decide(self) -> None:
         strategy, job = ParameterServer(), Job(TASK, 2, n_ps=1, args=("--sync",), python="/py")
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert plan.cluster_spec == {"ps": ("127.1.1.1:4001",), "worker": ("127.1.1.2:4002", "127.1.1.3:4003")}
         assert plan.decides == ("worker-0", "worker-1")
         assert plan.servers == {"ps-0": 4001, "worker-0": 4002, "worker-1": 4003}
@@ -99,7 +126,7 @@ class TestParameterServer:
 
     def test_a_program_runs_on_a_chief_which_decides(self) -> None:
         strategy, job = ParameterServer(), Job(PROGRAM, 2, n_ps=1, python="/py")
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert list(plan.processes) == ["chief-0", "ps-0", "worker-0", "worker-1"]
         assert plan.decides == ("chief-0",)
         assert plan.processes["chief-0"].argv[3:] == ("program", "/scripts/train.py")
@@ -112,7 +139,7 @@ class TestParameterServer:
 
     def test_without_a_script_all_serve_and_nobody_decides(self) -> None:
         strategy, job = ParameterServer(), Job(None, 1, n_ps=1, python="/py")
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert plan.decides == ()
         assert {process.argv[3] for process in plan.processes.values()} == {"serve"}
 
@@ -120,7 +147,7 @@ class TestParameterServer:
 class TestHorovod:
     def test_the_command_is_what_a_person_would_type(self) -> None:
         strategy, job = Horovod(slots=2), Job(PROGRAM, 2, args=("--epochs", "3"), python="/py")
-        plan = strategy.plan(job, members(job, strategy), facts(job))
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert plan.driver is not None
         assert shlex.join(plan.driver.argv) == (
             "horovodrun --gloo --disable-cache -np 4 -H 127.1.1.1:2,127.1.1.2:2 -p 2222 -i /tmp/scratch/identity "
@@ -131,27 +158,112 @@ class TestHorovod:
         assert plan.files["known_hosts"].splitlines()[1] == "[127.1.1.2]:2222 ssh-ed25519 KEY2"
 
     def test_host_keys_are_checked_and_the_users_ssh_configuration_stays_out(self) -> None:
-        strategy, job = Horovod(), JOBS["horovod"]
-        wrapper = strategy.plan(job, members(job, strategy), facts(job)).files["bin/ssh"]
-        for option in ("-F none", "StrictHostKeyChecking=yes", "IdentityAgent=none", "UserKnownHostsFile=/tmp/scratch"):
+        strategy, job = Horovod(), JOB
+        wrapper = strategy.plan(job, members(job, strategy), facts(job, strategy)).files["bin/ssh"]
+        for option in (
+            "-F /tmp/scratch/ssh_config",
+            "StrictHostKeyChecking=yes",
+            "IdentityAgent=none",
+            "UserKnownHostsFile=/tmp/scratch",
+        ):
             assert option in wrapper
 
-    @pytest.mark.parametrize(
-        ("job", "slots", "words"),
-        [
-            (Job(None, 2), 1, "needs a script"),
-            (Job(TASK, 2), 1, "parameter servers"),
-            (Job(PROGRAM, 2, n_ps=1), 1, "no parameter servers"),
-            (Job(PROGRAM, 2), 0, "slots=0"),
-        ],
-    )
-    def test_jobs_that_do_not_fit_are_refused(self, job: Job, slots: int, words: str) -> None:
-        with pytest.raises(JobError, match=words):
-            Horovod(slots=slots).roles(job)
-
     def test_workers_without_a_common_interface_are_named(self) -> None:
-        strategy, job = Horovod(), JOBS["horovod"]
+        strategy, job = Horovod(), JOB
         first, second = members(job, strategy)
         apart = [first, Member(second.name, "worker", 1, second.host, (), 2222, "k", ("eth0",))]
         with pytest.raises(JobError, match="worker-1 has eth0"):
-            strategy.plan(job, apart, facts(job))
+            strategy.plan(job, apart, facts(job, strategy))
+
+
+class TestMpi:
+    def test_the_command_for_open_mpi(self, mpiexecs: dict[str, str]) -> None:
+        strategy = MPI(slots=2, mpiexec=mpiexecs["Open MPI"])
+        job = Job(PROGRAM, 2, args=("--epochs", "3"), python="/py")
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
+        assert plan.driver is not None
+        assert shlex.join(plan.driver.argv) == (
+            f"{mpiexecs['Open MPI']} -n 4 --leave-session-attached --hostfile /tmp/scratch/hostfile --map-by slot "
+            "--bind-to none --mca plm_rsh_agent /tmp/scratch/bin/ssh --mca plm_rsh_no_tree_spawn 1 "
+            "--mca oob_tcp_if_include lo --mca btl_tcp_if_include lo --mca btl tcp,self --mca mpi_yield_when_idle 1 "
+            "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py "
+            "--epochs 3"
+        )
+        assert plan.files["hostfile"] == "127.1.1.1 slots=2\n127.1.1.2 slots=2\n"
+        assert plan.ranks == {0: "worker-0", 1: "worker-0", 2: "worker-1", 3: "worker-1"}
+
+    def test_the_command_for_mpich(self, mpiexecs: dict[str, str]) -> None:
+        strategy = MPI(mpiexec=mpiexecs["MPICH"], binding="core")
+        plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
+        assert plan.driver is not None
+        assert shlex.join(plan.driver.argv) == (
+            f"{mpiexecs['MPICH']} -n 2 -f /tmp/scratch/hostfile -launcher ssh -launcher-exec /tmp/scratch/bin/ssh "
+            "-iface lo -bind-to core "
+            "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py"
+        )
+        assert plan.files["hostfile"] == "127.1.1.1:1\n127.1.1.2:1\n"
+
+    def test_the_users_arguments_win(self, mpiexecs: dict[str, str]) -> None:
+        mpi_args = ("--bind-to", "core", "--mca", "btl", "tcp,vader,self")
+        strategy = MPI(mpiexec=mpiexecs["Open MPI"], mpi_args=mpi_args)
+        plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
+        assert plan.driver is not None
+        command = shlex.join(plan.driver.argv)
+        assert shlex.join(mpi_args) in command
+        assert command.count("--bind-to") == command.count("--mca btl ") == 1
+
+    def test_each_host_is_reached_on_its_own_port(self, mpiexecs: dict[str, str]) -> None:
+        strategy = MPI(mpiexec=mpiexecs["MPICH"])
+        first, second = members(JOB, strategy)
+        files = strategy.plan(JOB, [first, replace(second, ssh_port=2223)], facts(JOB, strategy)).files
+        assert files["ssh_config"] == "Host 127.1.1.1\n    Port 2222\nHost 127.1.1.2\n    Port 2223\n"
+        assert files["known_hosts"].splitlines()[1].startswith("[127.1.1.2]:2223 ")
+
+    def test_arguments_in_one_string_are_refused(self) -> None:
+        with pytest.raises(JobError, match="list of words"):
+            MPI(mpi_args="--mca btl tcp").roles(JOB)  # type: ignore[arg-type]
+
+    def test_what_mpiexec_is_missing_or_strange_is_said_before_anything_starts(self, tmp_path: Path) -> None:
+        with pytest.raises(PlatformUnsupported, match="no-such-mpiexec") as missing:
+            preview(JOB, MPI(mpiexec="no-such-mpiexec"))
+        assert "install openmpi-bin or mpich" in str(missing.value)
+        with pytest.raises(JobError, match="neither Open MPI nor MPICH"):
+            preview(JOB, MPI(mpiexec="true"))
+
+
+class TestProcesses:
+    def test_each_rank_finds_its_place_and_one_gpu(self) -> None:
+        strategy = Processes(slots=3)
+        there = [replace(member, gpus=("GPU-a", "GPU-b")) for member in members(JOB, strategy)]
+        plan = strategy.plan(JOB, there, facts(JOB, strategy))
+        assert plan.rank_env[4] == {
+            "MUSTER_RANK": "4", "MUSTER_LOCAL_RANK": "1", "MUSTER_WORLD_SIZE": "6",
+            "RANK": "4", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3",
+            "MASTER_ADDR": "127.1.1.1", "MASTER_PORT": "4001", "CUDA_VISIBLE_DEVICES": "GPU-b",
+        }  # fmt: skip
+        assert [env["CUDA_VISIBLE_DEVICES"] for env in plan.rank_env.values()] == ["GPU-a", "GPU-b", "GPU-a"] * 2
+        assert [(worker, rank) for worker, rank, _ in plan.starts()] == [
+            (f"worker-{rank // 3}", rank) for rank in range(6)
+        ]
+
+    def test_without_gpus_the_worker_says_that_there_are_none(self) -> None:
+        plan = Processes().plan(JOB, members(JOB, Processes()), facts(JOB, Processes()))
+        assert "CUDA_VISIBLE_DEVICES" not in plan.rank_env[0]
+
+
+class TestMultiWorker:
+    def test_every_worker_runs_the_script_and_knows_the_others(self) -> None:
+        strategy = MultiWorker()
+        plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
+        assert plan.processes["worker-1"].argv[3:] == ("program", "/scripts/train.py")
+        assert json.loads(plan.processes["worker-1"].env["TF_CONFIG"]) == {
+            "cluster": {"worker": ["127.1.1.1:4001", "127.1.1.2:4002"]},
+            "task": {"type": "worker", "index": 1},
+        }
+        assert plan.decides == ("worker-0", "worker-1")
+
+
+def test_a_program_that_is_no_python_is_run_as_it_is() -> None:
+    job = Job(Script("executable", "/bin/allreduce"), 1, args=("10",), python="/py")
+    plan = Processes().plan(job, members(job, Processes()), facts(job, Processes()))
+    assert plan.processes["worker-0"].argv == ("/bin/allreduce", "10")

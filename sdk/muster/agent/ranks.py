@@ -1,10 +1,14 @@
-"""Processes that a launcher asks for over ssh: the agent's side of :mod:`~muster.agent.entry`.
+"""Processes that a launcher asks for over ssh: the agent's side of :mod:`~muster.agent.entry` and of ``mpi_rank.py``.
 
 ``horovodrun`` logs in to a worker once per rank. The entry, which sshd runs for it, hands the request to the agent over
 ``agent.sock``; so a rank is the agent's own child, writes straight to the worker's log, and ends with the agent.
+``mpiexec`` logs in once per worker, and its daemon there starts ``mpi_rank.py`` once per rank, which does the same.
 """
 
+import contextlib
+import os
 import socket
+import struct
 
 from . import wire
 from .loop import Loop
@@ -12,10 +16,14 @@ from .processes import Child, cannot_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Iterator
+
     from .agent import Agent
 
-CANCEL_GRACE = 1.0  # seconds that a rank gets to end when its launcher has gone
+HANG_UP_DELAY = 0.2  # seconds in which a rank may end by itself whose launcher has gone: it may have told it to
+CANCEL_GRACE = 1.0  # seconds that it gets to end after that
 CANNOT_START = 127  # what a shell exits with in that case
+DESCRIPTOR = struct.Struct("i")
 
 
 class Ranks:
@@ -53,41 +61,61 @@ class Request:
         self._connection = connection
         self._decoder = wire.Decoder()
         self._child: "Child | None" = None
+        self._descriptor: "int | None" = None
         connection.setblocking(False)
         loop.on_readable(connection, self._receive)
 
     def _receive(self) -> None:
         try:
-            data = self._connection.recv(1 << 16)
+            data = self._receive_data()
             messages = self._decoder.feed(data)
         except BlockingIOError:
             return
         except (OSError, wire.ProtocolError):
             data = b""
         if not data:
-            self._hang_up()
+            self._close()
             if self._child is not None:  # ssh is gone, and so is the launcher or its interest in this rank
-                self._agent.processes.end(self._child, CANCEL_GRACE, "stopped")
+                self._agent.launcher_hung_up(self._child)
+                self._loop.call_later(HANG_UP_DELAY, self._cancel)
             return
         for message in messages:
             if message["type"] == "rank":
-                self._start(message["argv"], message["env"], message["rank"])
+                self._start(message["argv"], message["env"], message["rank"], message.get("cores"))
             else:
                 self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
-    def _start(self, argv: "list[str]", launcher_env: "dict[str, str]", rank: int) -> None:
+    def _receive_data(self) -> bytes:
+        """The next bytes, and with the first of them perhaps a descriptor that the rank is to inherit."""
+        data, control, _, _ = self._connection.recvmsg(
+            1 << 16, socket.CMSG_SPACE(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+        )
+        for _, _, content in control:
+            (self._descriptor,) = DESCRIPTOR.unpack(content)
+        return data
+
+    def _start(self, argv: "list[str]", launcher_env: "dict[str, str]", rank: int, cores: "list[int] | None") -> None:
         expected = self._agent.expected
         if expected is None:
             self._answer("exited", code=CANNOT_START, error="the session has not announced any ranks")
             return
         known = dict(self._agent.environment, **expected["env"])
         env = dict(expected["env"], **launcher_variables(launcher_env, known))
+        if self._descriptor is not None:
+            env["PMI_FD"] = str(self._descriptor)
+            os.set_inheritable(self._descriptor, True)
         try:
-            self._child = self._agent.start_process(argv, env, expected["cwd"], rank, self._ended)
+            with _bound_to(cores):
+                self._child = self._agent.start_process(argv, env, expected["cwd"], rank, self._ended)
         except OSError as error:
             text = cannot_start(argv, error)
             self._agent.complain("rank {}: {}".format(rank, text))
             self._answer("exited", code=CANNOT_START, error=text)
+        self._close_descriptor()
+
+    def _cancel(self) -> None:
+        if self._child is not None:
+            self._agent.processes.end(self._child, CANCEL_GRACE, "stopped")
 
     def _ended(self, child: Child) -> None:
         self._child = None
@@ -104,9 +132,29 @@ class Request:
         except OSError:
             pass  # the entry has gone; what matters of that is done on end of file
 
-    def _hang_up(self) -> None:
+    def _close(self) -> None:
         self._loop.forget(self._connection)
         self._connection.close()
+        self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def _bound_to(cores: "list[int] | None") -> "Iterator[None]":
+    """Have processes that are started meanwhile run on these cores only; None for those that the agent itself has."""
+    if cores is None:
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
 def launcher_variables(given: "dict[str, str]", known: "dict[str, str]") -> "dict[str, str]":
@@ -115,5 +163,5 @@ def launcher_variables(given: "dict[str, str]", known: "dict[str, str]") -> "dic
     The launcher's own variables count. The rest is whatever the launcher itself was started with, such as its PATH:
     that only fills gaps in the environment ``known`` to the worker.
     """
-    own = ("HOROVOD_", "NCCL_", "OMPI_", "PMI_")
+    own = ("HOROVOD_", "NCCL_", "OMPI_", "PMI_", "PMIX_")
     return {name: value for name, value in given.items() if name.startswith(own) or name not in known}

@@ -246,6 +246,9 @@ def as_text(data: dict[str, Any]) -> str:
         ranks = [rank for rank, worker in data["ranks"].items() if worker == name]
         lines += ["", f"{name}" + (f" (rank {', '.join(ranks)})" if ranks else "")]
         lines += [f"  {variable}={shlex.quote(value)}" for variable, value in sorted(process["env"].items())]
+        for rank in ranks if data["rank_env"] else ():
+            settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in data["rank_env"][rank].items())
+            lines += [f"  rank {rank}: {settings}"]
         lines += [f"  $ {shlex.join(process['argv'])}"] if process["argv"] else ["  $ as the driver asks by ssh"]
     for name, text in data["files"].items():
         if text is not None:

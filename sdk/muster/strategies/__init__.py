@@ -11,6 +11,9 @@ from muster.strategies.base import Strategy
 STRATEGIES = {
     "parameter_server": "muster.strategies.parameter_server:ParameterServer",
     "horovod": "muster.strategies.horovod:Horovod",
+    "mpi": "muster.strategies.mpi:MPI",
+    "processes": "muster.strategies.processes:Processes",
+    "multi_worker": "muster.strategies.multi_worker:MultiWorker",
 }
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from muster.job import Job, Member, Plan, Process
+
+
+class Mpiexec(NamedTuple):
+    """The launcher of an MPI: its path, and whose it is, ``Open MPI`` or ``MPICH``."""
+
+    path: str
+    flavour: str
 
 
 @dataclass(frozen=True)
@@ -18,13 +25,15 @@ class Facts:
         run: id of the run.
         run_dir: the run's folder, which keeps logs and results.
         scratch: the run's scratch folder on the session's side, mode 0700; relative paths of ``Plan.files`` start here.
-        library: folder to put on the script's ``PYTHONPATH``: a copy of ``muster.training`` and of the runner.
+        library: folder that workers see, to put on the script's ``PYTHONPATH``: a copy of ``muster.training`` and of
+            the runner, and the script where it is a function.
         runner: path of the runner that starts scripts in the user's interpreter.
         session_python: the interpreter of the session.
         ssh: path of the ssh client; None where there is none.
         identity: path of the run's private ssh key.
         environment: what every process of the script gets, beside what the worker has by itself.
         known_builds: file that remembers what installations of Horovod were built with (``horovod_driver.py``).
+        mpiexec: the session's ``mpiexec``, where the strategy has one.
     """
 
     run: str
@@ -36,6 +45,7 @@ class Facts:
     ssh: str | None = None
     identity: Path | None = None
     known_builds: Path | None = None
+    mpiexec: Mpiexec | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

@@ -7,11 +7,13 @@ from muster.strategies.base import Facts
 
 
 def script_command(job: Job, facts: Facts) -> tuple[str, ...]:
-    """What starts the job's script in the user's interpreter."""
+    """What starts the job's script: in the user's interpreter, unless it is a program by itself."""
     assert job.script is not None, "a job without a script starts servers only"
+    if job.script.kind == "executable":
+        return (job.script.target, *job.args)
     runner = (job.python or facts.session_python, "-u", str(facts.runner))
     if job.script.kind == "function":
-        return (*runner, "function", str(facts.scratch / FUNCTION_FILE), *job.args)
+        return (*runner, "function", str(facts.library / FUNCTION_FILE), *job.args)
     if job.script.is_task:
         return (*runner, "task", job.script.target, *job.args)
     return (*runner, "program" if job.script.kind == "file" else "module", job.script.target, *job.args)

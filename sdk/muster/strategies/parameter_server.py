@@ -8,7 +8,6 @@ serves, until the session stops them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +16,7 @@ from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts
 from muster.strategies.commands import script_command, server_command
+from muster.strategies.tensorflow import address, task_environment
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ParameterServer:
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """A process per member with its place in ``TF_CONFIG``."""
-        spec = {role: tuple(_address(member) for member in members if member.role == role) for role in self.roles(job)}
+        spec = {role: tuple(address(member) for member in members if member.role == role) for role in self.roles(job)}
         decisive = "chief" if "chief" in spec else "worker"
         return Plan(
             processes={member.name: self._process(job, member, spec, decisive, facts) for member in members},
@@ -59,17 +59,10 @@ class ParameterServer:
         self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], decisive: str, facts: Facts
     ) -> Process:
         runs_script = job.script is not None and member.role == decisive
-        hosts = {address.rpartition(":")[0] for addresses in spec.values() for address in addresses}
-        # gRPC would go through the proxies of the environment, which cannot reach the workers.
-        env = {"no_grpc_proxy": ",".join(sorted(hosts))}
-        env |= {"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": member.role, "index": member.index}})}
+        env = task_environment(member, spec)
         if runs_script and job.script is not None and job.script.is_task:
             env["MUSTER_TASK"] = "1"
         if decisive == "chief":
             env["GRPC_FAIL_FAST"] = "use_caller"  # else the coordinator waits forever for a server that is gone
         command = script_command(job, facts) if runs_script else server_command(job, facts)
         return Process(command, {**facts.environment, **env}, job.cwd)
-
-
-def _address(member: Member) -> str:
-    return f"{member.host}:{member.ports[0]}"

@@ -1,0 +1,68 @@
+"""What mpiexec starts in a rank's place: it has the worker's agent start the rank, and ends as the rank does.
+
+    mpi_rank.py PROGRAM [ARGUMENT...]
+
+So a rank is the agent's own child, with its exact end, limits, log and stacks, as it is with every other launcher. What
+mpiexec gave to this process goes on to the rank: the environment, the cores it is bound to, and the descriptor over
+which MPICH's ranks meet. When mpiexec ends this process the agent sees it hang up, and ends the rank.
+
+Standard library only and Python 3.6 syntax; it is copied beside muster.training and imports nothing of Muster.
+"""
+
+import array
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+
+RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # Open MPI, MPICH
+DESCRIPTOR = "PMI_FD"
+PR_SET_PDEATHSIG = 1
+FAILED = 127  # what a shell exits with when it cannot start a program
+
+
+def main(argv):
+    # type: (list) -> None
+    """Ask for the rank, wait for its end, and end likewise."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # mpiexec's daemon gone, nobody would end the rank
+    if os.getppid() != parent:
+        sys.exit(FAILED)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.connect(os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock"))
+            ask(agent, argv)
+            with agent.makefile("rb") as answers:
+                answer = json.loads(answers.readline().decode("utf-8"))
+    except (OSError, KeyError, ValueError) as error:
+        sys.stderr.write("muster: this worker's agent does not answer: {!r}\n".format(error))
+        sys.exit(FAILED)
+    if answer.get("error"):
+        sys.stderr.write("muster: {}\n".format(answer["error"]))
+    sys.exit(answer["code"])
+
+
+def ask(agent, argv):
+    # type: (socket.socket, list) -> None
+    """Send what the agent needs to start the rank."""
+    rank = next(os.environ[name] for name in RANK if name in os.environ)
+    request = {
+        "type": "rank",
+        "rank": int(rank),
+        "argv": argv,
+        "env": dict(os.environ),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    data = json.dumps(request).encode("ascii") + b"\n"
+    if DESCRIPTOR in os.environ:
+        descriptor = int(os.environ[DESCRIPTOR])
+        sent = agent.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
+        os.close(descriptor)
+        data = data[sent:]
+    agent.sendall(data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

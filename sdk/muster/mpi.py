@@ -1,0 +1,49 @@
+"""Which MPI the ``mpiexec`` of this machine belongs to, found out by asking it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+
+from muster.errors import JobError, PlatformUnsupported
+from muster.strategies.base import Mpiexec, Strategy
+
+FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
+
+
+def mpiexec_of(strategy: Strategy) -> Mpiexec | None:
+    """The launcher that a strategy names in its ``mpiexec``; None for a strategy that has none.
+
+    Raises:
+        PlatformUnsupported: there is no such program here.
+        JobError: it is the launcher of no MPI, or of none that Muster knows.
+    """
+    program = getattr(strategy, "mpiexec", None)
+    return find(program) if program else None
+
+
+@functools.lru_cache
+def find(program: str) -> Mpiexec:
+    """The launcher of that name or path. Raises what ``mpiexec_of`` does."""
+    path = shutil.which(os.path.expanduser(program))
+    if path is None:
+        raise PlatformUnsupported(
+            f"There is no {program!r} here, which starts the ranks of an MPI program.",
+            advice="install openmpi-bin or mpich, on the workers too; or mpiexec= the path of one",
+        )
+    path = os.path.abspath(path)
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, timeout=30, text=True, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"{path} cannot be asked which MPI it belongs to: {error}.") from error
+    for flavour, words in FLAVOURS.items():
+        if re.search(words, said.stdout):
+            return Mpiexec(path, flavour)
+    raise JobError(
+        f"{path} is the launcher of neither Open MPI nor MPICH.",
+        details=(said.stdout + said.stderr)[-2000:],
+        advice="mpiexec= the path of one that is",
+    )

@@ -1,0 +1,90 @@
+"""What the strategies have in common whose workers are all alike, and those whose launcher logs in to them over ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from muster.errors import JobError
+from muster.job import Job, Member
+from muster.strategies.base import Facts
+
+
+def workers_only(job: Job, title: str) -> Mapping[str, int]:
+    """The roles of a strategy in which every worker runs the same program.
+
+    Raises:
+        JobError: the job is one for parameter servers, or has no script.
+    """
+    if job.script is None:
+        raise JobError(f"{title} needs a script to run.", advice="worker_script= a file, a module or a function")
+    if job.script.is_task:
+        raise JobError(
+            f"{job.script.target} has a run(cluster, server, task_index), which is for parameter servers.",
+            advice='strategy="parameter_server", or a script that trains when it is run',
+        )
+    if job.n_ps:
+        raise JobError(f"{title} has no parameter servers.", advice='n_ps=0, or strategy="parameter_server"')
+    return {"worker": job.n_workers}
+
+
+def check_slots(slots: object) -> None:
+    """Refuse a number of processes per worker that makes no sense, with JobError."""
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise JobError(f"slots={slots!r}: a worker needs a whole number of processes, at least one.")
+
+
+def place_ranks(members: Sequence[Member], slots: int) -> dict[int, str]:
+    """Which worker each rank runs on: one worker after the other."""
+    return {index * slots + slot: member.name for index, member in enumerate(members) for slot in range(slots)}
+
+
+def common_interface(members: Sequence[Member], option: str) -> str:
+    """The first network interface that all workers have; ``option`` is what to give where there is none.
+
+    Raises:
+        JobError: they have none in common.
+    """
+    shared = [name for name in members[0].interfaces if all(name in member.interfaces for member in members)]
+    if not shared:
+        raise JobError(
+            "The workers have no network interface in common: "
+            + "; ".join(f"{member.name} has {', '.join(member.interfaces) or 'none'}" for member in members),
+            advice=f"strategy={option}",
+        )
+    return shared[0]
+
+
+def driver_environment(facts: Facts) -> dict[str, str]:
+    """The whole environment of a launcher.
+
+    Launchers put all of it on the command lines of ssh, where ps shows it, or send it to the ranks: nothing of the
+    user's may be in it. The ranks get theirs from the agents.
+    """
+    return {
+        "PATH": f"{facts.scratch / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(facts.scratch),
+        "LANG": "C.UTF-8",
+        "MUSTER_RUN_ID": facts.run,
+    }
+
+
+def ssh_files(members: Sequence[Member], facts: Facts) -> dict[str, str]:
+    """The workers' host keys, and an ``ssh`` ahead of the real one on the launcher's PATH which trusts no others.
+
+    Of an option given twice ssh takes the first, so these win over a launcher's own, such as
+    ``StrictHostKeyChecking=no``; and the user's own configuration and agent stay out of it.
+    """
+    options = (
+        f"-F {facts.scratch / 'ssh_config'}",
+        f"-i {facts.identity}",
+        "-o IdentitiesOnly=yes",
+        "-o IdentityAgent=none",
+        "-o StrictHostKeyChecking=yes",
+        f"-o UserKnownHostsFile={facts.scratch / 'known_hosts'}",
+        "-o ConnectTimeout=10",
+    )
+    return {
+        "known_hosts": "".join(f"[{member.host}]:{member.ssh_port} {member.host_key}\n" for member in members),
+        "ssh_config": "".join(f"Host {member.host}\n    Port {member.ssh_port}\n" for member in members),
+        "bin/ssh": f'#!/bin/sh\nexec {facts.ssh or "/usr/bin/ssh"} {" ".join(options)} "$@"\n',
+    }

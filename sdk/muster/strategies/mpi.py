@@ -1,0 +1,120 @@
+"""MPI: one ``mpiexec`` in the session, which logs in to the workers over ssh on port 2222 and starts the ranks there.
+
+Open MPI's and MPICH's mean the same and say it differently. Both start daemons of their own on the workers, which start
+``mpi_rank.py`` once per rank; that has the worker's agent start the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from muster.errors import JobError
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+from muster.strategies.commands import script_command
+from muster.strategies.launching import (
+    check_slots,
+    common_interface,
+    driver_environment,
+    place_ranks,
+    ssh_files,
+    workers_only,
+)
+
+LOOPBACK = "lo"
+
+
+@dataclass(frozen=True)
+class MPI:
+    """Any program under ``mpiexec``, of Open MPI or of MPICH.
+
+    Args:
+        slots: processes (ranks) per worker.
+        mpiexec: name or path of the launcher, such as ``mpirun.mpich``. The workers need the same MPI.
+        network_interface: interface that mpiexec and ranks talk over; None for one that all workers have in common.
+        binding: what each rank is bound to: ``none``, ``core``, ``socket`` or whatever else ``--bind-to`` takes.
+        mpi_args: further arguments of mpiexec, such as ``("--mca", "btl_tcp_links", "2")``. They win over these.
+    """
+
+    slots: int = 1
+    mpiexec: str = "mpiexec"
+    network_interface: str | None = None
+    binding: str = "none"
+    mpi_args: tuple[str, ...] = ()
+    name: ClassVar[str] = "mpi"
+    requires: ClassVar[tuple[str, ...]] = ()
+    needs_ssh: ClassVar[bool] = True
+    ports_per_worker: ClassVar[int] = 0
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Workers only."""
+        check_slots(self.slots)
+        if isinstance(self.mpi_args, str):
+            raise JobError(f"mpi_args={self.mpi_args!r} must be a list of words.", advice="shlex.split() makes one")
+        return workers_only(job, "MPI")
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """The ranks, the ``mpiexec`` that starts them, and the files that let it trust nobody else."""
+        assert facts.mpiexec is not None, "whose mpiexec it is has been asked beforehand"
+        interface = self.network_interface or common_interface(members, 'MPI(network_interface="...")')
+        is_open_mpi = facts.mpiexec.flavour == "Open MPI"
+        options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
+        python = job.python or facts.session_python
+        rank = (python, "-I", "-S", str(facts.library / "mpi_rank.py"), *script_command(job, facts))
+        size = str(len(members) * self.slots)
+        return Plan(
+            processes={member.name: Process((), facts.environment, job.cwd) for member in members},
+            driver=Process(
+                (facts.mpiexec.path, "-n", size, *options, *self.mpi_args, *rank),
+                self._environment(facts),
+                str(facts.scratch),
+            ),
+            files={
+                **ssh_files(members, facts),
+                "hostfile": "".join(
+                    f"{member.host} slots={self.slots}\n" if is_open_mpi else f"{member.host}:{self.slots}\n"
+                    for member in members
+                ),
+            },
+            ranks=place_ranks(members, self.slots),
+        )
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process:
+        """A process that becomes ``mpiexec`` once there are arguments."""
+        argv = (facts.session_python, "-I", "-S", str(facts.library / "exec_driver.py"))
+        return Process(argv, self._environment(facts), str(facts.scratch))
+
+    @staticmethod
+    def _environment(facts: Facts) -> dict[str, str]:
+        root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # no matter to others
+        return {**driver_environment(facts), "TMPDIR": str(facts.scratch), **root}
+
+    def _open_mpi(self, interface: str, members: Sequence[Member], facts: Facts) -> list[str]:
+        options = {"--hostfile": str(facts.scratch / "hostfile"), "--map-by": "slot", "--bind-to": self.binding}
+        parameters = {
+            "plm_rsh_agent": str(facts.scratch / "bin" / "ssh"),
+            "plm_rsh_no_tree_spawn": "1",  # only the session has the key
+            "oob_tcp_if_include": interface,
+            "btl_tcp_if_include": interface,
+        }
+        if interface == LOOPBACK:  # its shared memory crashes between hosts that are really one machine
+            parameters["btl"] = "tcp,self"
+        if any(member.cores < self.slots for member in members):  # ranks that wait would keep others from running
+            parameters["mpi_yield_when_idle"] = "1"
+        words = ["--leave-session-attached"]  # its daemons then end with their logins
+        words += [word for option in options.items() if option[0] not in self.mpi_args for word in option]
+        for name, value in parameters.items():
+            words += ["--mca", name, value] if name not in self.mpi_args else []
+        return words
+
+    def _mpich(self, interface: str, facts: Facts) -> list[str]:
+        options = {
+            "-f": str(facts.scratch / "hostfile"),
+            "-launcher": "ssh",
+            "-launcher-exec": str(facts.scratch / "bin" / "ssh"),
+            "-iface": interface,
+            "-bind-to": self.binding,
+        }
+        return [word for option in options.items() if option[0] not in self.mpi_args for word in option]

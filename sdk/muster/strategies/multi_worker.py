@@ -1,0 +1,47 @@
+"""TensorFlow's own allreduce: ``TF_CONFIG`` for ``tf.distribute.MultiWorkerMirroredStrategy``, workers all alike.
+
+The servers start when the script makes its strategy: the cluster is up when every script runs. Worker 0 is the chief.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+from muster.strategies.commands import script_command
+from muster.strategies.launching import workers_only
+from muster.strategies.tensorflow import address, task_environment
+
+
+@dataclass(frozen=True)
+class MultiWorker:
+    """Every worker runs the script, and TensorFlow makes them one."""
+
+    name: ClassVar[str] = "multi_worker"
+    requires: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    needs_ssh: ClassVar[bool] = False
+    ports_per_worker: ClassVar[int] = 1
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Workers only."""
+        return workers_only(job, "MultiWorkerMirroredStrategy")
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """The script on every worker with its place in ``TF_CONFIG``."""
+        spec = {"worker": tuple(map(address, members))}
+        command = script_command(job, facts)
+        return Plan(
+            processes={
+                member.name: Process(command, {**facts.environment, **task_environment(member, spec)}, job.cwd)
+                for member in members
+            },
+            decides=tuple(member.name for member in members),
+            cluster_spec=spec,
+        )
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """None: the agents start everything."""
+        return None

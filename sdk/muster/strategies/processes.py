@@ -1,0 +1,68 @@
+"""Processes: the agents start the ranks themselves, without MPI or ssh. For boxes with several GPUs, and laptops.
+
+A rank finds its place in its environment, under Muster's names and under those that PyTorch made common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts
+from muster.strategies.commands import script_command
+from muster.strategies.launching import check_slots, place_ranks, workers_only
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Ranks that know their place and nothing else of one another.
+
+    Args:
+        slots: processes (ranks) per worker. Each sees one of the worker's GPUs, by turns where there are fewer.
+    """
+
+    slots: int = 1
+    name: ClassVar[str] = "processes"
+    requires: ClassVar[tuple[str, ...]] = ()
+    needs_ssh: ClassVar[bool] = False
+    ports_per_worker: ClassVar[int] = 1
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Workers only."""
+        check_slots(self.slots)
+        return workers_only(job, "The strategy of plain processes")
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """The script on every worker, as often as it has slots."""
+        command = script_command(job, facts)
+        return Plan(
+            processes={member.name: Process(command, facts.environment, job.cwd) for member in members},
+            ranks=place_ranks(members, self.slots),
+            rank_env={
+                index * self.slots + slot: self._place(index, slot, members)
+                for index in range(len(members))
+                for slot in range(self.slots)
+            },
+            decides=tuple(member.name for member in members),
+        )
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """None: the agents start everything."""
+        return None
+
+    def _place(self, index: int, slot: int, members: Sequence[Member]) -> dict[str, str]:
+        rank, size, gpus = str(index * self.slots + slot), str(len(members) * self.slots), members[index].gpus
+        env = {
+            "MUSTER_RANK": rank,
+            "MUSTER_LOCAL_RANK": str(slot),
+            "MUSTER_WORLD_SIZE": size,
+            "RANK": rank,
+            "LOCAL_RANK": str(slot),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": str(self.slots),
+            "MASTER_ADDR": members[0].host,
+            "MASTER_PORT": str(members[0].ports[0]),
+        }
+        return {**env, "CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else env
