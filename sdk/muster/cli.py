@@ -11,6 +11,7 @@ from muster import __version__
 from muster.commands.launch import plan, run
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
+from muster.commands.trust import trust
 from muster.dashboard.text import clean
 from muster.errors import (
     JobError,
@@ -84,5 +85,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
 
 
-for command in (run, plan, runs, show, logs, explain, serve):
+for command in (run, plan, runs, show, logs, explain, serve, trust):
     main.add_command(command)

@@ -20,6 +20,10 @@
     │   ├── RunTimeout               the run took longer than run_timeout
     │   └── DriverFailed             horovodrun itself failed
     ├── RunStopped                   somebody stopped the run before it ended
+    ├── TrustError                   a host cannot be logged in to without a prompt
+    │   ├── HostKeyUnknown           nobody has said that its key is the right one; the error has its fingerprint
+    │   ├── HostKeyChanged           its key is not the one that is known
+    │   └── LoginRefused             it takes none of our keys, nor the password
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
     └── RunNotFound                  no recorded run of that name
 
@@ -145,6 +149,22 @@ class DriverFailed(RunFailed):
 
 class RunStopped(MusterError):
     """The run was stopped before it ended."""
+
+
+class TrustError(MusterError):
+    """A host cannot be logged in to without a prompt."""
+
+
+class HostKeyUnknown(TrustError):
+    """A host proves itself by a key that nobody has said to be the right one."""
+
+
+class HostKeyChanged(TrustError):
+    """A host proves itself by another key than the one that is known."""
+
+
+class LoginRefused(TrustError):
+    """A host takes none of our keys, nor the password."""
 
 
 class TensorBoardFailed(MusterError):

@@ -1,0 +1,267 @@
+"""Logins to hosts that ask nothing, as ``mpirun`` needs them: a key pair, checked host keys, and ssh's configuration.
+
+What is there is never overwritten, no host key is accepted unseen, and passwords are used once and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from muster.errors import HostKeyChanged, HostKeyUnknown, JobError, LoginRefused, TrustError
+from muster.ssh import SSH_PORT, generate_key_pair, ssh_client, write_private
+
+Accept = Callable[[str, str], bool]  # of a host and the fingerprint of its key: whether that is the right one
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it complains of is raised as well
+
+CONNECT_SECONDS = 10.0
+TEST_SECONDS = 60.0
+IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
+SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
+HOST = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")
+INSTALL = """\
+umask 077; mkdir -p ~/.ssh && cd ~/.ssh && touch authorized_keys && chmod 700 . && chmod 600 authorized_keys || exit 1
+IFS= read -r key
+grep -qxF "$key" authorized_keys && exit 0
+[ -z "$(tail -c 1 authorized_keys)" ] || echo >> authorized_keys
+printf "%s\\n" "$key" >> authorized_keys
+"""
+
+
+def nobody_accepts(host: str, fingerprint: str) -> bool:
+    """Accept no key that is not known already."""
+    return False
+
+
+def trust(
+    host: str,
+    *,
+    user: str | None = None,
+    port: int = SSH_PORT,
+    accept: Accept = nobody_accepts,
+    ask_password: Callable[[str], str] | None = None,
+    folder: Path | None = None,
+) -> bool:
+    """Have ``ssh HOST`` log in without a prompt from now on, and make sure that it does.
+
+    The host's key must be known or accepted. Where the host does not let us in yet, our public key is installed there,
+    by a login with the agent, with another key, or with a password. ``~/.ssh/config`` comes to include the host's port.
+
+    Args:
+        host: name or address.
+        user: whom to log in as there; None for the user's name here.
+        port: where its sshd listens.
+        accept: asked about a key that is not known yet.
+        ask_password: asked for the password of ``user@host`` if nothing else lets us in; None: there is no password.
+        folder: where ssh's files are; None for ``~/.ssh``.
+
+    Returns:
+        Whether the key had to be installed.
+
+    Raises:
+        HostKeyUnknown, HostKeyChanged, LoginRefused: see :mod:`muster.errors`.
+        TrustError: the host cannot be reached, or something on the way there failed.
+    """
+    if not HOST.fullmatch(host):
+        raise JobError(f"{host!r} is no name or address of a host.")
+    files = SshFolder(folder)
+    login = Login(host, port, user or getpass.getuser(), accept, files)
+    identity, public = files.identity()
+    try:
+        login.attempt(key_filename=str(identity)).close()
+        installed = False
+    except LoginRefused as refused:
+        _install(login, public, _first_login(login, files.keys_beside(identity), ask_password, refused))
+        installed = True
+    files.write_config(host, port, user, identity)
+    check_login(host, folder)
+    return installed
+
+
+def check_login(host: str, folder: Path | None = None) -> None:
+    """Log in as ``mpirun`` would: by the ssh client and its configuration, with nobody there to answer a prompt.
+
+    Raises:
+        TrustError: it does not work; ``details`` has what ssh says.
+    """
+    client = ssh_client()
+    if client is None:
+        raise TrustError("There is no ssh client here.", advice="install openssh-client")
+    config = ["-F", str(SshFolder(folder).config)] if folder else []
+    options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS:.0f}"]
+    command = [client, *config, *options, "--", host, "true"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TEST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise TrustError(f"ssh {host} has not come back after {TEST_SECONDS:.0f} s.") from error
+    if done.returncode:
+        raise TrustError(
+            f"ssh {host} does not log in without a prompt.",
+            details=done.stderr or done.stdout,
+            advice=f"muster trust {host}, or `ssh -v {host}`, which shows each step",
+        )
+
+
+class SshFolder:
+    """The files of the ssh client, by default those in ``~/.ssh``."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"  # where ssh looks, whatever HOME says
+        self.known_hosts = self.path / "known_hosts"
+        self.config = self.path / "config"
+
+    def identity(self) -> tuple[Path, str]:
+        """The private key to log in with, and its public key. An Ed25519 pair is made where there is none."""
+        existing = [self.path / name for name in IDENTITIES if (self.path / name).exists()]
+        private = existing[0] if existing else self._make_identity()
+        private.chmod(0o600)  # ssh ignores one that others can read
+        public = private.with_name(f"{private.name}.pub")
+        return private, public.read_text().strip() if public.exists() else _public_part(private)
+
+    def keys_beside(self, identity: Path) -> list[Path]:
+        """The other private keys."""
+        return [path for path in sorted(self.path.glob("id_*")) if path.suffix != ".pub" and path != identity]
+
+    def remember(self, entry: str) -> None:
+        """Add a line to the known hosts."""
+        _append_line(self.known_hosts, entry)
+
+    def write_config(self, host: str, port: int, user: str | None, identity: Path) -> None:
+        """Tell ssh how to reach a host, in a file of its own that ``config`` includes ahead of everything else."""
+        folder = self.path / "muster.d"
+        settings = {"Port": port, "User": user, "IdentityFile": f'"{identity}"', "IdentitiesOnly": "yes"}
+        settings["UserKnownHostsFile"] = f'"{self.known_hosts}"'
+        lines = [f"    {name} {value}\n" for name, value in settings.items() if value is not None]
+        write_private(folder / host, f"Host {host}\n{''.join(lines)}")
+        include = f'Include "{folder}/*"\n'
+        before = self.config.read_text() if self.config.exists() else ""
+        if include not in before:
+            target = self.config.resolve()  # it may be a link to where somebody keeps such files
+            write_private(target.with_name(f"{target.name}.muster"), include + before).replace(target)
+
+    def _make_identity(self) -> Path:
+        private = self.path / IDENTITIES[0]
+        public = private.with_name(f"{private.name}.pub")
+        if public.exists():
+            raise TrustError(f"{public} is there, but not its private key.", advice="move it out of the way")
+        pair = generate_key_pair()
+        write_private(public, f"{pair.public} {getpass.getuser()}@{os.uname().nodename}\n")
+        return write_private(private, pair.private)
+
+
+class Login(paramiko.MissingHostKeyPolicy):
+    """Logins to one host, whose key must be known or accepted first."""
+
+    def __init__(self, host: str, port: int, user: str, accept: Accept, files: SshFolder) -> None:
+        self.host = host
+        self.port = port
+        self.user = user
+        self._accept = accept
+        self._files = files
+
+    def attempt(self, *, allow_agent: bool = False, **proof: Any) -> paramiko.SSHClient:
+        """Log in with what is given as ``proof`` and nothing else.
+
+        Raises:
+            TrustError: it did not work; see :func:`trust`.
+        """
+        client = paramiko.SSHClient()
+        client.set_missing_host_key_policy(self)
+        with contextlib.ExitStack() as undo:
+            undo.callback(client.close)
+            try:
+                for path in (SYSTEM_KNOWN_HOSTS, self._files.known_hosts):
+                    if path.exists():
+                        client.load_system_host_keys(str(path))
+                client.connect(
+                    self.host, self.port, self.user, allow_agent=allow_agent, look_for_keys=False,
+                    timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, **proof,
+                )  # fmt: skip
+            except (paramiko.SSHException, OSError, EOFError) as error:
+                raise self._translated(error) from error
+            undo.pop_all()
+        return client
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Record a key that is accepted, and refuse any other."""
+        if not self._accept(self.host, key.fingerprint):
+            raise HostKeyUnknown(
+                f"{self.host}, port {self.port}, proves itself by a key that is not known here: "
+                f"{key.get_name()} {key.fingerprint}",
+                advice="compare that with what `ssh-keygen -lf` says of the key on that host, "
+                f"/etc/ssh/ssh_host_*_key.pub; then muster trust {self.host} --accept {key.fingerprint}",
+            )
+        self._files.remember(f"{hostname} {key.get_name()} {key.get_base64()}")
+
+    def _translated(self, error: Exception) -> TrustError:
+        where = f"{self.host}, port {self.port}"
+        if isinstance(error, paramiko.BadHostKeyException):
+            name = self.host if self.port == paramiko.config.SSH_PORT else f"[{self.host}]:{self.port}"
+            return HostKeyChanged(
+                f"THE KEY OF {where}, HAS CHANGED: it is {error.key.fingerprint}, and "
+                f"{error.expected_key.fingerprint} is known. Somebody may be posing as that host.",
+                advice=f"only if it has been set up anew: ssh-keygen -R '{name}', and trust it again",
+            )
+        if isinstance(error, paramiko.PasswordRequiredException):
+            return LoginRefused(
+                "The key to log in with has a passphrase, which nobody is there to type when ranks are started.",
+                advice="a key without one for these hosts, or add it to an ssh-agent",
+            )
+        if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
+            return LoginRefused(
+                f"{where}, does not let {self.user} in.", advice="run it in a terminal, where it can ask for a password"
+            )
+        return TrustError(f"{where}, cannot be reached over ssh: {error}.", advice="see whether its sshd runs there")
+
+
+def _first_login(
+    login: Login, keys: list[Path], ask_password: Callable[[str], str] | None, refused: LoginRefused
+) -> paramiko.SSHClient:
+    """A login by whatever else there is: the agent, other keys, a password."""
+    try:
+        return login.attempt(allow_agent=True, key_filename=[str(key) for key in keys])
+    except LoginRefused:
+        if ask_password is None:
+            raise refused from None
+    return login.attempt(password=ask_password(f"{login.user}@{login.host}"))
+
+
+def _install(login: Login, public: str, client: paramiko.SSHClient) -> None:
+    """Have the host accept the public key, beside those that it accepts already."""
+    with client:
+        stdin, stdout, stderr = client.exec_command(f"exec sh -c '{INSTALL}'", timeout=CONNECT_SECONDS)
+        stdin.write(f"{public}\n")
+        stdin.channel.shutdown_write()
+        complaint = stderr.read().decode(errors="replace")
+        if stdout.channel.recv_exit_status():
+            raise TrustError(f"The key could not be installed on {login.host}.", details=complaint)
+
+
+def _public_part(private: Path) -> str:
+    try:
+        key = paramiko.PKey.from_path(private)
+    except (paramiko.SSHException, TypeError, ValueError) as error:
+        raise TrustError(
+            f"The key {private} cannot be read: {error}", advice=f"ssh-keygen -y -f {private} > {private}.pub"
+        ) from error
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def _append_line(path: Path, line: str) -> None:
+    """Add a line to a file that only its owner can read, which may lack the end of its last line."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
+        file.seek(0)
+        text = file.read()
+        file.write(b"\n" * (bool(text) and not text.endswith(b"\n")) + line.encode() + b"\n")
