@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import re
 import secrets
@@ -20,13 +21,13 @@ from typing import Any
 
 from muster.errors import JobError, ScriptError
 from muster.forks import in_forked_children
-from muster.job import Process, Resources, Status, Worker, WorkerSpec
+from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
-from muster.platforms.base import Platform
+from muster.platforms.base import Looks, Platform
 from muster.runs import muster_home
 from muster.scratch import make_scratch
 
-POLL_SECONDS = 0.2
+LOG_TAIL = 20  # lines
 SHELL_LINE = re.compile(r"^\s*[!%]", re.MULTILINE)  # what only IPython understands
 
 Workers = str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
@@ -110,22 +111,32 @@ def await_workers(
         timeout_seconds: how long; 0 for any time.
 
     Returns:
-        ``workers``, those for which it came true, and ``failures``: those that failed, were stopped, are unknown, or
-        are not there yet at the deadline. Failures carry a ``reason`` and a ``log_tail``.
+        ``workers``, those for which it came true, and ``failures``: those that failed, were stopped or refused, are
+        unknown, or are not there yet at the deadline. Failures carry a ``reason`` and a ``log_tail``.
+
+    Raises:
+        JobError: ``timeout_seconds`` is no number of seconds.
+        PlatformError: the platform cannot be asked how they are; the workers themselves go on.
     """
-    names = _names(ids)
+    given = _several(ids)
+    limit = Limits.checked(timeout_seconds=timeout_seconds).start
+    deadline = math.inf if limit is None else time.monotonic() + limit
     platform = session_platform()
-    deadline = time.monotonic() + timeout_seconds if timeout_seconds else None
+    looks = Looks(platform)
     while True:
-        workers = {worker.id: worker for worker in platform.list()}
-        verdicts = {name: _verdict(workers.get(name), wait_for_completion) for name in names}
-        is_late = deadline is not None and time.monotonic() >= deadline
-        if is_late or all(verdict is not None for verdict in verdicts.values()):
+        found = platform.list()
+        workers = {worker.id: worker for worker in found}
+        known = [workers.get(_id(item) or "") for item in given]
+        verdicts = [_verdict(worker, wait_for_completion) for worker in known]
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or None not in verdicts:
             break
-        time.sleep(POLL_SECONDS)
-    good = [describe(workers[name]) for name in names if verdicts[name] is True]
-    bad = [_failure(platform, name, workers.get(name)) for name in names if verdicts[name] is not True]
-    return {"workers": good, "failures": bad}
+        time.sleep(min(looks.seconds(found), remaining))
+    outcomes = [*zip(given, known, verdicts, strict=True)]
+    return {
+        "workers": [describe(worker) for _, worker, is_good in outcomes if worker and is_good],
+        "failures": [_failure(platform, item, worker) for item, worker, is_good in outcomes if not is_good],
+    }
 
 
 def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
@@ -134,8 +145,8 @@ def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
     Returns them as they were before.
     """
     platform = session_platform()
-    names = {name for item in ids for name in _names(item)}
-    chosen = [worker for worker in platform.list() if not names or worker.id in names]
+    wanted = {_id(item) for several in ids for item in _several(several)}
+    chosen = [worker for worker in platform.list() if not ids or worker.id in wanted]
     platform.stop([worker for worker in chosen if not worker.status.is_final])
     return [describe(worker) for worker in chosen]
 
@@ -151,14 +162,18 @@ def describe(worker: Worker) -> dict[str, Any]:
         "finished_at": _iso(worker.finished_at),
         "duration": round(ended - worker.running_at, 3) if worker.running_at else 0,
         "ip_address": worker.address or "unknown",
-        "app_url": None,
+        "app_url": worker.app_url,
     }
 
 
-def _names(ids: Workers) -> list[str]:
-    """The ids in what may be an id, a dict, or several of them."""
-    given = [ids] if isinstance(ids, (str, Mapping)) else list(ids)
-    return [str(item["id"]) if isinstance(item, Mapping) else str(item) for item in given]
+def _several(ids: Workers) -> list[str | Mapping[str, Any]]:
+    """What may be an id, a dict, or several of them, as a list."""
+    return [ids] if isinstance(ids, (str, Mapping)) else list(ids)
+
+
+def _id(item: str | Mapping[str, Any]) -> str | None:
+    """The id of a worker; None of one whose launch was refused: its dict has no id, but a message."""
+    return item if isinstance(item, str) else item.get("id")
 
 
 def _verdict(worker: Worker | None, wait_for_completion: bool) -> bool | None:
@@ -172,16 +187,20 @@ def _verdict(worker: Worker | None, wait_for_completion: bool) -> bool | None:
     return None
 
 
-def _failure(platform: Platform, name: str, worker: Worker | None) -> dict[str, Any]:
+def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker | None) -> dict[str, Any]:
     if worker is None:
-        return {"id": name, "status": "failed", "reason": "no worker of this session has that id", "log_tail": ""}
+        described = item if isinstance(item, Mapping) else {"id": item}
+        why = described.get("message", "no worker of this session has that id")
+        return {**described, "status": str(Status.FAILED), "reason": why, "log_tail": ""}
     reasons = {
         Status.SUCCEEDED: "it ended before it could be reached",
         Status.STOPPED: "it was stopped",
         Status.FAILED: f"it failed with exit status {worker.exit_code}",
     }
+    if worker.status is Status.RUNNING and not worker.address:
+        reasons[Status.RUNNING] = "it runs, but its address is still unknown at the deadline"
     reason = worker.reason or reasons.get(worker.status, f"it is still {worker.status} at the deadline")
-    return {**describe(worker), "reason": reason, "log_tail": "\n".join(list(platform.logs(worker))[-20:])}
+    return {**describe(worker), "reason": reason, "log_tail": "\n".join(list(platform.logs(worker))[-LOG_TAIL:])}
 
 
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ SAFE = Retry(
     retry_after_max=30,
     raise_on_status=False,
 )
-LAUNCH = SAFE.new(read=0, other=0, status_forcelist=(429,), respect_retry_after_header=False)
+LAUNCH = SAFE.new(total=3, read=0, other=0, status_forcelist=(429,), respect_retry_after_header=False)
 
 
 class Client(Protocol):
@@ -84,7 +84,8 @@ def find_library() -> str | None:
     """The name of the workbench's client library, where there is one."""
     for name in LIBRARIES:
         with contextlib.suppress(ModuleNotFoundError):  # the package around it
-            if importlib.util.find_spec(name):
+            spec = importlib.util.find_spec(name)
+            if spec and spec.name == name:  # and not Muster's own stand-in for it
                 return name
     return None
 
