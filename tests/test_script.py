@@ -39,6 +39,21 @@ def test_a_module_is_found_where_there_is_no_file() -> None:
     assert (script.kind, script.target) == ("module", "json.tool")
 
 
+def test_a_module_is_looked_up_where_it_will_run(folder: Path, tmp_path: Path) -> None:
+    site, python = tmp_path / "site", tmp_path / "python"
+    site.mkdir()
+    (site / "only_there.py").write_text("def run(cluster, server, task_index): pass\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')  # -S: no installed packages
+    python.chmod(0o755)
+
+    assert make_script("only_there", python=python).is_task
+    assert make_script("task", python=python).is_task, "of the working directory"
+    with pytest.raises(ScriptError, match="neither a file nor a module 'only_there'"):
+        make_script("only_there")
+    with pytest.raises(ScriptError, match=f"neither a file nor a module 'click' for {python}"):
+        make_script("click", python=python)
+
+
 def test_functions_are_pickled_by_value() -> None:
     script = make_script(lambda: 42)
     assert script.kind == "function"

@@ -84,7 +84,7 @@ def run_cluster(
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
     job = Job(
-        script=make_script(worker_script) if worker_script is not None else None,
+        script=make_script(worker_script, python=python) if worker_script is not None else None,
         n_workers=n_workers,
         n_ps=n_ps,
         resources=Resources(cpu, memory, nvidia_gpu),

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.errors import ScriptError
+from muster import interpreter
+from muster.errors import InterpreterError, ScriptError
 from muster.job import Script
 
 TASK_PARAMETERS = 3  # run(cluster, server, task_index)
 
 
-def make_script(worker_script: str | Path | Callable[..., Any], *, module: bool = False) -> Script:
+def make_script(
+    worker_script: str | Path | Callable[..., Any], *, module: bool = False, python: str | Path | None = None
+) -> Script:
     """What to run, from a path, a module's name or a function.
 
     A string is a file if it ends in ``.py`` or such a file exists, else the name of a module; ``module=True``
     insists on the latter. A file that may be executed and is no Python is a program by itself. A script with a
     top-level ``run(cluster, server, task_index)`` is a task of a parameter-server cluster, any other is a program.
 
+    Args:
+        worker_script: what the user gave.
+        module: whether it is a module's name in any case.
+        python: the interpreter that will run it, in which modules are looked up; None for this one.
+
     Raises:
         ScriptError: there is no such file or module, or it does not compile, or the function cannot be pickled.
+        InterpreterError: ``python`` cannot be run.
     """
     if callable(worker_script):
         return _from_function(worker_script)
@@ -37,7 +46,7 @@ def make_script(worker_script: str | Path | Callable[..., Any], *, module: bool 
             path = path.with_suffix(".py")
         if path.suffix == ".py" or path.exists() or "/" in name:
             return _from_file(path)
-    return _from_module(name)
+    return _from_module(name, str(python or sys.executable))
 
 
 def _from_file(path: Path) -> Script:
@@ -59,18 +68,20 @@ def _is_executable(path: Path) -> bool:
     return start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start)
 
 
-def _from_module(name: str) -> Script:
+def _from_module(name: str, python: str) -> Script:
     try:
-        spec = importlib.util.find_spec(name)
+        location = interpreter.probe(python, [name]).packages[name]
+    except InterpreterError:
+        raise
     except Exception as error:  # finding it imports the packages around it, which may raise anything
         raise ScriptError(f"The module {name!r} cannot be imported: {error!r}.") from error
-    if spec is None:
+    if location is None:
+        where = "" if python == sys.executable else f" for {python}"
         raise ScriptError(
-            f"There is neither a file nor a module {name!r}.",
+            f"There is neither a file nor a module {name!r}{where}.",
             advice=f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
         )
-    is_source = spec.origin is not None and spec.origin.endswith(".py")
-    return Script("module", name, is_task=is_source and _has_task(Path(str(spec.origin))))
+    return Script("module", name, is_task=location.endswith(".py") and _has_task(Path(location)))
 
 
 def _from_function(function: Callable[..., Any]) -> Script:

@@ -123,7 +123,7 @@ def make_job(
     from muster.script import make_script
 
     job = Job(
-        script=make_script(script, module=module),
+        script=make_script(script, module=module, python=python),
         n_workers=workers,
         n_ps=ps,
         resources=Resources(cpu=cpu, memory=memory, gpu=gpus),
