@@ -176,6 +176,7 @@ def test_the_place_in_a_tensorflow_cluster(nowhere, cluster, kind, index, expect
 
 DATASETS = """
 import sys
+import numpy as np
 from muster.training import partition
 assert "tensorflow" not in sys.modules
 import tensorflow as tf
@@ -202,6 +203,14 @@ endless = tf.data.Dataset.counter(1).flat_map(
     lambda epoch: partition.dataset(tf.data.Dataset.range(100), epoch=epoch, seed=5, shuffle_buffer=100,
                                     partition_index=0, num_data_partitions=2))
 assert list(endless.take(50).as_numpy_iterator()) == later[0]
+
+x, y = np.arange(25), np.arange(25.0)[:, None]
+place = {"partition_index": 1, "num_data_partitions": 2}
+steps = partition.steps(25, 4, 2)
+stream = partition.epochs(x, y, batch_size=4, seed=3, first=2, **place)
+expected = [batch for epoch in (2, 3) for batch in partition.batches(x, y, batch_size=4, seed=3, epoch=epoch, **place)]
+np.testing.assert_equal(list(stream.take(2 * steps).as_numpy_iterator()), expected)
+assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
 
 unknown = tf.data.Dataset.range(10).filter(lambda number: number > 3)
 assert len(list(partition.dataset(unknown))) == 6

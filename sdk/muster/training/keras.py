@@ -1,11 +1,12 @@
 """Data-parallel training of Keras 3 models on Horovod's collectives, with the TensorFlow backend.
 
-    from muster.training import horovod, keras as distributed
+    from muster.training import horovod, partition, keras as distributed
 
     horovod.init()
     model.compile(optimizer=distributed.DistributedOptimizer(keras.optimizers.Adam(0.001 * horovod.size())),
                   loss=..., metrics=["accuracy"], jit_compile=False)
-    model.fit(my_share, batch_size=64, epochs=8, callbacks=distributed.callbacks("model.keras", batch_size=64))
+    model.fit(partition.epochs(x_train, y_train, batch_size=64), steps_per_epoch=partition.steps(len(x_train), 64),
+              epochs=8, callbacks=distributed.callbacks("model.keras", batch_size=64))
 
 Each rank trains on its own share of the data and averages its gradients with the other ranks' before it applies them.
 All start from the same variables (`BroadcastVariables`) and therefore stay the same, bit for bit. Every rank must take
@@ -118,6 +119,7 @@ class BroadcastVariables(keras.callbacks.Callback):
         """Check how the model is compiled, then broadcast; raises ValueError."""
         if horovod.size() > 1:
             _check_compiled(self.model)
+            _check_steps(self.params.get("steps"))
         broadcast_variables(self.model, self.model.optimizer, self.root_rank)
 
 
@@ -130,6 +132,18 @@ def _check_compiled(model: keras.Model) -> None:
         )
     if model.jit_compile:
         raise ValueError("XLA cannot compile Horovod's collectives: compile the model with jit_compile=False.")
+
+
+def _check_steps(steps: Optional[int]) -> None:
+    """Refuse ranks that would take different numbers of steps in an epoch, where that can be known beforehand."""
+    mine = tf.constant(float(steps or 0), tf.float64)
+    mean = float(horovod.allreduce(mine, name="steps"))
+    spread = float(horovod.allreduce(abs(mine - mean), name="steps_spread"))
+    if spread > 0:
+        raise ValueError(
+            f"The ranks would take different numbers of steps in an epoch, rank {horovod.rank()} {steps}, and wait for "
+            'each other for ever: share the data out by partition.epochs(...) or partition.array(..., uneven="trim").'
+        )
 
 
 class AverageMetrics(keras.callbacks.Callback):

@@ -2,18 +2,19 @@
 
     from muster.training import partition
 
-    x, y = partition.array(x_train, y_train, uneven="trim")      arrays for `model.fit`
-    for x, y in partition.batches(x_train, y_train, batch_size=32, epoch=epoch, seed=1):      loops of one's own
+    model.fit(partition.epochs(x, y, batch_size=32), steps_per_epoch=partition.steps(len(x), 32), epochs=8, ...)
+    for x_batch, y_batch in partition.batches(x, y, batch_size=32, epoch=epoch): ...
+    x_test, y_test = partition.array(x_test, y_test)
     files = partition.files(glob.glob("/data/*.tfrecord"))
-    examples = partition.dataset(examples, shuffle_buffer=1000)                               tf.data
+    examples = partition.dataset(examples, shuffle_buffer=1000)
 
 In every epoch the shares are disjoint, cover the data, and are within one example of the same length. They come from
 one permutation that every process makes for itself out of `seed` and `epoch`: example i of the permutation goes to
 process i modulo their number. So after k batches of each the first k * processes * batch_size examples of the
 permutation have been taken, whoever takes part, and training can go on from there with another number of processes.
 
-Every rank must take the same number of steps, or those that have one more wait for ever. `batches` sees to that;
-shares for anything else are made equal by `uneven`:
+Every rank must take the same number of steps, or those that have one more wait for ever. `batches` and `epochs` see to
+that; other shares are made equal by `uneven`:
 
     "keep"    every example once; shares may differ by one example (for evaluation, and for loops that count steps)
     "trim"    equal shares; fewer examples than there are processes sit this epoch out, others in the next one
@@ -23,9 +24,10 @@ Who this process is, and of how many, comes from its launcher: Horovod, Muster, 
 (`TF_CONFIG`). A process that none of them started is alone. Who knows better says `partition_index` (from 0) and
 `num_data_partitions`.
 
-Needs NumPy; TensorFlow only has to be there for `dataset`. Python 3.6 syntax.
+Needs NumPy; TensorFlow only has to be there for what makes a `tf.data.Dataset`. Python 3.6 syntax.
 """
 
+import itertools
 import json
 import os
 from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
@@ -186,6 +188,30 @@ def batches(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> It
     mine = indices(_common_length(arrays), uneven="trim", **options)
     for start in range(first * batch_size, len(mine), batch_size):
         yield tuple(values[mine[start : start + batch_size]] for values in arrays)
+
+
+def epochs(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Any:
+    """The `batches` of one epoch after the other without end, as a `tf.data.Dataset`: for `model.fit`.
+
+    What is in them depends on nothing but the seed and the epoch, so that training can go on where it was interrupted.
+
+    Args:
+        arrays: As for `batches`.
+        batch_size: As for `batches`; `model.fit` gets `steps_per_epoch=partition.steps(n, batch_size)`.
+        first: The epoch to begin with; the same as `initial_epoch`.
+        options: As for `batches`.
+    """
+    import tensorflow as tf
+
+    arrays = tuple(np.asarray(values) for values in arrays)
+
+    def generate() -> Iterator[Tuple[Any, ...]]:
+        for epoch in itertools.count(first):
+            yield from batches(*arrays, batch_size=batch_size, epoch=epoch, **options)
+
+    signature = tuple(tf.TensorSpec((None,) + values.shape[1:], values.dtype) for values in arrays)
+    endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    return tf.data.Dataset.from_generator(generate, output_signature=signature).apply(endless).prefetch(2)
 
 
 def _place(partition_index: Optional[int], num_data_partitions: Optional[int]) -> Tuple[int, int]:

@@ -1,0 +1,394 @@
+"""Checkpoints of a training on one rank or many, from which it goes on as if it had never been interrupted.
+
+    from muster.training import horovod, partition, keras as distributed
+    from muster.training.checkpoint import Checkpoint, SaveCheckpoints
+
+    checkpoint = Checkpoint("checkpoints", model, keep=3)
+    start = checkpoint.restore()                       # Position(epoch=0, step=0, total=0) where there is none yet
+    model.fit(partition.epochs(x, y, batch_size=64, first=start.epoch), steps_per_epoch=partition.steps(len(x), 64),
+              initial_epoch=start.epoch, epochs=8,
+              callbacks=[*distributed.callbacks(), SaveCheckpoints(checkpoint, every=100)])
+
+and in loops of one's own:
+
+    position = checkpoint.restore()
+    for epoch in range(position.epoch, 8):
+        for batch in partition.batches(x, y, batch_size=64, epoch=epoch, first=position.step):
+            train(*batch)
+            position = position.after_step()
+            if position.total % 100 == 0:
+                checkpoint.save(position)
+        position = position.after_epoch()
+
+A checkpoint is a folder `step-00001234` that all ranks must be able to reach. Rank 0 writes the variables of model and
+optimizer (`model.npz`), each rank what is its own (`rank-N.npz`): variables in which the ranks differ, such as the
+seeds of dropout and the moving averages of batch normalisation; the residuals of a communication scheme; random states
+of Python, NumPy and TensorFlow; and the objects in `own`. They write into a hidden folder, which rank 0 renames when
+all are done: whenever a process is killed, the checkpoints that are there are whole.
+
+With another number of ranks than the one that saved, all get the means of what had been the ranks' own. For residuals
+that is what they still owe: gradients are averaged over the ranks, and so are residuals when they are sent at last. Of
+what are no floating-point numbers and differs, each rank keeps what it has; a warning names objects to which that
+happens. The epoch goes on where it was, to the last step of all ranks together: a few examples may come twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from . import horovod, states
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step-(\d{8,})")
+Logs = Optional[Dict[str, Any]]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be saved or restored; the message says which, why, and what to try."""
+
+
+class Position(NamedTuple):
+    """How far training has come: steps taken in this epoch (the first is 0), and in all."""
+
+    epoch: int = 0
+    step: int = 0
+    total: int = 0
+
+    def after_step(self, steps: int = 1) -> Position:
+        """The position so many steps later in the same epoch."""
+        return Position(self.epoch, self.step + steps, self.total + steps)
+
+    def after_epoch(self) -> Position:
+        """The beginning of the next epoch."""
+        return Position(self.epoch + 1, 0, self.total)
+
+
+def latest(folder: Union[str, os.PathLike[str]]) -> Optional[Path]:
+    """The newest checkpoint in a folder; None where there is none."""
+    return max(_complete(Path(folder)), key=_total, default=None)
+
+
+class Checkpoint:
+    """Saves a training in a folder, and restores it from there. Every rank makes one and calls the same methods.
+
+    Args:
+        folder: Where the checkpoints are; one training has it for itself. Made when the first is saved.
+        model: Built.
+        optimizer: Default: the one that the model is compiled with, if any.
+        own: What else each rank has for itself, by name: objects with `state_dict()`, which returns NumPy arrays,
+            numbers and strings, or dicts and lists of them, and `load_state_dict(state)`. The scheme of a
+            `DistributedOptimizer` is among them without being named.
+        keep: So many of the newest stay, the others are removed.
+
+    Raises:
+        ValueError: The model is not built, or `keep` is less than 1.
+    """
+
+    def __init__(
+        self,
+        folder: Union[str, os.PathLike[str]],
+        model: keras.Model,
+        optimizer: Optional[keras.optimizers.Optimizer] = None,
+        *,
+        own: Optional[Mapping[str, Any]] = None,
+        keep: int = 3,
+    ) -> None:
+        if not model.built:
+            raise ValueError(
+                f"Model {model.name!r} has no variables to save yet: begin it with keras.Input(shape), or call it on a "
+                "batch first."
+            )
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least the newest checkpoint is kept.")
+        self.folder = Path(folder)
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        self.own = dict(own or {})
+        scheme = getattr(self.optimizer, "communication", None)
+        if scheme is not None:
+            self.own["communication"] = scheme
+        self.keep = keep
+        self.position = Position()
+        self._saved: Optional[Mapping[str, Any]] = None  # by this rank, and restored
+        self._differing: List[int] = []  # indices of variables
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+
+    def save(self, position: Position) -> None:
+        """Save everything as of this position, unless no step has been taken since the last checkpoint.
+
+        All ranks call it, and go on when all are done.
+
+        Raises:
+            CheckpointError: On every rank, where one could not do its part; the checkpoints before stay as they are.
+        """
+        if position.total == self.position.total:
+            return
+        values = _values(self._variables)
+        differing = _differing(values)
+        final = self._path(position.total)
+        building = self.folder / f".{final.name}.part"
+        _together(f"prepare {final}", lambda: self._prepare(building, position), only_first=True)
+        _together(f"write its part of {final}", lambda: self._write(building, position, values, differing))
+        _together(f"complete {final}", lambda: self._publish(building, final), only_first=True)
+        self.position = position
+
+    def restore(self) -> Position:
+        """Load the newest checkpoint, and return where to go on; at the beginning where there is none.
+
+        Raises:
+            CheckpointError: On every rank, where one could not read it, or it is not of this model.
+        """
+        newest = -1
+
+        def look() -> None:
+            nonlocal newest
+            found = latest(self.folder)
+            newest = -1 if found is None else _total(found)
+
+        _together(f"look for checkpoints in {self.folder}", look, only_first=True)
+        newest = int(horovod.broadcast(tf.constant(newest, tf.int64), 0, name="newest_checkpoint"))
+        if newest >= 0:
+            path = self._path(newest)
+            _together(f"restore {path} (remove it to go back to the one before)", lambda: self._load(path))
+        return self.position
+
+    def _path(self, total: int) -> Path:
+        return self.folder / f"step-{total:08d}"
+
+    def _prepare(self, building: Path, position: Position) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        newest = latest(self.folder)
+        if newest is not None and _total(newest) >= position.total:
+            raise CheckpointError(
+                f"{newest} is there already, and this is step {position.total}. Begin with restore(), or save another "
+                "training in another folder."
+            )
+        for leftover in self.folder.glob(".step-*"):  # of ranks that were killed while they saved
+            shutil.rmtree(leftover)
+        building.mkdir()
+
+    def _write(
+        self, building: Path, position: Position, values: Sequence[np.ndarray], differing: Sequence[int]
+    ) -> None:
+        if horovod.rank() == 0:
+            states.write(building / "model.npz", list(values))
+            manifest = {"version": 1, "ranks": horovod.size(), "differing": differing, **position._asdict()}
+            (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        state = {
+            "variables": [values[index] for index in differing],
+            "metrics": _values(self.model.metrics_variables),
+            "own": {name: thing.state_dict() for name, thing in self.own.items()},
+            "random": _random_state(),
+        }
+        states.write(building / f"rank-{horovod.rank()}.npz", state)
+
+    def _publish(self, building: Path, final: Path) -> None:
+        os.rename(building, final)
+        for old in sorted(_complete(self.folder), key=_total)[: -self.keep]:
+            hidden = old.with_name(f".{old.name}.old")
+            os.rename(old, hidden)  # so that none is ever seen half removed
+            shutil.rmtree(hidden)
+
+    def _load(self, path: Path) -> None:
+        manifest = json.loads((path / MANIFEST).read_text())
+        _assign(self._variables, states.read(path / "model.npz"), f"model {self.model.name!r} and its optimizer")
+        self._differing = manifest["differing"]
+        ranks = manifest["ranks"]
+        if ranks == horovod.size():
+            self._saved = states.read(path / f"rank-{horovod.rank()}.npz")
+            self._load_own([self._saved["own"]])
+            self.take_up()
+        else:
+            every = [states.read(path / f"rank-{rank}.npz") for rank in range(ranks)]
+            self._load_own([state["own"] for state in every])
+            self._load_means([state["variables"] for state in every])
+        self.position = Position(manifest["epoch"], manifest["step"] * ranks // horovod.size(), manifest["total"])
+
+    def take_up(self) -> None:
+        """Set once more, as `restore` found them, the random states and the variables in which the ranks differ.
+
+        For those who broadcast variables after it, or draw random numbers before the first step.
+        """
+        if self._saved is not None:
+            variables = self._variables
+            _assign([variables[index] for index in self._differing], self._saved["variables"], "the ranks' variables")
+            _set_random_state(self._saved["random"])
+
+    def take_up_metrics(self) -> None:
+        """Set the model's metrics to those of the epoch under way, as `restore` found them."""
+        self.model.reset_metrics()
+        if self._saved is not None:
+            _assign(self.model.metrics_variables, self._saved["metrics"], "the metrics")
+
+    def _load_means(self, saved: Sequence[Sequence[np.ndarray]]) -> None:
+        variables = self._variables
+        for index, values in zip(self._differing, zip(*saved)):
+            if np.issubdtype(values[0].dtype, np.floating):
+                variables[index].assign(states.merged(values))
+
+    def _load_own(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        missing = set(self.own) ^ set(saved[0])
+        if missing:
+            raise CheckpointError(f"own={sorted(self.own)}, and the checkpoint has {sorted(saved[0])}.")
+        for name, thing in self.own.items():
+            try:
+                state = states.merged([rank[name] for rank in saved])
+            except ValueError:
+                warnings.warn(
+                    f"{name} was saved by {len(saved)} ranks in states that cannot be merged for {horovod.size()}, and "
+                    "begins anew.",
+                    stacklevel=2,
+                )
+                continue
+            thing.load_state_dict(state)
+
+    @property
+    def _variables(self) -> List[keras.Variable]:
+        """All of the model and the optimizer, less the metrics."""
+        metrics = {id(variable) for variable in self.model.metrics_variables}
+        of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
+        return of_model if self.optimizer is None else [*of_model, *self.optimizer.variables]
+
+
+class SaveCheckpoints(keras.callbacks.Callback):
+    """Saves in `model.fit`, at the end of every epoch and in between; and goes on in the middle of an epoch.
+
+    There the batches that have been trained on already are taken from the data and passed over: the data must come in
+    the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
+
+    Args:
+        checkpoint: Restored before `model.fit`, which begins with `initial_epoch=checkpoint.position.epoch`.
+        every: Steps between two checkpoints within an epoch; None for none.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, every: Optional[int] = None) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.every = every
+        self.position = checkpoint.position
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Arrange for the batches to pass over."""
+        self.position = self.checkpoint.position
+        if self.position.step:
+            self._pass_over(self.position.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Refuse another epoch than the one that is due."""
+        if epoch != self.position.epoch:
+            raise ValueError(
+                f"model.fit begins with epoch {epoch}, and the checkpoint with {self.position.epoch}: "
+                "initial_epoch=checkpoint.position.epoch"
+            )
+        if self.position == self.checkpoint.position:
+            self.checkpoint.take_up()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Save where it is time to."""
+        if batch >= self.position.step:  # not one that is passed over
+            self.position = self.position.after_step(batch + 1 - self.position.step)
+            if self.every and self.position.total - self.checkpoint.position.total >= self.every:
+                self.checkpoint.save(self.position)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Save, unless the last step was followed by a checkpoint already."""
+        self.position = self.position.after_epoch()
+        self.checkpoint.save(self.position)
+
+    def _pass_over(self, steps: int) -> None:
+        """Let `model.fit` take so many steps without training."""
+        train = self.model.train_function
+
+        def take(iterator: Any) -> Dict[str, Any]:
+            nonlocal steps
+            for _ in range(self.model.steps_per_execution):
+                batch = next(iterator)
+                steps -= 1
+            if steps > 0:
+                return {}
+            self.model.train_function = train
+            # Keras makes the variables of metrics when they are computed for the first time.
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            self.model.compute_metrics(x, y, self.model(x, training=False), weights)
+            self.checkpoint.take_up_metrics()
+            self.checkpoint.take_up()
+            result: Dict[str, Any] = self.model.get_metrics_result()
+            return result
+
+        self.model.train_function = take
+
+
+def _together(what: str, action: Callable[[], None], only_first: bool = False) -> None:
+    """Do something on this rank, or only on rank 0, and go on when all have; raise on all where one has failed."""
+    problem: Optional[Exception] = None
+    try:
+        if not only_first or horovod.rank() == 0:
+            action()
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        problem = error
+    failures = horovod.allreduce(tf.constant(float(problem is not None), tf.float64), name="checkpoint_failures")
+    if isinstance(problem, CheckpointError):
+        raise problem
+    if problem is not None:
+        advice = " Every rank must reach the folder, and there must be room." if isinstance(problem, OSError) else ""
+        raise CheckpointError(
+            f"Rank {horovod.rank()} could not {what}: {type(problem).__name__}: {problem}.{advice}"
+        ) from problem
+    if float(failures) > 0:
+        raise CheckpointError(f"Another rank could not {what}; what it says itself says why.")
+
+
+def _complete(folder: Path) -> List[Path]:
+    return [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
+
+
+def _total(path: Path) -> int:
+    """The steps in the name of a checkpoint."""
+    return int(path.name.partition("-")[2])
+
+
+def _differing(values: Sequence[np.ndarray]) -> List[int]:
+    """The indices of the variables in which the ranks differ, on all ranks alike."""
+    checksums = np.array([zlib.crc32(value.tobytes()) for value in values], np.float64)  # exact, and so are their sums
+    sums = horovod.allreduce(tf.constant(checksums), name="checkpoint_checksums", op="Sum")
+    differs = tf.cast(sums != checksums * horovod.size(), tf.float64)
+    return np.flatnonzero(horovod.allreduce(differs, name="checkpoint_differs", op="Sum")).tolist()
+
+
+def _random_state() -> Dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "tensorflow": tf.random.get_global_generator().state.numpy(),
+    }
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    tf.random.get_global_generator().reset(state["tensorflow"])
+
+
+def _values(variables: Sequence[keras.Variable]) -> List[np.ndarray]:
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], what: str) -> None:
+    expected, found = [tuple(variable.shape) for variable in variables], [np.shape(value) for value in values]
+    if expected != found:
+        raise CheckpointError(f"The checkpoint is of another training: of {what} it has {found}, not {expected}.")
+    for variable, value in zip(variables, values):
+        variable.assign(value)

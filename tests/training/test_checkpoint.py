@@ -1,0 +1,139 @@
+"""What checkpoint_program.py found out with real ranks: resumed trainings, kills at random moments, mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training.processes import REPOSITORY, environment
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "checkpoint_program.py"
+EXAMPLES, BATCH_SIZE, KILLS = 45, 4, 20  # as in the program
+TRAININGS = ("fit", "top-k", "partial")
+
+
+class Runs:
+    """What the ranks wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        path = f"{REPOSITORY / 'sdk'}:{REPOSITORY / 'tests'}"
+        subprocess.run([sys.executable, PROGRAM, folder], env=environment(PYTHONPATH=path), check=True, timeout=280)
+        self.folder = folder
+        self.results = json.loads((folder / "results.json").read_text())
+
+    def of(self, name, size=2):
+        return [json.loads((self.folder / f"{name}-of-{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_runs_end_as_they_should(runs, name):
+    whole, killed, resumed = runs.results["codes"][name]
+    assert (whole, killed[1], resumed) == ([0, 0], -9, [0, 0])
+    assert killed[0] != 0  # it lost the other rank
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(runs, name):
+    for whole, resumed in zip(runs.of(f"{name}-whole"), runs.of(f"{name}-resumed"), strict=True):
+        assert resumed["start"] == ([1, 3, 9] if name == "fit" else [1, 2, 8])  # in the middle of an epoch
+        for what in ("digest", "residuals", "kept"):
+            assert resumed[what] == whole[what], what
+
+
+def test_the_digest_tells_trainings_and_ranks_apart(runs):
+    digests = [rank["digest"] for name in TRAININGS for rank in runs.of(f"{name}-whole")]
+    assert len(set(digests)) == len(digests)
+
+
+def test_fit_goes_on_with_the_same_metrics_and_random_numbers(runs):
+    for whole, resumed in zip(runs.of("fit-whole"), runs.of("fit-resumed"), strict=True):
+        assert resumed["random"] == whole["random"]
+        assert resumed["steps"] == whole["steps"][6:]  # those that are passed over are counted
+        for name, values in resumed["history"].items():
+            assert values == whole["history"][name][1:]
+
+
+def test_a_loop_takes_the_same_batches(runs):
+    for whole, resumed in zip(runs.of("top-k-whole"), runs.of("top-k-resumed"), strict=True):
+        assert resumed["taken"] == whole["taken"][8:]
+
+
+@pytest.mark.parametrize("name", ["fit", "top-k"])
+def test_only_the_newest_are_kept(runs, name):
+    kept = {"fit": ["step-00000015", "step-00000018"], "top-k": ["step-00000018"]}[name]
+    assert [rank["kept"] for rank in runs.of(f"{name}-resumed")] == [kept, kept]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_the_ranks_own(runs, size):
+    ranks = runs.of(f"top-k-on-{size}", size)
+    before = runs.of("top-k-resumed")
+    owed = np.mean([rank["loaded"]["residuals"] for rank in before], axis=0)
+    for rank in ranks:
+        np.testing.assert_allclose(rank["loaded"]["residuals"], owed, rtol=1e-6)
+        assert rank["loaded"]["communication"]
+        for name, values in rank["loaded"]["communication"].items():
+            np.testing.assert_allclose(
+                values,
+                np.mean([other["loaded"]["communication"][name] for other in before], axis=0),
+                rtol=1e-5,
+                atol=1e-8,
+            )
+    assert len({rank["trained"] for rank in ranks}) == 1  # they went on together
+
+
+@pytest.mark.parametrize(("size", "step", "twice"), [(1, 4, 0), (3, 1, 4)])
+def test_another_number_of_ranks_goes_on_where_the_epoch_was(runs, size, step, twice):
+    ranks = runs.of(f"top-k-on-{size}", size)
+    assert [rank["start"] for rank in ranks] == [[1, step, 8]] * size
+    before = [example for rank in runs.of("top-k-whole") for epoch, batch in rank["taken"][6:8] for example in batch]
+    after = [example for rank in ranks for epoch, batch in rank["taken"] if epoch == 1 for example in batch]
+    assert len(set(before) & set(after)) == twice
+    assert len(set(before) | set(after)) == EXAMPLES - EXAMPLES % size
+
+
+def test_a_kill_at_any_moment_leaves_the_last_good_one(runs):
+    totals = runs.results["kills"]["totals"]
+    assert len(totals) == KILLS
+    assert all(before < after for before, after in zip(totals, totals[1:], strict=False))  # each went on from there
+    assert runs.results["kills"]["in_the_middle"] > 0  # ranks were killed while they saved
+
+
+def test_what_is_left_of_a_save_that_was_killed_is_removed_by_the_next(runs):
+    left = [path.name for path in (runs.folder / "kills").iterdir() if path.name.startswith(".")]
+    assert len(left) <= 1  # of the very last kill
+
+
+def test_a_failure_of_one_rank_is_an_error_on_all(runs):
+    first, second = (rank["found"]["failing rank"] for rank in runs.of("mistakes/mistakes"))
+    assert first.startswith("CheckpointError: Another rank could not write its part of ")
+    assert second.startswith("CheckpointError: Rank 1 could not write its part of ")
+    assert "No space left on device" in second
+    assert "step-00000003" in runs.of("mistakes/mistakes")[0]["left"]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("another training", "restore()"),
+        ("another model", "of another training: of model "),
+        ("other own", "own=['communication', 'residuals'], and the checkpoint has ['communication']"),
+        ("nothing to keep", "keep=0"),
+        ("not built", "no variables to save yet"),
+        ("wrong epoch", "initial_epoch=checkpoint.position.epoch"),
+        ("uneven", "would take different numbers of steps in an epoch, rank 0 6"),
+    ],
+)
+def test_mistakes_are_named(runs, what, message):
+    first, second = (rank["found"][what] for rank in runs.of("mistakes/mistakes"))
+    assert message in first
+    assert second != "nothing was raised"
