@@ -24,11 +24,13 @@ LARGEST_BODY = 4 << 20  # bytes
 PROJECT_PATH = "/api/v1/project"
 ENGINES_PATH = "/api/v1/engines"
 REFUSALS = {
+    400: "The body cannot be read.",
     401: "The API key is wrong.",
     403: "The session is not the caller's.",
     404: "The caller has nothing of that name.",
+    409: "It cannot be done here: nothing to run, no such script, more than there is.",
     413: "The body is too long.",
-    422: "It cannot be done as described.",
+    422: "The request is not as described.",
     429: "There are too many workers.",
     503: "The platform cannot do it.",
 }
@@ -61,7 +63,7 @@ def authenticated(request: Request, credentials: Annotated[HTTPBasicCredentials 
 Authenticated = Annotated[Caller, Depends(authenticated)]
 
 
-@router.post(f"{PROJECT_PATH}/dashboards", response_model=WorkerFacts, responses=refusals(403, 413, 429))
+@router.post(f"{PROJECT_PATH}/dashboards", response_model=WorkerFacts, responses=refusals(400, 403, 409, 413, 429))
 async def launch_worker(order: Order, caller: Authenticated, request: Request) -> Any:
     """Launch one worker."""
     address = request.client.host if request.client else ""
@@ -128,15 +130,20 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
     message = str(error)
     if isinstance(error, Refused):
         status = error.status
+    elif isinstance(error, AnyHTTPException):
+        status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
     elif isinstance(error, RequestValidationError):
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         message = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-    elif isinstance(error, AnyHTTPException):
-        status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
+        engine_id = error.body.get("master_id", "") if isinstance(error.body, dict) else ""
     else:
-        status = HTTPStatus.UNPROCESSABLE_ENTITY if isinstance(error, JobError) else HTTPStatus.SERVICE_UNAVAILABLE
-    printable = message.encode(errors="backslashreplace").decode()
-    return JSONResponse({"message": printable, "engineId": engine_id}, status, headers)
+        status = HTTPStatus.CONFLICT if isinstance(error, JobError) else HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse({"message": encodable(message), "engineId": encodable(str(engine_id))}, status, headers)
+
+
+def encodable(text: str) -> str:
+    """The text without lone surrogates, which JSON may bring and UTF-8 cannot take."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
@@ -152,7 +159,6 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
         description="The workbench's workers, over any Muster platform.",
         docs_url=None,  # pages that would load scripts from elsewhere
         redoc_url=None,
-        strict_content_type=False,  # some clients send JSON without saying so
     )
     app.state.engines = engines
     app.state.executor = executor

@@ -184,6 +184,9 @@ class Engines:
         ended = [key for key, launched in self._launched.items() if launched.worker.status.is_final]
         for key in ended[:-KEPT]:
             del self._launched[key]
+            self._record.forget(key)
+        in_use = {launched.session.engine_id for launched in self._launched.values()}
+        self._sessions = {key: session for key, session in self._sessions.items() if key in in_use}
 
     def _check_limits(self, session: Session) -> None:
         alive = [launched for launched in self._launched.values() if not launched.worker.status.is_final]
@@ -213,13 +216,13 @@ class Engines:
         return WorkerSpec(
             name=worker_id,
             role="worker",
-            index=len(self._launched),
+            index=0,
             run=self._record.id,
             resources=resources,
-            log=self._record.folder / f"{worker_id}.log",
+            log=self._record.log(worker_id),
             scratch=self._scratch / worker_id,
             cwd=cwd,
-            env=order.env,
+            env={name: str(value) for name, value in order.env.items()},
             process=Process((sys.executable, "-u", str(RUNNER), str(program)), env=identity, cwd=cwd),
         )
 
@@ -230,17 +233,13 @@ class Engines:
         except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null character
             is_there = False
         if not is_there:
-            raise Refused(
-                HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no script {script!r} in the project {self._project}."
-            )
+            raise Refused(HTTPStatus.CONFLICT, f"There is no script {script!r} in the project {self._project}.")
         return path
 
     def _code(self, code: str, worker_id: str) -> Path:
         if not code.strip():
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, "There is nothing to run: neither script nor code.")
-        path = self._record.folder / f"{worker_id}.py"
-        path.write_text(code, encoding="utf-8")
-        return path
+            raise Refused(HTTPStatus.CONFLICT, "There is nothing to run: neither script nor code.")
+        return self._record.keep_code(worker_id, code)
 
     def _describe(self, worker_id: str) -> dict[str, Any]:
         launched = self._launched[worker_id]

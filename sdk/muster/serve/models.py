@@ -10,22 +10,24 @@ ENGINE_ID = r"^[A-Za-z0-9_-]{1,64}$"
 
 EngineId = Annotated[str, Field(pattern=ENGINE_ID)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
-VariableValue = Annotated[str, Field(pattern=r"^[^\u0000]*$")]
+Text = Annotated[str, Field(pattern=r"^[^\u0000]*$")]
 
 
 class Order(BaseModel):
     """One worker to launch. What else a newer client may send is passed over."""
 
-    model_config = ConfigDict(coerce_numbers_to_str=True)
+    model_config = ConfigDict(strict=True)
 
     master_id: EngineId = Field(description="The session that the worker belongs to: its engine id.")
     kernel: Literal["python3"] = "python3"
     cpu: float = Field(gt=0, le=1e6, description="Cores.")
     memory: float = Field(gt=0, le=1e6, description="Memory, in GB.")
     nvidia_gpu: int = Field(default=0, ge=0, le=1000, description="GPUs.")
-    script: str = Field(default="", max_length=4096, description="Path in the project. It wins over `code`.")
-    code: str = Field(default="", description="Python; a line that begins with `!` is a shell command.")
-    env: dict[VariableName, VariableValue] = Field(default_factory=dict, description="Environment variables.")
+    script: Text = Field(default="", max_length=4096, description="Path in the project. It wins over `code`.")
+    code: Text = Field(default="", description="Python; a line that begins with `!` is a shell command.")
+    env: dict[VariableName, Text | int | float] = Field(
+        default_factory=dict, description="Environment variables.", json_schema_extra={"additionalProperties": False}
+    )
 
 
 class WorkerFacts(BaseModel):

@@ -51,6 +51,22 @@ class Record:
         with (self.folder / "workers").open("a") as file:
             file.write(worker.id + "\n")
 
+    def log(self, worker_id: str) -> Path:
+        """Where what a worker prints goes."""
+        return self.folder / f"{worker_id}.log"
+
+    def keep_code(self, worker_id: str, code: str) -> Path:
+        """Write a worker's code to a file."""
+        path = self.folder / f"{worker_id}.py"
+        path.touch(mode=0o600)
+        path.write_text(code, encoding="utf-8")
+        return path
+
+    def forget(self, worker_id: str) -> None:
+        """Delete a worker's code and log."""
+        for path in self.folder.glob(f"{worker_id}.*"):
+            path.unlink()
+
     def close(self) -> None:
         """The service has ended, and all its workers with it."""
         self._owner.unlink()

@@ -1,0 +1,151 @@
+"""When a service ends, in order or not, its workers do; what it could not end, the next one does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from muster import runs
+from muster.agent import linux
+from muster.certificates import make_certificate
+from muster.cli import main
+from support import command_line, descendants_of, environment, eventually, is_gone
+
+from tests.serve.service import Client, Service, serving
+
+SLEEPS = "import subprocess\nprint('child', subprocess.Popen(['sleep', '600']).pid, flush=True)"
+
+
+def started(service: Service) -> list[int]:
+    """The processes of a worker that has been launched: IPython, and a child of it."""
+    worker = Client(service.client_environment()).start(SLEEPS)
+    found = linux.marked("CDSW_ENGINE_ID", worker["id"])
+    assert len(found) == 2, [command_line(pid) for pid in found]
+    return found
+
+
+def record_of(service: Service) -> Path:
+    """The folder that the service keeps its records in."""
+    (folder,) = [
+        path.parent for path in runs.muster_home().glob("serve/*/service.json") if service.url in path.read_text()
+    ]
+    return folder
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_service_that_is_told_to_end_ends_its_workers_first(tmp_path: Path, signum: signal.Signals) -> None:
+    with serving(tmp_path) as service:
+        workers = started(service)
+        folder = record_of(service)
+        everything = descendants_of(service.process.pid)
+        os.kill(service.process.pid, signum)
+        assert service.process.wait(10) == 0
+        assert all(is_gone(pid) for pid in (*workers, *everything))
+    assert not (folder / "service.json").exists()
+    assert list(folder.glob("*.log")), "logs are kept"
+
+
+def test_ending_does_not_wait_for_clients_that_stay_connected(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        host, port = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as idle:
+            idle.sendall(b"POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            started_at = time.monotonic()
+            service.process.terminate()
+            assert service.process.wait(15) == 0
+            assert time.monotonic() - started_at < 10
+
+
+def test_when_a_service_is_killed_its_workers_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        workers = started(service)
+        service.process.kill()
+        eventually(lambda: all(is_gone(pid) for pid in workers), "the workers have ended")
+
+
+def test_the_next_service_ends_what_was_left(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        started(service)
+        folder = record_of(service)
+        # What is left where everything that watches was killed with the service.
+        left = subprocess.Popen(["sleep", "600"], env={"MUSTER_RUN_ID": folder.name})
+        for pid in (service.process.pid, *descendants_of(service.process.pid)):
+            linux.kill(pid)
+    assert (folder / "service.json").exists()
+    assert left.poll() is None
+    with serving(tmp_path):
+        assert left.wait(5) == -signal.SIGKILL
+        assert not (folder / "service.json").exists()
+
+
+def test_services_of_one_home_leave_one_another_alone(tmp_path: Path) -> None:
+    with serving(tmp_path) as one:
+        workers = started(one)
+        with serving(tmp_path) as other:
+            others = started(other)
+            assert not any(is_gone(pid) for pid in workers)
+            answer = Client({**one.client_environment(), "CDSW_API_KEY": other.key}).list()
+            assert answer.status_code == 401
+            result = CliRunner().invoke(main, ["serve", "--print-env"])
+            assert result.exit_code == 2
+            assert "--port says which" in result.output
+        assert all(is_gone(pid) for pid in others)
+        assert not any(is_gone(pid) for pid in workers)
+
+
+def test_logs_of_the_last_few_services_are_kept(tmp_path: Path, muster_home: Path) -> None:
+    for index in range(12):
+        folder = muster_home / "serve" / f"serve-{index:08x}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (index, index))
+    with serving(tmp_path):
+        kept = sorted(path.name for path in (muster_home / "serve").glob("serve-0*"))
+    assert kept == [f"serve-{index:08x}" for index in range(2, 12)]
+
+
+def test_without_a_service_there_is_nothing_to_print() -> None:
+    result = CliRunner().invoke(main, ["serve", "--print-env"])
+    assert result.exit_code == 2
+    assert "start `muster serve` first" in result.output
+
+
+def test_the_first_start_makes_a_key(tmp_path: Path, muster_home: Path) -> None:
+    argv = [sys.executable, "-m", "muster", "serve", "--port", "0"]
+    with subprocess.Popen(argv, env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        process.terminate()
+    keys = muster_home / "serve" / "keys"
+    assert lines[0] == f"Made an API key in {keys}.\n"
+    assert lines[1].startswith(f"Serving {tmp_path} on http://127.0.0.1:")
+    assert lines[2] == f"API keys: {keys}\n"
+
+
+def test_tls_needs_nothing_of_clients_but_their_environment(tmp_path: Path) -> None:
+    certificate, key = make_certificate("127.0.0.1")
+    (tmp_path / "cert.pem").write_text(certificate)
+    (tmp_path / "key.pem").write_text(key)
+    with serving(tmp_path, "--tls-cert", f"{tmp_path}/cert.pem", "--tls-key", f"{tmp_path}/key.pem") as service:
+        assert service.url.startswith("https://127.0.0.1:")
+        client = Client(service.client_environment())
+        url = "os.environ['CDSW_ENGINE_URL'] + '/workers'"
+        code = f"import os, requests\nprint(requests.get({url}, auth=(os.environ['CDSW_API_KEY'], '')).status_code)"
+        assert client.run(code=code)[1] == "200\n"
+
+
+@pytest.mark.parametrize(("host", "name"), [("localhost", "localhost"), ("0.0.0.0", socket.getfqdn())])
+def test_with_tls_clients_are_given_a_name_rather_than_an_address(tmp_path: Path, host: str, name: str) -> None:
+    certificate, key = make_certificate(name)
+    (tmp_path / "cert.pem").write_text(certificate)
+    (tmp_path / "key.pem").write_text(key)
+    tls = ("--tls-cert", f"{tmp_path}/cert.pem", "--tls-key", f"{tmp_path}/key.pem")
+    with serving(tmp_path, "--host", host, *tls) as service:
+        assert service.url.startswith(f"https://{name}:")
+        assert Client(service.client_environment()).list().json() == []
