@@ -157,6 +157,14 @@ class TestHorovod:
         assert plan.files["hostfile"] == "127.1.1.1 slots=2\n127.1.1.2 slots=2\n"
         assert plan.files["known_hosts"].splitlines()[1] == "[127.1.1.2]:2222 ssh-ed25519 KEY2"
 
+    def test_where_the_workers_ssh_ports_differ_ssh_knows_each(self) -> None:
+        strategy, job = Horovod(), JOB
+        first, second = members(job, strategy)
+        plan = strategy.plan(job, [first, replace(second, ssh_port=2223)], facts(job, strategy))
+        assert plan.driver is not None
+        assert "-p" not in plan.driver.argv
+        assert plan.files["ssh_config"] == "Host 127.1.1.1\n    Port 2222\nHost 127.1.1.2\n    Port 2223\n"
+
     def test_host_keys_are_checked_and_the_users_ssh_configuration_stays_out(self) -> None:
         strategy, job = Horovod(), JOB
         wrapper = strategy.plan(job, members(job, strategy), facts(job, strategy)).files["bin/ssh"]

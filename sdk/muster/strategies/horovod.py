@@ -49,7 +49,7 @@ class Horovod:
         horovodrun = (
             "horovodrun", "--gloo", "--disable-cache",
             "-np", str(len(members) * self.slots), "-H", hosts,
-            "-p", str(members[0].ssh_port), "-i", str(facts.identity),
+            *_common_port(members), "-i", str(facts.identity),
             "--network-interfaces", interface, *self.horovodrun_args,
         )  # fmt: skip
         return Plan(
@@ -68,3 +68,9 @@ class Horovod:
         known_builds = [str(facts.known_builds)] if facts.known_builds else []
         argv = (job.python or facts.session_python, "-u", str(driver), *known_builds)
         return Process(argv, driver_environment(facts), str(facts.scratch))
+
+
+def _common_port(members: Sequence[Member]) -> tuple[str, ...]:
+    """The option for the workers' ssh port. Where it differs there is none, and ``ssh`` knows the port of each."""
+    ports = {member.ssh_port for member in members}
+    return ("-p", str(ports.pop())) if len(ports) == 1 else ()
