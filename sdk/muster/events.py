@@ -15,7 +15,7 @@ An event is one timestamped fact. Its ``kind`` is one of:
 ``usage``           ``cpu`` (1.0 is one busy core), ``memory`` (bytes); about once a second, and not journalled
 ``output``          ``text``: what the worker printed; not journalled, the logs have it
 ``progress``        ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``metrics``: what of these
-                    the script reported
+                    the script reported; in JSON, metrics that are not finite are "NaN", "Infinity", "-Infinity"
 ``exception``       ``rank``, ``type``, ``message``, ``traceback``: a script raised
 ``stacks``          ``rank``, ``text``: Python stacks, asked for by the session
 ==================  ==========================================================================================
@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from typing import Any, TextIO
 
 logger = logging.getLogger("muster")
 encode = json.JSONEncoder(default=str).encode  # one encoder for all: json.dumps would make one for every event
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ class Event:
 
     def to_json(self) -> str:
         """The event as one line of JSON, without the line end."""
-        return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **self.data})
+        data = dict(self.data)
+        if isinstance(data.get("metrics"), Mapping):
+            data["metrics"] = metrics_to_json(data["metrics"])
+        return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **data})
 
     @classmethod
     def from_json(cls, line: str) -> Event:
@@ -57,7 +63,22 @@ class Event:
         data = json.loads(line)
         if not isinstance(data, dict) or "kind" not in data or "time" not in data:
             raise ValueError("not an event")
+        if isinstance(data.get("metrics"), dict):
+            data["metrics"] = metrics_from_json(data["metrics"])
         return cls(kind=data.pop("kind"), worker=data.pop("worker", None), time=data.pop("time"), data=data)
+
+
+def metrics_to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as strict JSON has them: what is not finite as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
+    return {
+        name: json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
+
+
+def metrics_from_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``metrics_to_json`` was given."""
+    return {name: float(value) if value in NOT_FINITE else value for name, value in metrics.items()}
 
 
 Observer = Callable[[Event], None]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import MusterError
+from muster.events import metrics_to_json
 
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
 
@@ -62,7 +63,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             "exit_codes": dict(self.exit_codes),
             "timings": {phase: round(seconds, 3) for phase, seconds in self.timings.items()},
-            "metrics": dict(self.metrics),
+            "metrics": metrics_to_json(self.metrics),
             "error": type(error).__name__ if error else None,
             "reason": error.message if error else None,
             "advice": error.advice if error else None,

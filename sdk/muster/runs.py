@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import RunNotFound
-from muster.events import Event
+from muster.events import Event, metrics_from_json
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
@@ -197,7 +197,7 @@ class Run:
 
     def _outcome(self) -> list[str]:
         """The metrics last reported and where the results are, for a run that succeeded."""
-        metrics = (self.result or {}).get("metrics") or {}
+        metrics = metrics_from_json((self.result or {}).get("metrics") or {})
         lines = [f"  {name}: {value:.6g}" for name, value in metrics.items() if isinstance(value, (int, float))]
         if any((self.path / "results").glob("*")):
             lines.append(f"Results: {self.path / 'results'}")

@@ -42,7 +42,7 @@ def received(clock, monkeypatch):
             found = []
             while True:
                 try:
-                    found.append(json.loads(agent.recv(65536)))
+                    found.append(json.loads(agent.recv(65536), parse_constant=pytest.fail))
                 except BlockingIOError:
                     return found
 
@@ -93,11 +93,11 @@ def test_no_rank_is_null(received, monkeypatch):
     assert received()[0]["rank"] is None
 
 
-def test_metrics_that_are_not_finite_survive(received):
-    report(1, loss=math.nan, norm=-math.inf)
+def test_metrics_that_are_not_finite_go_by_name_in_strict_json(received):
+    report(1, loss=math.nan, norm=-math.inf, scale=np.float32("inf"), accuracy=0.5)
     metrics = received()[0]["metrics"]
-    assert math.isnan(metrics["loss"])
-    assert metrics["norm"] == -math.inf
+    assert metrics == {"loss": "NaN", "norm": "-Infinity", "scale": "Infinity", "accuracy": 0.5}
+    assert math.isnan(float(metrics["loss"]))
 
 
 def test_what_float_and_int_take_is_taken_and_the_rest_left_out(received):

@@ -9,11 +9,12 @@ this.
 
 import atexit
 import json
+import math
 import os
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt
+from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, Union
 
 ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
@@ -43,7 +44,7 @@ def report(
         epochs: Epochs in total.
         examples: Training examples that this process has taken since training began.
         metrics: Anything that `float()` takes, such as a TensorFlow eager tensor or a NumPy scalar; NaN and infinity
-            are sent as they are. A value that `float()` refuses is left out.
+            are sent by name. A value that `float()` refuses is left out.
 
     Nothing is raised. At most `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are,
     and so is the last one of the process.
@@ -96,7 +97,7 @@ class Reporter:
             message = {"kind": "progress", "rank": _rank(), "time": self._reported_at}  # type: Dict[str, Any]
             message.update(self._counts)
             # Converted here and not in `report`: the value may still be on its way from a GPU, and most are never sent.
-            metrics = _converted(self._metrics, float)
+            metrics = _converted(self._metrics, _json_number)
             if metrics:
                 message["metrics"] = metrics
             self._counts, self._metrics, self._reported_at = {}, {}, None
@@ -113,6 +114,12 @@ def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict
         except Exception:  # a foreign tensor type may raise anything, and a report must not end a training run
             continue
     return converted
+
+
+def _json_number(value: Any) -> Union[float, str]:
+    """The value as strict JSON has it: what is not finite is "NaN", "Infinity" or "-Infinity", as `float()` takes."""
+    number = float(value)
+    return number if math.isfinite(number) else json.dumps(number)
 
 
 def _rank() -> Optional[int]:

@@ -1,0 +1,58 @@
+"""Metrics that are not finite: strict JSON in all records, and shown as what they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from muster.cli import main
+from muster.events import Event
+from plain import Plain
+
+SCRIPT = """
+import math
+from muster.training import report
+report(1, loss=0.5)
+report(2, loss=math.nan, norm=math.inf, low=-math.inf)
+"""
+
+
+def strict(text: str) -> Any:
+    """The JSON, as readers take it that know no NaN."""
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+@given(metrics=st.dictionaries(st.text(), st.one_of(st.floats(), st.integers())))
+def test_an_event_comes_back_from_strict_json(metrics: dict[str, float]) -> None:
+    event = Event("progress", "worker-0", {"step": 1, "metrics": metrics})
+    strict(event.to_json())
+    found = Event.from_json(event.to_json()).data["metrics"]
+    assert [*map(repr, found.values())] == [*map(repr, metrics.values())]
+    assert found.keys() == metrics.keys()
+
+
+def test_a_run_whose_loss_is_not_a_number(tmp_path: Path) -> None:
+    script = tmp_path / "diverges.py"
+    script.write_text(SCRIPT)
+    cluster = muster.run_cluster(1, worker_script=script, strategy=Plain()).cluster
+    assert cluster is not None
+    metrics = cluster.result.metrics
+    assert math.isnan(metrics["loss"])
+    assert (metrics["norm"], metrics["low"]) == (math.inf, -math.inf)
+
+    folder = Path(cluster.run_dir)
+    lines = [strict(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [line["metrics"] for line in lines if line["kind"] == "progress"][-1]["loss"] == "NaN"
+    assert strict((folder / "result.json").read_text())["metrics"]["low"] == "-Infinity"
+
+    explained = CliRunner().invoke(main, ["explain", "last"]).output
+    assert "loss: nan" in explained
+    assert "low: -inf" in explained
+    assert "loss nan" in CliRunner().invoke(main, ["show", "last"]).output
