@@ -234,7 +234,7 @@ def _refusal(response: requests.Response, is_launch: bool = False) -> PlatformEr
             advice="a key ends with its session, and may expire before: restart the session",
         )
     why = message.get("message") or response.text[:EXCERPT].strip() or "it does not say why"
-    return kind(f"The workbench answers: {why} ({said})")
+    return kind(f"The workbench answers: {why} ({said}).")
 
 
 @contextlib.contextmanager
@@ -242,13 +242,17 @@ def _translated() -> Iterator[None]:
     """Turn what requests raises into Muster's errors."""
     try:
         yield
-    except TORN as error:  # of a launch, which is not repeated
-        raise PlatformError(f"The workbench's answer cannot be read: {error}.") from error
-    except MaxRetryError as error:
-        raise PlatformError(f"The workbench's answers cannot be read: {error.reason}.") from error
+    except (*TORN, MaxRetryError) as error:
+        raise PlatformError(f"The workbench's answer cannot be read: {_innermost(error)}.") from error
     except requests.RequestException as error:
-        cause = getattr(error.args[0], "reason", error) if error.args else error
         raise PlatformError(
-            f"The workbench does not answer: {cause}.",
+            f"The workbench does not answer: {_innermost(error)}.",
             advice="see whether the addresses in CDSW_ENGINE_URL and CDSW_PROJECT_URL can be reached from here",
         ) from error
+
+
+def _innermost(error: Exception) -> str:
+    """What was wrong in the first place: errors of requests wrap those of urllib3, and these others."""
+    wrapped = [getattr(error, "reason", None), *error.args]
+    inner = next((part for part in wrapped if isinstance(part, Exception)), None)
+    return _innermost(inner) if inner else str(error).rstrip(".")

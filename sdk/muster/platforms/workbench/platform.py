@@ -101,16 +101,13 @@ class WorkbenchPlatform(Platform):
 
     def _undo(self, workers: Sequence[Worker], launch: Launch, before: Collection[str]) -> str:
         """Stop what an incomplete launch has started. Returns what has become of it, in words."""
-        said = []
         try:
             self.stop(workers)
-            if workers:
-                said.append(f"The others that had started ({len(workers)}) were stopped.")
-            if launch.may_have_started:
-                said.append(self._stop_strays(launch.may_have_started, before))
+            about_others = f"The others that had started ({len(workers)}) were stopped." if workers else ""
+            about_strays = self._stop_strays(launch.may_have_started, before) if launch.may_have_started else ""
+            return f"{about_strays} {about_others}".strip()
         except PlatformError as error:
-            said.append(f"Not all that may have started could be stopped: {error.message}")
-        return " ".join(said)
+            return f"Not all that may have started could be stopped: {error.message}"
 
     def _stop_strays(self, at_most: int, before: Collection[str]) -> str:
         """Stop those whose launch was not answered, which only the listing tells. Returns what was found, in words."""

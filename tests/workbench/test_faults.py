@@ -1,0 +1,144 @@
+"""Each way in which the network or the workbench may fail: what the user sees, and that no worker is lost or left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import muster
+import pytest
+from muster.errors import LaunchRefused, PlatformError
+from muster.job import Status
+from muster.platforms.workbench import WorkbenchPlatform, clients
+from plain import Plain
+from support import Run, eventually, shell
+
+from tests.serve.service import Service
+from tests.workbench.proxy import Proxy, proxying
+from tests.workbench.session import WorkbenchSession
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def proxy(workbench: Service, workbench_session: WorkbenchSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy through which this process's session reaches the workbench; its repeats come quickly."""
+    for name in ("SAFE", "LAUNCH"):
+        monkeypatch.setattr(clients, name, getattr(clients, name).new(backoff_factor=0.02, backoff_jitter=0.02))
+    monkeypatch.setattr(clients, "TIMEOUT", (1.0, 1.0))
+    with proxying(workbench.url) as proxy:
+        for name, value in workbench_session.through(proxy.url).environment.items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+@pytest.fixture
+def platform(proxy: Proxy, workbench_session: WorkbenchSession) -> Iterator[WorkbenchPlatform]:
+    """The platform behind the proxy; fails the test where a worker is left, whether it was closed or not."""
+    yield WorkbenchPlatform()
+    eventually(lambda: not workbench_session.living(), "no worker lives")
+
+
+def refusal(platform: WorkbenchPlatform, run: Run, n: int = 3) -> str:
+    """What a launch that must fail says."""
+    with pytest.raises(PlatformError) as caught:
+        platform.launch([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(n)])
+    assert not list(run.folder.glob("*.launch"))
+    return str(caught.value)
+
+
+NOT_LISTED = "The workbench does not list it"
+FOUND = "It had started all the same, as [0-9a-f]+, and was stopped"
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "became"),
+    [
+        ("refuse", "does not answer: Remote end closed", NOT_LISTED),
+        ("500", "the proxy says no .HTTP 500", NOT_LISTED),
+        ("slow", "does not answer: .*timed out", FOUND),
+        ("drop", "answer cannot be read: IncompleteRead", FOUND),
+        ("garble", "answer cannot be read: Unterminated string", FOUND),
+    ],
+)
+def test_a_launch_without_an_answer_is_found_out_about_and_never_repeated(
+    platform: WorkbenchPlatform, proxy: Proxy, run: Run, how: str, says: str, became: str
+) -> None:
+    proxy.harm("POST", how, times=1, after=1)
+    text = refusal(platform, run)
+    assert re.match(rf"worker-[0-2] could not be launched: The workbench.*{says}.*{became}", text), text
+    assert re.search(r"The others that had started \([12]\) were stopped", text)
+    assert proxy.seen.count("POST") <= 3
+
+
+def test_a_launch_that_is_too_much_at_the_moment_is_repeated(
+    platform: WorkbenchPlatform, proxy: Proxy, run: Run
+) -> None:
+    proxy.harm("POST", "429", times=2)
+    workers = platform.launch([run.spec("worker-0", process=shell("exit 0"))])
+    eventually(lambda: platform.poll(workers)[0].status is Status.SUCCEEDED, "it has run")
+    assert proxy.seen.count("POST") == 3
+
+
+def test_a_launch_that_stays_too_much_is_refused(platform: WorkbenchPlatform, proxy: Proxy, run: Run) -> None:
+    proxy.harm("POST", "429", after=1)
+    text = refusal(platform, run)
+    assert re.match(r"worker-[0-2] was refused: .*HTTP 429 Too Many Requests.*The others.*\(1\) were stopped", text)
+
+
+def test_a_key_that_has_expired_launches_nothing(platform: WorkbenchPlatform, proxy: Proxy, run: Run) -> None:
+    proxy.harm("GET", "401")
+    text = refusal(platform, run)
+    assert re.match("The workbench does not accept the key in CDSW_API_KEY", text)
+    assert "POST" not in proxy.seen
+
+
+def test_a_key_that_expires_during_a_launch(
+    platform: WorkbenchPlatform, proxy: Proxy, run: Run, workbench_session: WorkbenchSession
+) -> None:
+    proxy.harm("POST", "401", after=2)
+    proxy.harm("PUT", "401")
+    text = refusal(platform, run)
+    assert re.match("worker-[0-2] was refused: The workbench does not accept the key", text)
+    assert "Not all that may have started could be stopped: The workbench does not accept the key" in text
+    # Where their agents were quick, they run; closing, with a key that is good again, ends them.
+    proxy.harm("PUT", "", times=0)
+    platform.close()
+
+
+@pytest.mark.parametrize("how", ["refuse", "500", "429", "slow", "drop", "garble"])
+def test_looks_and_stops_survive_it(platform: WorkbenchPlatform, proxy: Proxy, run: Run, how: str) -> None:
+    workers = platform.launch([run.spec("worker-0", process=shell("sleep 600"))])
+    for method in ("GET", "PUT"):
+        proxy.harm(method, how, times=2)
+    eventually(lambda: platform.poll(workers)[0].status is Status.RUNNING, "it runs")
+    platform.close()
+    assert platform.poll(workers)[0].status is Status.STOPPED
+
+
+@pytest.mark.parametrize("how", ["refuse", "500", "429", "garble", "401"])
+def test_a_run_does_not_need_the_workbench_once_its_workers_run(
+    proxy: Proxy, workbench_session: WorkbenchSession, tmp_path: Path, how: str
+) -> None:
+    """Its agents speak for themselves, and end when the session does."""
+    script = tmp_path / "train.py"
+    script.write_text("import time; time.sleep(1); print('trained')")
+    cluster = muster.run_cluster(2, worker_script=script, strategy=Plain(), wait=False).cluster
+    for method in ("GET", "PUT"):
+        proxy.harm(method, how)
+    assert cluster.wait().status == "succeeded"
+    eventually(lambda: not workbench_session.living(), "no worker lives")
+    assert cluster.logs("worker-1") == "trained\n"
+
+
+@pytest.mark.parametrize(("how", "says"), [("500", "the proxy says no"), ("drop", "It had started all the same")])
+def test_a_run_that_cannot_be_launched(
+    proxy: Proxy, workbench_session: WorkbenchSession, tmp_path: Path, how: str, says: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time; time.sleep(600)")
+    proxy.harm("POST", how, after=1)
+    with pytest.raises(LaunchRefused, match=says):
+        muster.run_cluster(3, worker_script=script, strategy=Plain())
+    eventually(lambda: not workbench_session.living(), "no worker lives")
