@@ -12,6 +12,7 @@ is its distance from the edge, cut off at half a pixel to either side.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Tuple
 
 import numpy as np
@@ -138,7 +139,7 @@ class Canvas:
         )
 
 
-class Animal:
+class Animal(ABC):
     """What cats and dogs share: a coat of up to two colours, shoulders, eyes that look the same way."""
 
     def __init__(self, canvas: Canvas) -> None:
@@ -157,17 +158,17 @@ class Animal:
     def draw_shoulders(self) -> None:
         self.canvas.fill(self.canvas.ellipse((-self.turn, 1.9), (self.random.uniform(0.8, 1.1), 1.3)), 0.85 * self.coat)
 
-    def draw_ears(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def draw_ears(self) -> None: ...
 
-    def draw_head(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def draw_head(self) -> None: ...
 
-    def draw_eyes(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def draw_eyes(self) -> None: ...
 
-    def draw_snout(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def draw_snout(self) -> None: ...
 
     def happens(self, probability: float) -> bool:
         return bool(self.random.random() < probability)

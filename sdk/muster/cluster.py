@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import interpreter, interrupts, runs
 from muster.background import background_loop, on_background_thread
@@ -39,6 +39,9 @@ from muster.session import parse_address
 from muster.ssh import ssh_client
 from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from muster.doctor import Report
 
 __all__ = ["Cluster", "preview"]
 
@@ -260,6 +263,18 @@ class Cluster:
         future = asyncio.run_coroutine_threadsafe(self._orchestrator.stacks(), background_loop())
         return future.result(timeout=10)
 
+    def doctor(self, *, launch: bool = True) -> Report:
+        """What would make the start or the run fail, each finding with its mend; the cluster itself is not started.
+
+        Args:
+            launch: whether to launch workers like the cluster's for some seconds, to see what only they can tell.
+        """
+        from muster.doctor import Checkup, examine
+
+        platform = self.platform.name if self._owns_platform else self.platform
+        checkup = Checkup(self.job, self.strategy, platform, self.limits, self._session_address, self._worker_ports)
+        return examine(checkup, launch=launch)
+
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Have ``observer`` called with every event from now on. Returns what ends that."""
         self._observers.add(observer)
@@ -297,6 +312,13 @@ class Cluster:
             await self._orchestrator.life()
         except MusterError as raised:
             error = raised
+        except OSError as raised:
+            error = PlatformError(
+                f"The session could not go on: {_os_reason(raised)}.",
+                log=self.run_dir / "logs",
+                advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
+                details=traceback.format_exc(),
+            )
         except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
             error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
         finally:
@@ -389,6 +411,11 @@ class Cluster:
                 f"The folders of the run cannot be made: {error}.",
                 advice="set MUSTER_HOME and TMPDIR to writable folders",
             ) from error
+
+
+def _os_reason(error: OSError) -> str:
+    """What the system said; of an error about many files, what it said about the first."""
+    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)
 
 
 _live: set[Cluster] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from muster.platforms.base import Platform
 from muster.script import make_script
 from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
+from muster.strategies.tensorflow import hosts_of
 
 
 class ClusterAddress(tuple[Any, Any]):
@@ -118,7 +120,16 @@ def run_cluster(
     if job.script is not None and wait:
         return ClusterAddress(None, None, cluster)
     spec = cluster.cluster_spec
+    if spec and job.script is None:
+        _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
+
+
+def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
+    """Have this process's gRPC go straight to the servers, which it is to train through: no proxy can reach them."""
+    if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # the one hides the other from gRPC
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, [known, hosts_of(spec)]))
 
 
 def _make_room(cluster: Cluster, replace_same_name: bool) -> None:

@@ -53,8 +53,15 @@ def test_tensorflow_1_15_on_python_3_7_trains_under_the_same_cluster() -> None:
     assert cluster.result.metrics["test_accuracy"] >= GOOD
 
 
-def test_without_a_script_the_session_trains_through_the_servers() -> None:
+@pytest.mark.parametrize("proxy", [None, "http://127.0.0.1:9"])
+def test_without_a_script_the_session_trains_through_the_servers(
+    monkeypatch: pytest.MonkeyPatch, proxy: str | None
+) -> None:
     import tensorflow as tf
+
+    monkeypatch.setenv("no_grpc_proxy", "")
+    if proxy:
+        monkeypatch.setenv("http_proxy", proxy)
 
     spec, session = address = muster.run_cluster(2, n_ps=1)
     try:

@@ -21,7 +21,7 @@ import muster
 import pytest
 from muster import runs
 from muster.agent import linux
-from muster.errors import JobError, RunStopped, ScriptFailed
+from muster.errors import JobError, PlatformError, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.platforms.local import LocalPlatform
 from muster.session import Session
@@ -300,3 +300,23 @@ def test_a_forked_child_of_the_session_does_not_end_its_run(scene: Scene) -> Non
     assert cluster.is_running
     assert len(cluster.stacks()) == 2
     cluster.stop()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with hardly any room."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount a disk, and not everywhere")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named(scene: Scene, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(tiny_disk))
+    (tiny_disk / "ballast").write_bytes(bytes(56 << 10))
+    with pytest.raises(PlatformError, match="No space left on device") as raised:
+        muster.run_cluster(1, worker_script=scene.script("print()"), strategy=Plain())
+    assert "MUSTER_HOME" in str(raised.value)

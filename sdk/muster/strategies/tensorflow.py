@@ -15,9 +15,12 @@ def address(member: Member) -> str:
 
 def task_environment(member: Member, spec: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """``TF_CONFIG`` for one task of a cluster, given its addresses by role."""
-    hosts = {address.rpartition(":")[0] for addresses in spec.values() for address in addresses}
     return {
         "TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": member.role, "index": member.index}}),
-        # gRPC would go through the proxies of the environment, which cannot reach the workers.
-        "no_grpc_proxy": ",".join(sorted(hosts)),
+        "no_grpc_proxy": hosts_of(spec),
     }
+
+
+def hosts_of(spec: Mapping[str, Sequence[str]]) -> str:
+    """All hosts of a cluster, as ``no_grpc_proxy`` lists those that gRPC reaches without the environment's proxies."""
+    return ",".join(sorted({address.rpartition(":")[0] for addresses in spec.values() for address in addresses}))
