@@ -39,6 +39,7 @@ OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
     "or session_address= an address and port that they reach"
 )
+MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -156,11 +157,7 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
             log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
         )  # fmt: skip
     elif failure.kind == "hung_up":
-        log = logs / "driver.log"
-        error = DriverFailed(
-            f"The launcher let go of {name}: what it had started on {failure.worker} ended before the rank did.",
-            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
-        )  # fmt: skip
+        return _aborted(logs) or _let_go(failure, logs)
     else:
         verb = (
             "ended, which a server never does by itself" if failure.kind == "ended" else f"ended with {_how(failure)}"
@@ -168,6 +165,29 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
         error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=tail(log))
     error.rank = failure.rank
     return error
+
+
+def _let_go(failure: Failure, logs: Path) -> RunFailed:
+    log = logs / "driver.log"
+    error = DriverFailed(
+        f"The launcher let go of {who(str(failure.worker), failure.rank)}: what it had started on {failure.worker} "
+        "ended before the rank did.",
+        worker=failure.worker, log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
+    )  # fmt: skip
+    error.rank = failure.rank
+    return error
+
+
+def _aborted(logs: Path) -> RunFailed | None:
+    """The error for a rank that called ``MPI_Abort``: MPICH lets all ranks go then, and only its log says which."""
+    for log in sorted(logs.glob("*.log")):
+        found = MPI_ABORT.search(tail(log))
+        if found:
+            rank = int(found.group(1))
+            error = ScriptFailed(f"{who(log.stem, rank)} ended all: {found.group()}", worker=log.stem, log=log)
+            error.rank = rank
+            return error
+    return None
 
 
 def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:

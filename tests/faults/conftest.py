@@ -12,6 +12,9 @@ import pytest
 from muster.strategies.horovod_driver import remember_gloo
 
 from tests.faults.scene import Scene
+from tests.mpi.conftest import mpi
+
+__all__ = ["mpi", "scene"]
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from support import command_line, environment, eventually, is_gone
 PROMPT = 1.5  # seconds that noticing a fault may take; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
+MPI_DAEMONS = ("orted", "hydra_pmi_proxy")
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
@@ -116,8 +117,8 @@ class Scene:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def pid(self, part: str) -> int:
-        """A process of the newest run: ``guard``, ``driver``, ``session``, ``rank 1``, or ``agent worker-0``,
-        ``sshd worker-0``, ``process worker-0``.
+        """A process of the newest run: ``guard``, ``driver``, ``mpiexec``, ``session``, ``rank 1``, or
+        ``agent worker-0``, ``sshd worker-0``, ``process worker-0``, ``daemon worker-0`` (mpiexec's).
         """
         kind, _, which = part.partition(" ")
         if kind == "session":
@@ -127,12 +128,17 @@ class Scene:
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
         if kind == "driver":
             return self._child_of(self.pid("session"), "horovod_driver.py")
+        if kind == "mpiexec":
+            return self._child_of(self.pid("session"), "lib/mpi_rank.py")
         if kind == "rank":
             return int(self._first("process_started", rank=int(which)).data["pid"])
         if kind == "process":
             return int(self._first("process_started", which).data["pid"])
         if kind == "agent":
             return int(self._first("worker_ready", which).data["pid"])
+        if kind == "daemon":
+            below = linux.descendants(self.pid(f"agent {which}"), linux.snapshot())
+            return next(pid for pid in below if Path(command_line(pid).split()[0]).name in MPI_DAEMONS)
         assert kind == "sshd", part
         return self._child_of(self.pid(f"agent {which}"), "sshd_config")
 

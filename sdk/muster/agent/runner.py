@@ -38,6 +38,8 @@ def main(argv):
             start_server().join()
         else:
             RUN[mode](arguments[0], arguments)
+            if os.environ.get("MUSTER_SERVES"):  # the server that the script made lives as long as the interpreter
+                _wait_for_other_tasks()
     except SystemExit as error:
         if isinstance(error.code, str):
             _report_exception(error)
@@ -134,7 +136,7 @@ def _call_task(run, take):
 
 def _wait_for_other_tasks():
     # type: () -> None
-    """A session that another task opens waits for every server of the cluster, and forever where one is gone."""
+    """Serve until all have returned: others' sessions wait forever for a server that is gone, collectives fail."""
     path = os.environ.get("MUSTER_REPORT")
     if not path:
         return

@@ -32,10 +32,10 @@ class MultiWorker:
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The script on every worker with its place in ``TF_CONFIG``."""
         spec = {"worker": tuple(map(address, members))}
-        command = script_command(job, facts)
+        common = {**facts.environment, "MUSTER_SERVES": "1"}  # until the last of them has come to its end
         return Plan(
             processes={
-                member.name: Process(command, {**facts.environment, **task_environment(member, spec)}, job.cwd)
+                member.name: Process(script_command(job, facts), {**common, **task_environment(member, spec)}, job.cwd)
                 for member in members
             },
             decides=tuple(member.name for member in members),

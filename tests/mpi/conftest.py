@@ -1,0 +1,37 @@
+"""Fixtures of the tests with a real MPI: its launcher, and a compiled program for it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from muster.strategies.mpi import MPI
+
+FLAVOURS = {"Open MPI": "openmpi", "MPICH": "mpich"}
+
+
+class Installed(NamedTuple):
+    """An MPI of this machine: ``program`` adds up all ranks and, given a word, goes on until something happens."""
+
+    flavour: str
+    mpiexec: str
+    program: Path
+
+    def strategy(self, **options: object) -> MPI:
+        """The strategy on this MPI."""
+        return MPI(mpiexec=self.mpiexec, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session", params=FLAVOURS)
+def mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Each MPI that is installed, with its compiler."""
+    name = FLAVOURS[request.param]
+    mpiexec, compiler = shutil.which(f"mpiexec.{name}"), shutil.which(f"mpicc.{name}")
+    if not mpiexec or not compiler:
+        pytest.skip(f"{request.param} is not installed here, or not what compiles programs for it")
+    program = tmp_path_factory.mktemp(name) / "allreduce"
+    subprocess.run([compiler, str(Path(__file__).with_name("allreduce.c")), "-o", str(program)], check=True)
+    return Installed(request.param, mpiexec, program)

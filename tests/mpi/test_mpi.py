@@ -1,0 +1,138 @@
+"""Programs under a real mpiexec, over ssh to workers with addresses of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import muster
+import pytest
+from muster.agent import linux
+from muster.errors import RunFailed, ScriptFailed, WorkerKilled
+from support import command_line
+
+from tests.mpi.conftest import Installed
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parents[2] / "worker_scripts"
+
+
+def test_a_compiled_program_adds_up_over_all_ranks(mpi: Installed) -> None:
+    cluster = muster.run_cluster(2, worker_script=mpi.program, strategy=mpi.strategy(slots=2), run_timeout=60).cluster
+    assert cluster.result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
+    printed = [sorted(cluster.logs(worker).splitlines()) for worker in ("worker-0", "worker-1")]
+    assert printed == [["rank 0 of 4: 10", "rank 1 of 4: 10"], ["rank 2 of 4: 10", "rank 3 of 4: 10"]]
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "words"),
+    [
+        ("abort", ScriptFailed, {"Open MPI": "ended with exit status 3", "MPICH": "ended all: Abort(3)"}),
+        ("exit", ScriptFailed, "ended with exit status 4"),
+        ("crash", WorkerKilled, "was ended by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_the_rank_that_ends_all_others_is_named(
+    mpi: Installed, told: str, error: type[RunFailed], words: str | dict[str, str]
+) -> None:
+    expected = words if isinstance(words, str) else words[mpi.flavour]
+    with pytest.raises(error, match=re.escape(f"rank 1 (worker-1) {expected}")):
+        muster.run_cluster(2, worker_script=mpi.program, strategy=mpi.strategy(), args=[told], run_timeout=60)
+
+
+def test_values_of_a_function_come_back_by_rank_and_its_environment_is_the_workers(mpi: Installed) -> None:
+    def place() -> tuple[str, str]:
+        import os
+
+        return os.environ["MUSTER_WORKER"], os.environ["SECRET"]
+
+    cluster = muster.run_cluster(
+        2, worker_script=place, strategy=mpi.strategy(slots=2), env={"SECRET": "hunter2"}
+    ).cluster
+    assert cluster.result.values == [(f"worker-{rank // 2}", "hunter2") for rank in range(4)]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks cannot have a core each here")
+def test_ranks_are_bound_to_cores_of_their_own(mpi: Installed) -> None:
+    def cores() -> set[int]:
+        import os
+
+        return os.sched_getaffinity(0)
+
+    options = {"cpu": 2, "worker_script": cores}
+    bound = muster.run_cluster(1, strategy=mpi.strategy(slots=2, binding="core"), **options).cluster.result.values
+    free = muster.run_cluster(1, strategy=mpi.strategy(slots=2), **options).cluster.result.values
+    assert [len(cores) for cores in bound] == [1, 1]
+    assert bound[0] != bound[1]
+    assert all(len(cores) >= 2 for cores in free)
+
+
+def test_no_command_line_has_a_secret_while_it_runs(mpi: Installed) -> None:
+    cluster = muster.run_cluster(
+        2, worker_script=mpi.program, strategy=mpi.strategy(), args=["on"], env={"SECRET": "hunter2"}, wait=False
+    ).cluster
+    try:
+        commands = [command_line(pid) for pid in linux.all_pids()]
+    finally:
+        cluster.stop()
+    assert sum(cluster.run_dir.name in command or mpi.mpiexec in command for command in commands) >= 1
+    assert not [command for command in commands if "hunter2" in command]
+
+
+def test_an_exception_on_one_rank_has_its_traceback(mpi: Installed) -> None:
+    def train() -> None:
+        import os
+        import time
+
+        if os.environ["MUSTER_WORKER"] == "worker-1":
+            raise ValueError("a bad batch")
+        time.sleep(60)
+
+    with pytest.raises(ScriptFailed, match="rank 1 .* ValueError: a bad batch") as raised:
+        muster.run_cluster(2, worker_script=train, strategy=mpi.strategy())
+    assert 'raise ValueError("a bad batch")' in str(raised.value.details)
+
+
+def test_stacks_show_where_every_rank_stands(mpi: Installed) -> None:
+    def wait_for_ever() -> None:
+        import time
+
+        print("ready", flush=True)
+        time.sleep(600)
+
+    cluster = muster.run_cluster(1, worker_script=wait_for_ever, strategy=mpi.strategy(slots=2), wait=False).cluster
+    try:
+        while cluster.logs("worker-0").count("ready") < 2:
+            pass
+        stacks = cluster.stacks()
+    finally:
+        cluster.stop()
+    assert sorted(stacks) == ["rank 0 (worker-0)", "rank 1 (worker-0)"]
+    assert all("wait_for_ever" in stack for stack in stacks.values())
+
+
+def test_users_arguments_reach_mpiexec(mpi: Installed) -> None:
+    word, answer = ("--display-map", "JOB MAP") if mpi.flavour == "Open MPI" else ("-verbose", "host: 127.")
+    cluster = muster.run_cluster(1, worker_script=mpi.program, strategy=mpi.strategy(mpi_args=(word,))).cluster
+    assert answer in cluster.logs("driver")
+
+
+def test_an_mpi_script_runs_in_another_interpreter(mpi: Installed, other_python: str) -> None:
+    cluster = muster.run_cluster(
+        2, worker_script=SCRIPTS / "mpi_allreduce.py", strategy=mpi.strategy(), python=other_python
+    ).cluster
+    version = re.findall(r"on Python (\S+)", cluster.logs("worker-0"))[0]
+    assert version != ".".join(map(str, sys.version_info[:3]))
+    assert cluster.result.metrics["total"] == 3.0
+
+
+@pytest.mark.skipif(not shutil.which("mpiexec"), reason="no MPI is installed here")
+def test_it_is_known_by_its_name_too() -> None:
+    def nothing() -> None:
+        return None
+
+    assert muster.run_cluster(1, worker_script=nothing, strategy="mpi").cluster.result.exit_codes == {"rank 0": 0}
