@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "platforms": NOUNS | {"platforms", "agent", "runs", "ssh"},
     "session": NOUNS | {"agent", "ssh", "certificates"},
     "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "platforms"},
-    "cluster": NOUNS | PURE | ENGINE,
+    "cluster": NOUNS | PURE | ENGINE | {"doctor"},
     "state": NOUNS | {"diagnosis"},
 }
 

@@ -17,7 +17,6 @@ from muster.script import make_script
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "train.py").write_text("print('training')\n")
     (tmp_path / "task.py").write_text("def run(cluster, server, task_index):\n    pass\n")
     return tmp_path

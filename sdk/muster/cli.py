@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from muster import __version__
+from muster.commands.doctor import doctor
 from muster.commands.launch import plan, run
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
@@ -85,5 +86,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
 
 
-for command in (run, plan, runs, show, logs, explain, serve, trust):
+for command in (run, plan, runs, show, logs, explain, doctor, serve, trust):
     main.add_command(command)

@@ -48,6 +48,21 @@ def probe(python: str, packages: Sequence[str] = ()) -> Interpreter:
     """
     if python == sys.executable:
         return Interpreter(python, sys.version_info[:3], {name: _location(name) for name in packages})
+    return _ask(python, packages)
+
+
+def find_module(python: str, name: str) -> str | None:
+    """Where an interpreter finds a module that it starts from the working directory; None where there is none.
+
+    This one is asked like any other, as its path is the session's. The packages around the module are imported.
+
+    Raises:
+        InterpreterError: it cannot be run, or a package around the module cannot be imported.
+    """
+    return _ask(python, [name]).packages[name]
+
+
+def _ask(python: str, packages: Sequence[str]) -> Interpreter:
     found = shutil.which(os.path.expanduser(python))
     if found is None:
         raise InterpreterError(
@@ -60,7 +75,10 @@ def probe(python: str, packages: Sequence[str] = ()) -> Interpreter:
         done = subprocess.run([path, "-c", _PROBE, *packages], capture_output=True, timeout=30, check=True, text=True)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        raise InterpreterError(f"{path} is no usable Python interpreter.", details=error.stderr[-2000:]) from error
+        raise InterpreterError(
+            f"{path} is no usable Python interpreter, or cannot look for {', '.join(packages) or 'packages'}.",
+            details=error.stderr[-2000:],
+        ) from error
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         raise InterpreterError(f"{path} is no usable Python interpreter: {error}.") from error
     interpreter = Interpreter(path, tuple(answer["version"]), answer["packages"])

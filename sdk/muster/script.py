@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import interpreter
-from muster.errors import InterpreterError, ScriptError
+from muster.errors import ScriptError
 from muster.job import Script
 
 TASK_PARAMETERS = 3  # run(cluster, server, task_index)
@@ -33,7 +33,7 @@ def make_script(
 
     Raises:
         ScriptError: there is no such file or module, or it does not compile, or the function cannot be pickled.
-        InterpreterError: ``python`` cannot be run.
+        InterpreterError: ``python`` cannot be run, or a package around the module cannot be imported.
     """
     if callable(worker_script):
         return _from_function(worker_script)
@@ -69,12 +69,7 @@ def _is_executable(path: Path) -> bool:
 
 
 def _from_module(name: str, python: str) -> Script:
-    try:
-        location = interpreter.probe(python, [name]).packages[name]
-    except InterpreterError:
-        raise
-    except Exception as error:  # finding it imports the packages around it, which may raise anything
-        raise ScriptError(f"The module {name!r} cannot be imported: {error!r}.") from error
+    location = interpreter.find_module(python, name)
     if location is None:
         where = "" if python == sys.executable else f" for {python}"
         raise ScriptError(

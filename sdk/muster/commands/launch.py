@@ -113,7 +113,7 @@ def job_options(command: Command) -> Command:
 
 def make_job(
     *, strategy: str, workers: int, ps: int, slots: int | None, cpu: float, memory: float, gpus: int, python: str,
-    environment: dict[str, str], name: str, module: bool, script: str, args: tuple[str, ...],
+    environment: dict[str, str], name: str, module: bool, script: str | None, args: tuple[str, ...],
 ) -> tuple[Job, Strategy]:  # fmt: skip
     """The job and the strategy that the options describe.
 
@@ -123,7 +123,7 @@ def make_job(
     from muster.script import make_script
 
     job = Job(
-        script=make_script(script, module=module, python=python),
+        script=make_script(script, module=module, python=python) if script is not None else None,
         n_workers=workers,
         n_ps=ps,
         resources=Resources(cpu=cpu, memory=memory, gpu=gpus),

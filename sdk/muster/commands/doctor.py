@@ -1,0 +1,89 @@
+"""``muster doctor``: what would make a launch fail, before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Any
+
+import click
+
+from muster.commands.launch import OPTIONS, ScriptCommand, make_job
+
+
+def _doctor_options(command: Any) -> Any:
+    """The options that describe a job, with a script that may be missing."""
+    *options, _, args = OPTIONS
+    for option in reversed([*options, click.argument("script", required=False), args]):
+        command = option(command)
+    return command
+
+
+@click.command(cls=ScriptCommand)
+@_doctor_options
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the workers may take to come up.",
+)
+@click.option(
+    "--run-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long the run may take: to be held against the session's idle limit.",
+)
+@click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
+@click.option("--no-launch", is_flag=True, help="Launch no workers, and leave out what only they can tell.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def doctor(
+    script: str | None,
+    timeout: float,
+    run_timeout: float | None,
+    session_address: str | None,
+    no_launch: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Look for what would make `muster run` fail with these options, and say how to mend it.
+
+    Looks at SCRIPT and at what it imports, in the interpreter that will run it, and at this machine. Then launches the
+    workers for some seconds, looks at what they have, and stops them. SCRIPT is not run.
+
+    \b
+    Examples:
+      muster doctor -s horovod -n 2 train.py
+      muster doctor -n 2 --ps 1 --python /opt/tf1/bin/python train.py --no-launch
+      muster doctor -s mpi -n 4                       the cluster alone
+
+    The exit status is 1 if something was found that makes the run fail.
+    """
+    from rich.console import Console
+
+    from muster.cluster import Cluster
+    from muster.doctor import Finding, Report
+    from muster.errors import JobError, PlatformError
+
+    if script is None and options["strategy"] != "parameter_server":
+        script = shutil.which("true")  # these need one; it is not run
+    try:
+        job, strategy = make_job(script=script, **options)
+        cluster = Cluster(
+            job,
+            strategy=strategy,
+            timeout_seconds=timeout,
+            run_timeout=run_timeout,
+            session_address=session_address,
+        )
+    except (JobError, PlatformError) as error:
+        report = Report([Finding.of_error("job", error)])
+    else:
+        report = cluster.doctor(launch=not no_launch)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        Console().print(report)
+    sys.exit(0 if report.is_fine else 1)

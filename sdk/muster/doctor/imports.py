@@ -1,0 +1,115 @@
+"""Run in the worker's interpreter (``python -c``): whether it compiles a script, and has what the script imports.
+
+    SCRIPT FOLDER      FOLDER comes first on the path when the script runs
+
+Prints JSON: ``problem``, of a file that does not compile, and ``missing``, what is imported and not there. Imports are
+read, not run; those of files in the script's own folder are followed. Python 3.6 syntax, standard library only.
+"""
+
+import ast
+import importlib.util
+import json
+import os
+import sys
+
+GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+SHIPPED = "training"  # of Muster's own modules, the one that workers get
+
+
+def main(script: str, folder: str) -> dict:
+    """What was found of the script and of the files beside it that it imports."""
+    sys.path[0] = folder
+    files, missing = [script], []
+    for path in files:  # grows while it is walked
+        try:
+            with open(path, "rb") as file:
+                tree = ast.parse(file.read(), path)
+            compile(tree, path, "exec")
+        except (SyntaxError, ValueError) as error:
+            line, text = getattr(error, "lineno", None), getattr(error, "text", None)
+            message = getattr(error, "msg", str(error))
+            return {"problem": {"file": path, "line": line, "message": message, "text": text}, "missing": []}
+        finder = Imports()
+        finder.visit(tree)
+        for names, line, is_certain in finder.found:
+            if not is_there(names):
+                missing.append({"file": path, "line": line, "name": ".".join(names), "is_certain": is_certain})
+            files.extend(file for file in files_of(names, folder) if file not in files)
+    return {"problem": None, "missing": missing}
+
+
+def is_there(names: "list[str]") -> bool:
+    """Whether a module can be found, going by the first of its names: the others would mean importing that."""
+    if names[0] == "muster":
+        return names[1:2] in ([], [SHIPPED])
+    try:
+        return importlib.util.find_spec(names[0]) is not None
+    except (ImportError, ValueError):
+        return names[0] in sys.modules
+
+
+def files_of(names: "list[str]", folder: str) -> "list[str]":
+    """The files in a folder that importing a module runs: those of the packages around it, and its own."""
+    paths = [os.path.join(folder, *names[:count]) for count in range(1, len(names) + 1)]
+    candidates = [file for path in paths for file in (path + ".py", os.path.join(path, "__init__.py"))]
+    return [file for file in candidates if os.path.isfile(file)]
+
+
+class Imports(ast.NodeVisitor):
+    """Finds the imports of a module: their names, their lines, and whether they are run in any case.
+
+    Those whose failure is caught, or that are there for type checkers alone, count as none.
+    """
+
+    def __init__(self) -> None:
+        self.found: "list[tuple[list[str], int, bool]]" = []
+        self._is_certain = True
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """``import a.b``."""
+        for alias in node.names:
+            self.found.append((alias.name.split("."), node.lineno, self._is_certain))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """``from a import b``, but not ``from . import b``: a package's own."""
+        if node.level == 0 and node.module:
+            for alias in node.names:
+                self.found.append((node.module.split(".") + [alias.name], node.lineno, self._is_certain))
+
+    def visit_Try(self, node: ast.Try) -> None:
+        """What is tried may fail, and what is done then may not."""
+        caught = {name for handler in node.handlers for name in _names(handler.type)}
+        if not caught & GUARDS:
+            self.generic_visit(node)
+            return
+        for statement in node.orelse + node.finalbody:
+            self.visit(statement)
+
+    def visit_If(self, node: ast.If) -> None:
+        """Only one branch runs; but a script's main part does."""
+        names = _names(node.test)
+        if "TYPE_CHECKING" in names:
+            return
+        self._visit_within(node, self._is_certain and "__name__" in names)
+
+    def visit_FunctionDef(self, node: ast.AST) -> None:
+        """It may not be called."""
+        self._visit_within(node, False)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _visit_within(self, node: ast.AST, is_certain: bool) -> None:
+        before, self._is_certain = self._is_certain, is_certain
+        self.generic_visit(node)
+        self._is_certain = before
+
+
+def _names(node: "ast.AST | None") -> set:
+    """All names in an expression; that of a bare ``except`` is BaseException."""
+    if node is None:
+        return {"BaseException"}
+    return {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(node)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,105 @@
+"""What is looked at, what is found, and how that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from muster.dashboard.text import clean
+from muster.errors import MusterError
+from muster.job import Job, Limits
+from muster.platforms.base import Platform
+from muster.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+GLYPHS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]"}
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What is to be launched, as :class:`~muster.cluster.Cluster` takes it; a platform's name makes a new one."""
+
+    job: Job
+    strategy: Strategy
+    platform: str | Platform
+    limits: Limits
+    session_address: tuple[str, int]
+    worker_ports: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: ``ok``; ``warning``, with which a run may still do what it should; ``error``, with which it fails.
+        check: what was looked at, in a word.
+        text: what was found.
+        mend: what to do about it.
+        worker: which worker it is about; None for all, or for the session.
+        details: longer material, such as the end of a log.
+    """
+
+    level: str
+    check: str
+    text: str
+    mend: str = ""
+    worker: str | None = None
+    details: str = ""
+
+    @classmethod
+    def of_error(cls, check: str, error: MusterError) -> Finding:
+        """What a launch would have raised."""
+        return cls("error", check, error.message, error.advice or "", error.worker, error.details or "")
+
+
+class Report:
+    """Everything that was found. It shows itself as a table, in a terminal by ``rich.print`` and below a cell."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing was found that makes the run fail."""
+        return all(finding.level != "error" for finding in self.findings)
+
+    def of(self, check: str) -> list[Finding]:
+        """What one check has found."""
+        return [finding for finding in self.findings if finding.check == check]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {"is_fine": self.is_fine, "findings": [asdict(finding) for finding in self.findings]}
+
+    def __rich__(self) -> Table:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for finding in self.findings:
+            where = f"[bold]{escape(finding.worker)}[/]: " if finding.worker else ""
+            lines = [where + escape(clean(finding.text))]
+            lines += [f"[dim]{escape(clean(finding.details).rstrip())}[/]"] if finding.details else []
+            lines += [f"Try: {escape(clean(finding.mend))}"] if finding.mend else []
+            table.add_row(GLYPHS[finding.level], finding.check, "\n".join(lines))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None, force_jupyter=False)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get().rstrip()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> Mapping[str, str]:
+        bundle: Mapping[str, str] = self.__rich__()._repr_mimebundle_(include or (), exclude or ())
+        return bundle
+
+    def __repr__(self) -> str:
+        counts = [f"{sum(finding.level == level for finding in self.findings)} {level}" for level in GLYPHS]
+        return f"<Report: {', '.join(counts)}>"

@@ -1,0 +1,172 @@
+"""What can be looked at without a worker: the script, this machine, and the session."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from muster.doctor.report import Checkup, Finding
+from muster.interpreter import find_module
+from muster.job import Job
+from muster.platforms import get_platform, machine
+from muster.runs import muster_home
+
+IMPORTS = Path(__file__).with_name("imports.py")
+PROBE_SECONDS = 30.0
+LITTLE, TOO_LITTLE = 1e9, 50e6  # bytes free on a disk
+DISTRIBUTIONS = {
+    "cv2": "opencv-python",
+    "PIL": "Pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+IDLE_MINUTES = 60.0  # the workbench's own limit where nobody has set another
+
+
+def check_script(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the worker's interpreter compiles the script, and has what it imports."""
+    job = checkup.job
+    if job.script is None or job.script.kind not in {"file", "module"}:
+        return
+    path, folder = _source(job)
+    if path is None:
+        return
+    command = [job.python, "-c", IMPORTS.read_text(), path, folder]
+    environment = {**os.environ, **job.env}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, cwd=job.cwd, env=environment
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        mend = "python= an interpreter that runs"
+        yield Finding("error", "script", f"{job.python} cannot look at {path}", mend, details=error.stderr[-2000:])
+        return
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            "error", "script", f"{job.python} has not looked at {path} within {PROBE_SECONDS:.0f} s", "try again"
+        )
+        return
+    if answer["problem"]:
+        yield _does_not_compile(job, answer["problem"])
+        return
+    yield Finding("ok", "script", f"{job.python} compiles {path}")
+    yield from (_is_missing(job, missing) for missing in answer["missing"])
+    if not answer["missing"]:
+        yield Finding("ok", "imports", "what it imports is there")
+
+
+def _source(job: Job) -> tuple[str | None, str]:
+    """The script's file, None where it has no source, and the folder that comes first on its path."""
+    assert job.script is not None
+    if job.script.kind == "file":
+        return job.script.target, os.path.dirname(job.script.target)
+    location = find_module(job.python, job.script.target)
+    return (location if location and location.endswith(".py") else None), job.cwd
+
+
+def _does_not_compile(job: Job, problem: dict[str, Any]) -> Finding:
+    where = f"{problem['file']}, line {problem['line']}," if problem["line"] else problem["file"]
+    return Finding(
+        "error", "script", f"{where} does not compile with {job.python}: {problem['message']}",
+        mend="write it for that Python, or python= an interpreter that knows this syntax",
+        details=problem["text"] or "",
+    )  # fmt: skip
+
+
+def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
+    package = missing["name"].split(".")[0]
+    text = f"{missing['file']}, line {missing['line']}, imports {missing['name']}, which {job.python} does not have"
+    mend = f"{job.python} -m pip install {DISTRIBUTIONS.get(package, package)}, or python= another interpreter"
+    if package == "muster":
+        text = (
+            f"{missing['file']}, line {missing['line']}, imports {missing['name']}: workers have muster.training only"
+        )
+        mend = "leave launching to the session, and import muster.training in the script"
+    return Finding("error" if missing["is_certain"] else "warning", "imports", text, mend)
+
+
+def check_resources(checkup: Checkup) -> Iterator[Finding]:
+    """Whether processes, cores, memory and GPUs go together."""
+    job, resources = checkup.job, checkup.job.resources
+    slots = getattr(checkup.strategy, "slots", 1)
+    workers = sum(checkup.strategy.roles(job).values())
+    found = []
+    if slots > resources.cpu:
+        text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and wait for one another"
+        found.append(Finding("warning", "resources", text, f"cpu={slots}, or fewer slots"))
+    if resources.gpu and slots != resources.gpu:
+        text = f"each worker has {resources.gpu} GPUs for {slots} processes"
+        found.append(Finding("warning", "resources", text, f"slots={resources.gpu}: a process for each GPU"))
+    if get_platform(checkup.platform).name == "local":
+        cores, memory = len(machine.cores()), machine.memory_bytes()
+        if workers * resources.cpu > cores:
+            text = f"{workers} workers with {resources.cpu:g} cores each share the {cores} of this machine"
+            found.append(Finding("warning", "resources", text, "fewer workers, or fewer cores for each"))
+        if workers * resources.memory_bytes > memory:
+            text = (
+                f"{workers} workers with {resources.memory:g} GB each share the {memory / 1e9:.1f} GB of this machine"
+            )
+            found.append(Finding("warning", "resources", text, "fewer workers, or less memory for each"))
+    yield from found or [Finding("ok", "resources", f"{workers} workers with what they need")]
+
+
+def check_address(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the session can listen where workers are to reach it."""
+    host, port = checkup.session_address
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe_socket:
+            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe_socket.bind(address)
+            probe_socket.listen()
+    except OSError as error:
+        text = f"the session cannot listen on {host}:{port}: {error.strerror or error}"
+        yield Finding("error", "session", text, "session_address= another host:port, or none for any free port")
+    else:
+        yield Finding("ok", "session", f"it can listen on {host}" + (f":{port}" if port else ""))
+
+
+def check_disk(checkup: Checkup) -> Iterator[Finding]:
+    """Whether there is room for logs, records and what scripts write."""
+    for path, variable in ((muster_home(), "MUSTER_HOME"), (Path(tempfile.gettempdir()), "TMPDIR")):
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        free = shutil.disk_usage(existing).free
+        level = "error" if free < TOO_LITTLE else "warning" if free < LITTLE else "ok"
+        mend = "" if level == "ok" else f"make room there, or {variable}= a folder elsewhere"
+        yield Finding(level, "disk", f"{free / 1e9:.2f} GB are free in {path}", mend)
+
+
+def check_idle_limit(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the session would be ended for idling before the run is over."""
+    given = os.environ.get("IDLE_MAXIMUM_MINUTES", "")
+    is_workbench = bool(os.environ.get("CDSW_PROJECT_URL"))
+    if not given.replace(".", "", 1).isdigit() and not is_workbench:
+        return
+    limit = float(given) if given.replace(".", "", 1).isdigit() else IDLE_MINUTES
+    length = checkup.limits.run
+    if length and length <= limit * 60:
+        yield Finding("ok", "idle limit", f"the run ends before the session's {limit:g} minutes without a browser")
+        return
+    takes = f"and the run may take {length / 60:g}" if length else "and nothing limits how long the run takes"
+    yield Finding(
+        "warning", "idle limit", f"the session is ended after {limit:g} minutes without activity in a browser, {takes}",
+        "keep the notebook open, have IDLE_MAXIMUM_MINUTES raised, or a shorter run_timeout=",
+    )  # fmt: skip
+
+
+CHECKS: tuple[Callable[[Checkup], Iterator[Finding]], ...] = (
+    check_script,
+    check_resources,
+    check_address,
+    check_disk,
+    check_idle_limit,
+)

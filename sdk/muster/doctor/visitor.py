@@ -1,0 +1,44 @@
+"""Run on every worker (``python -c``): writes down what the worker has, and waits until it is stopped.
+
+Standard library only and Python 3.6 syntax: any interpreter that trains runs it.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+
+INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
+
+
+def packages() -> "dict[str, str]":
+    """The version of each installed distribution, the one first on the path where there are several."""
+    found: "dict[str, str]" = {}
+    for folder in sys.path:
+        for entry in os.listdir(folder) if os.path.isdir(folder) else []:
+            match = INSTALLED.match(entry)
+            if match:
+                found.setdefault(match.group(1).lower(), match.group(2))
+    return found
+
+
+def main() -> None:
+    """Tell, and wait."""
+    path = os.path.join(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"] + ".json")
+    facts = {
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "packages": packages(),
+        "free": shutil.disk_usage(os.getcwd()).free,
+        "cwd": os.getcwd(),
+    }
+    with open(path + ".part", "w") as file:
+        json.dump(facts, file)
+    os.replace(path + ".part", path)
+    while True:
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

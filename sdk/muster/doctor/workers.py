@@ -1,0 +1,198 @@
+"""What only workers can tell: they are launched as the job's would be, looked at for some seconds, and stopped."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pwd
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+from muster.cluster import Cluster
+from muster.doctor.report import Checkup, Finding
+from muster.doctor.session import LITTLE
+from muster.errors import MusterError
+from muster.job import Job, Member, Plan, Process
+from muster.strategies.base import Facts, Strategy
+
+VISITOR = Path(__file__).with_name("visitor.py")
+START_SECONDS = 60.0  # for the start, where the job itself has no limit
+ANSWER_SECONDS = 30.0  # for what the workers have to tell
+SSH_SECONDS = 10.0
+SSH_AT_ONCE = 16
+
+
+class Visit:
+    """The job's strategy in all that a launch needs, but its workers only tell what they have.
+
+    Attributes:
+        members: the workers as their agents reported them.
+        identity: the private key that logs in to them.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.name = "doctor"
+        self.requires = strategy.requires
+        self.needs_ssh = strategy.needs_ssh
+        self.ports_per_worker = strategy.ports_per_worker
+        self.members: Sequence[Member] = ()
+        self.identity: Path | None = None
+
+    def roles(self, job: Job) -> Mapping[str, int]:
+        """Those of the job."""
+        return self._strategy.roles(job)
+
+    def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
+        """The visitor on every worker."""
+        self.members, self.identity = members, facts.identity
+        visitor = Process((job.python, "-c", VISITOR.read_text()), facts.environment, job.cwd)
+        names = [member.name for member in members]
+        return Plan(processes=dict.fromkeys(names, visitor), decides=tuple(names))
+
+    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
+        """None: nothing is to be started in the session."""
+        return None
+
+
+def visit(checkup: Checkup) -> list[Finding]:
+    """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
+    strategy = Visit(checkup.strategy)
+    host, port = checkup.session_address
+    began = time.monotonic()
+    try:
+        cluster = Cluster(
+            checkup.job,
+            strategy=cast(Strategy, strategy),  # what others have in their class each visit has of its own
+            platform=checkup.platform,
+            timeout_seconds=checkup.limits.start or START_SECONDS,
+            session_address=f"[{host}]:{port}",
+            worker_ports=checkup.worker_ports,
+        )
+        try:
+            cluster.start()
+            took = time.monotonic() - began
+            facts = _await_facts(cluster, strategy.members)
+            return [
+                Finding(
+                    "ok", "launch", f"{len(strategy.members)} workers came up and reached the session in {took:.1f} s"
+                ),
+                *_check_interfaces(strategy.members, checkup.strategy),
+                *(
+                    _check_logins(strategy.members, strategy.identity)
+                    if strategy.identity and strategy.needs_ssh
+                    else ()
+                ),
+                *_check_versions(facts, checkup.strategy.requires),
+                *_check_facts(facts, strategy.members),
+            ]
+        finally:
+            cluster.stop()
+            if cluster.run:
+                shutil.rmtree(cluster.run_dir, ignore_errors=True)
+    except MusterError as error:
+        return [Finding.of_error("launch", error)]
+
+
+def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[str, Any]]:
+    """What the workers have told so far, at the latest when they have had time enough.
+
+    Raises:
+        MusterError: one of them has failed.
+    """
+    paths = {member.name: cluster.run_dir / "results" / f"{member.name}.json" for member in members}
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < deadline and not all(path.exists() for path in paths.values()):
+        if not cluster.is_running:
+            cluster.wait()
+        time.sleep(0.02)
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator[Finding]:
+    """Whether all workers share a network interface, for launchers that are told which one to use."""
+    if not strategy.needs_ssh:
+        return
+    wanted = getattr(strategy, "network_interface", None)
+    shared = set.intersection(*(set(member.interfaces) for member in members))
+    if wanted and wanted not in shared:
+        lacking = ", ".join(member.name for member in members if wanted not in member.interfaces)
+        yield Finding(
+            "error", "network", f"{lacking} has no interface {wanted}", "network_interface= one that all have"
+        )
+    elif not shared:
+        has = "; ".join(f"{member.name} has {', '.join(member.interfaces) or 'none'}" for member in members)
+        yield Finding("error", "network", f"no interface is common to all workers: {has}", "network_interface=")
+    else:
+        yield Finding("ok", "network", f"all workers have {', '.join(sorted(shared))}")
+
+
+def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding]:
+    """Whether every worker's sshd proves to be the right one and lets the run's key in."""
+    with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
+        failures = list(pool.map(lambda member: _login_failure(member, identity), members))
+    for member, failure in zip(members, failures, strict=True):
+        if failure:
+            text = f"ssh to {member.host}, port {member.ssh_port}, does not work: {failure}"
+            yield Finding(
+                "error", "ssh", text, "see the worker's log; is the port open between the hosts?", member.name
+            )
+    if not any(failures):
+        yield Finding("ok", "ssh", f"every worker answers on port {members[0].ssh_port}")
+
+
+def _login_failure(member: Member, identity: Path) -> str:
+    """Why a login does not work; empty if it does."""
+    import paramiko
+
+    with paramiko.SSHClient() as client:
+        kind, _, key = (member.host_key or "").partition(" ")
+        host_key = paramiko.PKey.from_type_string(kind, base64.b64decode(key))
+        client.get_host_keys().add(f"[{member.host}]:{member.ssh_port}", kind, host_key)
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        try:
+            client.connect(
+                member.host, member.ssh_port or 0, user, key_filename=str(identity), allow_agent=False,
+                look_for_keys=False, timeout=SSH_SECONDS, banner_timeout=SSH_SECONDS, auth_timeout=SSH_SECONDS,
+            )  # fmt: skip
+            _, output, _ = client.exec_command("true", timeout=SSH_SECONDS)
+            status = output.channel.recv_exit_status()
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            return str(error) or type(error).__name__
+    return f"`true` ended with status {status}" if status else ""
+
+
+def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[str]) -> Iterator[Finding]:
+    """Whether all workers have the same Python and the same packages."""
+    versions = {name: {"python": told["python"], **told["packages"]} for name, told in facts.items()}
+    differ = []
+    for package in sorted({package for has in versions.values() for package in has}):
+        by_version: dict[str, list[str]] = {}
+        for name, has in versions.items():
+            by_version.setdefault(has.get(package, "missing"), []).append(name)
+        if len(by_version) > 1:
+            differ.append(package)
+            text = "; ".join(f"{version} on {', '.join(names)}" for version, names in by_version.items())
+            level = "error" if package in {"python", *requires} else "warning"
+            mend = "the same interpreter, or the same packages, on all of them"
+            yield Finding(level, "versions", f"{package} is {text}", mend)
+    if not differ and facts:
+        python = next(iter(facts.values()))["python"]
+        yield Finding("ok", "versions", f"the same Python {python} and packages on all workers")
+
+
+def _check_facts(facts: Mapping[str, Mapping[str, Any]], members: Sequence[Member]) -> Iterator[Finding]:
+    """Whether every worker can write where the session reads, and has room where its script runs."""
+    for name in (member.name for member in members):
+        if name not in facts:
+            text = f"it wrote nothing into the run's folder within {ANSWER_SECONDS:.0f} s"
+            mend = "MUSTER_HOME= a folder that the workers share with the session"
+            yield Finding("error", "folders", text, mend, name)
+        elif facts[name]["free"] < LITTLE:
+            text = f"{facts[name]['free'] / 1e9:.2f} GB are free in {facts[name]['cwd']}"
+            yield Finding("warning", "disk", text, "make room there", name)

@@ -1,0 +1,5 @@
+"""Hosts to log in to."""
+
+from tests.trust.conftest import make_host
+
+__all__ = ["make_host"]

@@ -1,0 +1,352 @@
+"""Each finding provoked for real: on scripts, interpreters, ports, disks and workers that are as they should not be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from muster.agent import linux
+from muster.agent.ports import random_loopback_address
+from muster.cli import main
+from muster.cluster import Cluster
+from muster.doctor import Finding, Report, workers
+from muster.doctor.workers import _check_interfaces, _check_logins
+from muster.job import Job, Member, Resources
+from muster.platforms import machine
+from muster.runs import list_runs
+from muster.script import make_script
+from muster.ssh import generate_key_pair, write_private
+from muster.strategies.horovod import Horovod
+from plain import Plain
+from support import environment, eventually
+
+from tests.trust.hosts import USER, Host, can_have_hosts
+
+ROOT = Path(__file__).parent.parent.parent
+PYTHONS = (ROOT / ".venv-tf1" / "bin" / "python", *sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")))
+OLD_PYTHONS = [path for path in PYTHONS if path.exists()]
+IMPORTS = """\
+import json, click
+import no_such_package
+from beside import deeper
+try:
+    import cupy
+except ImportError:
+    import numpy as cupy
+if False:
+    import only_sometimes
+def plot():
+    import no_such_plots.pyplot
+if __name__ == "__main__":
+    import no_such_main
+from muster.training import report
+from muster import run_cluster
+raise SystemExit("the script has been run")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_home: Path) -> Any:
+    """A working folder with a script; in the end no process and no record may be left of what was looked at."""
+    (tmp_path / "train.py").write_text("import json\nraise SystemExit('the script has been run')\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    eventually(lambda: not linux.marked("MUSTER_HOME", str(muster_home)), "nothing left")
+    assert list_runs() == []
+
+
+def look(script: Any = "train.py", *, launch: bool = False, python: str = "", n: int = 2, **options: Any) -> Report:
+    """What the doctor finds for a job of plain processes."""
+    resources = options.pop("resources", Resources(cpu=0.5, memory=0.5))
+    job = Job(make_script(script), n, python=str(python), resources=resources)
+    options.setdefault("strategy", Plain())
+    return Cluster(job, **options).doctor(launch=launch)
+
+
+def problems(report: Report) -> list[tuple[str, str]]:
+    return [(finding.level, finding.check) for finding in report.findings if finding.level != "ok"]
+
+
+def interpreter(path: Path, text: str) -> Path:
+    """An interpreter that does something of its own before it is this one."""
+    path.write_text(f'#!/bin/sh\n{text}\nexec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+class TestTheScript:
+    def test_imports_that_are_missing_are_named_with_their_lines_also_in_files_beside_it(self, folder: Path) -> None:
+        (folder / "train.py").write_text(IMPORTS)
+        (folder / "beside").mkdir()
+        (folder / "beside" / "__init__.py").touch()
+        (folder / "beside" / "deeper.py").write_text("\nimport no_such_depth\n")
+
+        report = look()
+
+        found = {
+            finding.text.split(" imports ")[1].split(",")[0].split(":")[0]: finding for finding in report.of("imports")
+        }
+        assert {name: finding.level for name, finding in found.items()} == {
+            "no_such_package": "error",
+            "only_sometimes": "warning",
+            "no_such_plots.pyplot": "warning",
+            "no_such_main": "error",
+            "muster.run_cluster": "error",
+            "no_such_depth": "error",
+        }
+        assert found["no_such_package"].text.startswith(f"{folder}/train.py, line 2,")
+        assert f"{sys.executable} -m pip install no_such_package" in found["no_such_package"].mend
+        assert found["no_such_depth"].text.startswith(f"{folder}/beside/deeper.py, line 2,")
+        assert not report.is_fine
+
+    def test_what_the_session_has_counts_only_if_the_workers_interpreter_has_it(self, folder: Path) -> None:
+        (folder / "train.py").write_text("import click\n")
+        bare = interpreter(folder / "bare", 'set -- -S "$@"')
+
+        assert look().is_fine
+        (missing,) = look(python=str(bare)).of("imports")
+        assert f"imports click, which {bare} does not have" in missing.text
+
+    @pytest.mark.skipif(not OLD_PYTHONS, reason="there is no Python older than 3.10 here")
+    def test_it_is_compiled_by_the_interpreter_that_will_run_it(self, folder: Path) -> None:
+        old = str(OLD_PYTHONS[0])
+        (folder / "train.py").write_text("x = 1\nmatch x:\n    case 1: pass\n")
+
+        report = look(python=old)
+
+        (finding,) = report.of("script")
+        assert f"{folder}/train.py, line 2, does not compile with {old}: invalid syntax" in finding.text
+        assert finding.details.strip() == "match x:"
+        assert not report.is_fine
+
+    def test_a_module_is_followed_from_the_working_folder(self, folder: Path) -> None:
+        (folder / "pack").mkdir()
+        (folder / "pack" / "__init__.py").touch()
+        (folder / "pack" / "train.py").write_text("import pack.other, no_such_package\n")
+        (folder / "pack" / "other.py").write_text("import no_such_depth\n")
+
+        missing = [finding.text.split()[0] for finding in look("pack.train").of("imports")]
+        assert missing == [f"{folder}/pack/train.py,", f"{folder}/pack/other.py,"]
+
+
+class TestTheSession:
+    def test_a_port_that_is_taken_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            (finding,) = look(session_address=address).of("session")
+        assert finding.level == "error"
+        assert f"cannot listen on {address}: Address already in use" in finding.text
+        assert "session_address=" in finding.mend
+
+    @pytest.mark.parametrize(
+        ("limit", "run_timeout", "level", "words"),
+        [
+            ("30", 3600, "warning", "after 30 minutes without activity in a browser, and the run may take 60"),
+            ("30", None, "warning", "nothing limits how long the run takes"),
+            ("30", 600, "ok", "before the session's 30 minutes"),
+            (None, 4000, "warning", "after 60 minutes"),
+        ],
+    )
+    def test_a_run_that_outlasts_the_idle_limit(
+        self, monkeypatch: Any, limit: str | None, run_timeout: float | None, level: str, words: str
+    ) -> None:
+        monkeypatch.setenv("CDSW_PROJECT_URL", "https://workbench.example.org/api/v1/projects/p")
+        if limit:
+            monkeypatch.setenv("IDLE_MAXIMUM_MINUTES", limit)
+        report = look(run_timeout=run_timeout)
+        (finding,) = report.of("idle limit")
+        assert finding.level == level
+        assert words in finding.text
+        assert report.is_fine
+
+    def test_elsewhere_there_is_no_idle_limit(self) -> None:
+        assert look().of("idle limit") == []
+
+    def test_slots_cores_memory_and_gpus_that_do_not_go_together(self) -> None:
+        cores, memory = len(machine.cores()), machine.memory_bytes() / 1e9
+        resources = Resources(cpu=cores, memory=0.75 * memory, gpu=1)
+        found = look(strategy=Horovod(slots=cores + 1), resources=resources).of("resources")
+
+        assert [finding.level for finding in found] == ["warning"] * 4
+        text = "\n".join(finding.text for finding in found)
+        assert f"{cores + 1} processes share the {cores} cores of each worker" in text
+        assert f"1 GPUs for {cores + 1} processes" in text
+        assert f"2 workers with {cores} cores each share the {cores} of this machine" in text
+        assert f"share the {memory:.1f} GB of this machine" in text
+
+    @pytest.mark.parametrize(("size", "level"), [("20m", "error"), ("400m", "warning")])
+    def test_a_disk_that_is_nearly_full(self, folder: Path, size: str, level: str) -> None:
+        doctor = f"{sys.executable} -m muster doctor --strategy processes train.py --no-launch --json"
+        mount = f"mount -t tmpfs -o size={size} none {folder}"
+        if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
+            pytest.skip("mounts cannot be made here")
+        script = folder.parent / "train.py"
+        script.write_text("")
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f"{mount} && cd .. && {doctor}"],
+            capture_output=True, text=True, env=environment(MUSTER_HOME=str(folder / "home")),
+        )  # fmt: skip
+        script.unlink()
+        finding = next(finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "disk")
+        assert finding["level"] == level
+        assert f"are free in {folder}/home" in finding["text"]
+        assert "MUSTER_HOME=" in finding["mend"]
+        assert done.returncode == (1 if level == "error" else 0)
+
+
+class TestTheWorkers:
+    def test_all_is_well_and_the_script_is_not_run(self) -> None:
+        report = look(launch=True, strategy=Plain(needs_ssh=True), resources=Resources(cpu=1, memory=0.5))
+
+        assert problems(report) == []
+        assert report.is_fine
+        assert {finding.check: finding.text for finding in report.findings}[
+            "ssh"
+        ] == "every worker answers on port 2222"
+        assert "2 workers came up and reached the session" in report.of("launch")[0].text
+        assert "Python 3." in report.of("versions")[0].text
+
+    @pytest.mark.parametrize(
+        ("resources", "words"),
+        [(Resources(cpu=10_000), "asks for 10000 cores"), (Resources(cpu=0.1, memory=0.1, gpu=9), "GPUs")],
+    )
+    def test_what_the_platform_refuses(self, resources: Resources, words: str, monkeypatch: Any) -> None:
+        monkeypatch.setattr(machine, "gpus", list)
+        (finding,) = look(launch=True, resources=resources).of("launch")
+        assert finding.level == "error"
+        assert words in finding.text
+
+    def test_too_few_free_ports(self) -> None:
+        with socket.create_server(("", 0)) as taken:
+            port = taken.getsockname()[1]
+            (finding,) = look(launch=True, worker_ports=(port, port)).of("launch")
+        assert f"found only 0 of 1 free ports between {port} and {port}" in finding.text + finding.details
+
+    def test_a_machine_without_an_sshd(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "ssh").symlink_to("/usr/bin/ssh")
+        monkeypatch.setattr(machine, "SSHD_PATHS", ())
+        monkeypatch.setenv("PATH", str(folder / "bin"))
+        (finding,) = look(launch=True, strategy=Plain(needs_ssh=True)).of("launch")
+        assert "this machine has none" in finding.text
+        assert "install openssh-server" in finding.mend
+
+    def test_versions_that_differ_are_told_by_worker(self, folder: Path) -> None:
+        for worker, version in (("worker-0", "1.0"), ("worker-1", "2.0")):
+            (folder / worker / f"some_package-{version}.dist-info").mkdir(parents=True)
+        python = interpreter(folder / "python", f'export PYTHONPATH="$PYTHONPATH:{folder}/$MUSTER_WORKER"')
+
+        (finding,) = look(launch=True, python=str(python)).of("versions")
+
+        assert finding.level == "warning"
+        assert finding.text == "some_package is 1.0 on worker-0; 2.0 on worker-1"
+
+    def test_an_interpreter_that_fails_on_a_worker(self, folder: Path) -> None:
+        python = interpreter(folder / "python", '[ "$MUSTER_WORKER" = worker-1 ] && { echo no licence; exit 3; }')
+        (finding,) = look(launch=True, python=str(python)).of("launch")
+        assert finding.worker == "worker-1"
+        assert "exit status 3" in finding.text
+        assert "no licence" in finding.details
+
+    def test_a_folder_that_the_workers_do_not_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.0)
+        found = look(launch=True).of("folders")
+        assert {finding.worker for finding in found} == {"worker-0", "worker-1"}
+        assert "MUSTER_HOME=" in found[0].mend
+
+
+def member(name: str = "worker-0", **fields: Any) -> Member:
+    return dataclasses.replace(Member(name, "worker", 0, "127.0.0.1", interfaces=("eth0",)), **fields)
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "wanted", "level", "words"),
+    [
+        ((("lo", "eth0"), ("eth0",)), None, "ok", "all workers have eth0"),
+        ((("eth0",), ("ib0",)), None, "error", "worker-0 has eth0; worker-1 has ib0"),
+        ((("eth0", "ib0"), ("eth0",)), "ib0", "error", "worker-1 has no interface ib0"),
+    ],
+)
+def test_a_network_interface_in_common(interfaces: Any, wanted: str | None, level: str, words: str) -> None:
+    members = [member(f"worker-{index}", interfaces=names) for index, names in enumerate(interfaces)]
+    (finding,) = _check_interfaces(members, Horovod(network_interface=wanted))
+    assert (finding.level, words in finding.text) == (level, True)
+
+
+@pytest.mark.skipif(not can_have_hosts(), reason="needs root, mount namespaces and an sshd")
+def test_workers_whose_sshd_does_not_answer_or_is_another_or_refuses(
+    make_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts: list[Host] = [make_host(), make_host()]
+    right, wrong = generate_key_pair(), generate_key_pair()
+    identity = write_private(tmp_path / "identity", right.private)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: type("Account", (), {"pw_name": USER}))
+    for host, key in zip(hosts, (right, wrong), strict=True):
+        host.authorized_keys.parent.mkdir()
+        host.authorized_keys.write_text(key.public + "\n")
+        host.give_home_to_user()
+    at = {"ssh_port": 2222, "interfaces": ()}
+    members = [
+        member("good", host=hosts[0].address, host_key=hosts[0].key.public, **at),
+        member("another", host=hosts[0].address, host_key=wrong.public, **at),
+        member("refuses", host=hosts[1].address, host_key=hosts[1].key.public, **at),
+        member("silent", host=random_loopback_address(), host_key=right.public, **at),
+    ]
+    found = {finding.worker: finding.text for finding in _check_logins(members, identity)}
+
+    assert found.keys() == {"another", "refuses", "silent"}
+    assert "does not match" in found["another"]
+    assert "Authentication failed" in found["refuses"]
+    assert "Unable to connect" in found["silent"]
+
+
+class TestTheCommand:
+    def run(self, *arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["doctor", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    def test_a_job_that_is_fine(self) -> None:
+        code, output = self.run("--strategy", "processes", "-n", "2", "--cpu", "0.5", "train.py", "--epochs", "3")
+        assert code == 0, output
+        assert "2 workers came up" in output
+
+    def test_what_is_no_job_is_a_finding_and_status_1(self, folder: Path) -> None:
+        (folder / "train.py").write_text("if x\n")
+        code, output = self.run("-s", "processes", "train.py", "--json")
+        assert code == 1
+        (finding,) = json.loads(output)["findings"]
+        assert "line 1, does not compile" in finding["text"]
+
+    def test_a_cluster_without_a_script(self) -> None:
+        code, output = self.run("-s", "processes", "-n", "1", "--cpu", "0.5", "--no-launch")
+        assert code == 0, output
+        assert "compiles" not in output
+
+
+class TestTheReport:
+    report = Report(
+        [Finding("ok", "disk", "[red]is[/red] there"), Finding("error", "ssh", "\x1b[31mno", "do", "worker-1", "line")]
+    )
+
+    def test_as_text(self) -> None:
+        text = "\n".join(line.rstrip() for line in str(self.report).splitlines())
+        assert "✓  disk  [red]is[/red] there" in text
+        assert "✗  ssh   worker-1: no\n         line\n         Try: do" in text
+        assert repr(self.report) == "<Report: 1 ok, 0 warning, 1 error>"
+
+    def test_in_a_notebook(self) -> None:
+        bundle = self.report._repr_mimebundle_()
+        assert "worker-1" in bundle["text/html"]
+        assert "worker-1" in bundle["text/plain"]
+
+    def test_as_data(self) -> None:
+        assert self.report.to_dict()["is_fine"] is False
+        assert self.report.to_dict()["findings"][1]["worker"] == "worker-1"
