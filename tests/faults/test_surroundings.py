@@ -316,7 +316,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_named(scene: Scene, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_HOME", str(tiny_disk))
-    (tiny_disk / "ballast").write_bytes(bytes(56 << 10))
+    (tiny_disk / "ballast").write_bytes(bytes(60 << 10))
     with pytest.raises(PlatformError, match="No space left on device") as raised:
         muster.run_cluster(1, worker_script=scene.script("print()"), strategy=Plain())
     assert "MUSTER_HOME" in str(raised.value)
