@@ -312,6 +312,13 @@ class Cluster:
             await self._orchestrator.life()
         except MusterError as raised:
             error = raised
+        except OSError as raised:
+            error = PlatformError(
+                f"The session could not go on: {_os_reason(raised)}.",
+                log=self.run_dir / "logs",
+                advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
+                details=traceback.format_exc(),
+            )
         except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
             error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
         finally:
@@ -404,6 +411,11 @@ class Cluster:
                 f"The folders of the run cannot be made: {error}.",
                 advice="set MUSTER_HOME and TMPDIR to writable folders",
             ) from error
+
+
+def _os_reason(error: OSError) -> str:
+    """What the system said; of an error about many files, what it said about the first."""
+    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)
 
 
 _live: set[Cluster] = set()
