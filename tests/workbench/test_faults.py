@@ -10,7 +10,8 @@ import muster
 import pytest
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status
-from muster.platforms.workbench import WorkbenchPlatform, clients
+from muster.platforms.workbench import clients
+from muster.platforms.workbench.platform import WorkbenchPlatform
 from plain import Plain
 from support import Run, eventually, shell
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 
 from muster.errors import JobError
 from muster.platforms.base import Platform
+from muster.platforms.workbench.detection import is_session
 
 PLATFORMS = {
     "local": "muster.platforms.local:LocalPlatform",
-    "workbench": "muster.platforms.workbench:WorkbenchPlatform",
+    "workbench": "muster.platforms.workbench.platform:WorkbenchPlatform",
 }
-
-
-def in_workbench(environ: Mapping[str, str]) -> bool:
-    """Whether this environment is that of a session of Cloudera's workbench."""
-    return all(environ.get(name) for name in ("CDSW_ENGINE_ID", "CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL"))
 
 
 def get_platform(platform: str | Platform | None) -> Platform:
@@ -31,7 +26,7 @@ def get_platform(platform: str | Platform | None) -> Platform:
     """
     if isinstance(platform, Platform):
         return platform
-    name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if in_workbench(os.environ) else "local")
+    name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if is_session(os.environ) else "local")
     if name not in PLATFORMS:
         raise JobError(f"There is no platform {name!r}.", advice=f"platform= one of {', '.join(sorted(PLATFORMS))}")
     module, _, attribute = PLATFORMS[name].partition(":")

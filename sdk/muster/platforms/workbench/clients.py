@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from types import ModuleType
@@ -16,9 +15,8 @@ from urllib3.exceptions import MaxRetryError, ProtocolError
 from urllib3.util import Retry
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.platforms.workbench.detection import LIBRARIES, REST_VARIABLES, find_library
 
-LIBRARIES = ("cml.workers_v1", "cdsw")  # newer runtimes, older engines
-REST_VARIABLES = ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL")
 CONNECTIONS = 16  # that are kept open
 TIMEOUT = (5.0, 30.0)  # seconds for connecting, and for each part of an answer
 SERVER_ERROR = 500  # from this status on, what was asked for may have happened
@@ -78,16 +76,6 @@ def find_client(environ: Mapping[str, str]) -> Client:
     """
     name = find_library()
     return LibraryClient(importlib.import_module(name)) if name else RestClient.of_session(environ)
-
-
-def find_library() -> str | None:
-    """The name of the workbench's client library, where there is one."""
-    for name in LIBRARIES:
-        with contextlib.suppress(ModuleNotFoundError):  # the package around it
-            spec = importlib.util.find_spec(name)
-            if spec and spec.name == name:  # and not Muster's own stand-in for it
-                return name
-    return None
 
 
 class LibraryClient:

@@ -1,0 +1,176 @@
+"""Agents without a guard, started as the engine of a worker starts them: from text, by the bootstrap."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from muster.agent import linux
+from muster.agent.ports import random_loopback_address
+from muster.agent.worker import complete, own_address, take_config
+from muster.job import SessionAddress, WorkerSpec
+from muster.platforms.workbench import launching
+from support import Run, StubSession, environment, eventually, fresh_identity, is_gone, shell
+
+ADDRESS = random_loopback_address()
+
+
+class Engines:
+    """The engines of some workers: plain interpreters that run the code of their launch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, spec: WorkerSpec, write_config: bool = True) -> subprocess.Popen[str]:
+        """Start the engine of a worker."""
+        if write_config:
+            launching.write_config(spec)
+        code = launching.launch_request(spec)["code"]
+        pipe = subprocess.PIPE
+        engine = subprocess.Popen(
+            [sys.executable, "-I", "-"],
+            env=environment(
+                CDSW_IP_ADDRESS=ADDRESS,
+                CDSW_ENGINE_ID="engine-7",
+                CDSW_MASTER_ID="session",
+                TMPDIR=str(self._run.folder),
+            ),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.processes.append(engine)
+        assert engine.stdin is not None
+        engine.stdin.write(code)
+        engine.stdin.close()
+        return engine
+
+
+@pytest.fixture
+def engines(run: Run) -> Iterator[Engines]:
+    engines = Engines(run)
+    yield engines
+    for engine in engines.processes:
+        engine.kill()
+        engine.wait()
+        assert engine.stdout is not None
+        engine.stdout.close()
+
+
+def ended(engine: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit status and output of an engine."""
+    assert engine.stdout is not None
+    output = engine.stdout.read()
+    return engine.wait(15), output
+
+
+def test_it_runs_its_process_with_the_environment_of_the_engine(engines: Engines, run: Run) -> None:
+    variables = "$MUSTER_WORKER $CDSW_ENGINE_ID $CDSW_MASTER_ID $CDSW_IP_ADDRESS $GREETING"
+    spec = run.spec(process=shell(f"echo {variables}; exit 3"), env={"GREETING": "hello"})
+    status, output = ended(engines.start(spec))
+    assert spec.log.read_text().split() == ["worker-0", "engine-7", "session", ADDRESS, "hello"]
+    assert launching.outcome(spec)["exit_code"] == 3
+    assert (status, output) == (1, "muster: this worker's agent ended with status 1\n")
+
+
+def test_its_config_is_private_and_is_taken_away(engines: Engines, run: Run) -> None:
+    spec = run.spec(process=shell("exit 0"))
+    launching.write_config(spec)
+    path = launching.config_path(spec)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert ended(engines.start(spec))[0] == 0
+    assert not path.exists()
+    assert take_config(str(path)) is None
+
+
+def test_without_its_config_it_ends_at_once(engines: Engines, run: Run) -> None:
+    status, output = ended(engines.start(run.spec(), write_config=False))
+    assert status == 1
+    assert "nobody waits for this worker any more" in output
+
+
+def test_nothing_secret_is_in_what_the_platform_is_told(run: Run, stub_session: StubSession) -> None:
+    identity = fresh_identity()
+    spec = run.spec(session=stub_session.address, ssh=identity, env={"PASSWORD": "hunter2"})
+    request = json.dumps(launching.launch_request(spec))
+    for secret in (stub_session.token, "PRIVATE KEY", identity.authorized_key, "hunter2", "BEGIN CERTIFICATE"):
+        assert secret not in request
+
+
+def test_it_ends_when_its_session_hangs_up(engines: Engines, run: Run, stub_session: StubSession) -> None:
+    engine = engines.start(run.spec(session=stub_session.address))
+    hello = stub_session.wait_for("hello")
+    assert (hello["host"], hello["interfaces"]) == (ADDRESS, ["lo"])
+    stub_session.send("worker-0", "start", argv=["/bin/sleep", "600"])
+    started = stub_session.wait_for("started")
+    stub_session.hang_up("worker-0")
+    assert ended(engine) == (0, "")
+    assert is_gone(started["pid"])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_its_engine(engines: Engines, run: Run, stub_session: StubSession, signum: signal.Signals) -> None:
+    engine = engines.start(run.spec(session=stub_session.address))
+    agent = stub_session.wait_for("hello")["pid"]
+    engine.send_signal(signum)
+    stub_session.wait_for("hung_up")
+    eventually(lambda: is_gone(agent), "the agent is gone")
+
+
+def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, stub_session: StubSession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    spec = run.spec(session=SessionAddress("127.0.0.1", port, stub_session.certificate, stub_session.token))
+    assert ended(engines.start(spec))[0] == 1
+    reason = f"cannot reach the session at 127.0.0.1:{port}: [Errno 111] Connection refused"
+    assert reason in launching.outcome(spec)["reason"]
+    assert reason in spec.log.read_text()
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keyscan"), reason="there is no ssh client")
+@pytest.mark.parametrize("taken", [False, True])
+def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_engine_has_the_first(
+    engines: Engines, run: Run, stub_session: StubSession, taken: bool
+) -> None:
+    engines_own = socket.create_server((ADDRESS, 2222)) if taken else None
+    try:
+        identity = fresh_identity()
+        engines.start(run.spec(session=stub_session.address, ssh=identity))
+        hello = stub_session.wait_for("hello")
+        assert (hello["host"], hello["ssh_port"]) == (ADDRESS, 2223 if taken else 2222)
+        keys = subprocess.run(
+            ["ssh-keyscan", "-t", "ed25519", "-p", str(hello["ssh_port"]), ADDRESS],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert hello["host_key"] in keys.stdout
+    finally:
+        if engines_own:
+            engines_own.close()
+
+
+def test_gpus_are_those_that_the_engine_sees() -> None:
+    config: dict[str, Any] = {"name": "worker-0", "gpu": 2, "ssh": None, "session": None}
+    assert complete(config, {})["gpus"] == ["0", "1"]
+    assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})["gpus"] == ["GPU-a", "GPU-b"]
+    assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"})["gpus"] == []
+
+
+def test_without_a_platform_that_says_it_the_address_is_that_of_the_route_to_the_session() -> None:
+    assert own_address("127.0.0.1") == "127.0.0.1"
+
+
+def test_interfaces_are_known_by_their_addresses() -> None:
+    for name, addresses in psutil.net_if_addrs().items():
+        first = next((address.address for address in addresses if address.family is socket.AF_INET), None)
+        assert first is None or name in linux.interfaces_of(first)
+    assert linux.interfaces_of("192.0.2.1") == []  # an address for documentation, which nobody has
