@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "platforms"},
     "cluster": NOUNS | PURE | ENGINE | {"doctor"},
     "state": NOUNS | {"diagnosis"},
+    "serve": NOUNS | {"serve", "platforms", "agent", "runs", "scratch", "workers", "__version__"},
 }
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.serve.service import Client, Service, serving
 
+pytestmark = pytest.mark.slow
 BOUNDED = settings(
     max_examples=25,
     deadline=None,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 ENGINE_ID = r"^[A-Za-z0-9_-]{1,64}$"
 
 EngineId = Annotated[str, Field(pattern=ENGINE_ID)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")]
 Text = Annotated[str, Field(pattern=r"^[^\u0000]*$")]
+
+
+def whole(value: Any) -> Any:
+    """A float that is a whole number as an integer: JSON makes no difference between the two."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Order(BaseModel):
@@ -22,7 +27,7 @@ class Order(BaseModel):
     kernel: Literal["python3"] = "python3"
     cpu: float = Field(gt=0, le=1e6, description="Cores.")
     memory: float = Field(gt=0, le=1e6, description="Memory, in GB.")
-    nvidia_gpu: int = Field(default=0, ge=0, le=1000, description="GPUs.")
+    nvidia_gpu: Annotated[int, BeforeValidator(whole)] = Field(default=0, ge=0, le=1000, description="GPUs.")
     script: Text = Field(default="", max_length=4096, description="Path in the project. It wins over `code`.")
     code: Text = Field(default="", description="Python; a line that begins with `!` is a shell command.")
     env: dict[VariableName, Text | int | float] = Field(

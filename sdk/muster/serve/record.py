@@ -77,7 +77,7 @@ def clean_up() -> None:
     for owner, facts in _records():
         if not is_alive(facts["session"]):
             _end_workers(owner.parent, facts["platform"])
-            owner.unlink()
+            owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
     for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
