@@ -1,0 +1,46 @@
+"""TensorFlow's own allreduce among workers, for real."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import muster
+import pytest
+from muster.errors import WorkerKilled
+from support import eventually
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[2] / "worker_scripts" / "mnist_multi_worker.py"
+
+
+def test_two_workers_learn_the_digits_and_end_with_the_same_weights() -> None:
+    cluster = muster.run_cluster(2, worker_script=SCRIPT, strategy="multi_worker", run_timeout=180).cluster
+    assert cluster.result.metrics["test_accuracy"] >= 0.95
+    weights = [re.findall(r"^weights (\w+)$", cluster.logs(worker), re.MULTILINE) for worker in cluster.plan.processes]
+    assert weights[0] == weights[1] != []
+    assert "test accuracy" in cluster.logs("worker-0")
+    assert "test accuracy" not in cluster.logs("worker-1")
+
+
+def test_the_worker_that_was_killed_is_named_while_the_other_one_waits_for_it() -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        step = tf.function(lambda: strategy.reduce("SUM", strategy.run(lambda: tf.ones(3)), axis=None))
+        for number in range(10**9):
+            step()
+            if number == 3:
+                print("ready", os.getpid(), flush=True)
+
+    cluster = muster.run_cluster(2, worker_script=train, strategy="multi_worker", wait=False).cluster
+    (pid,) = eventually(lambda: re.findall(r"^ready (\d+)", cluster.logs("worker-1"), re.MULTILINE), "it trains", 60)
+    os.kill(int(pid), 9)
+    killed = time.monotonic()
+    with pytest.raises(WorkerKilled, match="worker-1 was ended by signal 9"):
+        cluster.wait(timeout=30)
+    assert time.monotonic() - killed < 5
