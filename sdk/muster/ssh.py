@@ -1,13 +1,18 @@
-"""Key pairs of a run: the identity that logs in, and the host keys that workers prove themselves with."""
+"""Key pairs, such as a run's identity and the host keys of its workers, and logins with them."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SSH_PORT = 2222
+CONNECT_SECONDS = 10.0  # for each step of a login
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it complains of is raised as well
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,14 @@ def write_private(path: Path, text: str) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
         file.write(text)
     return path
+
+
+def log_in(client: Any, host: str, port: int, user: str, *, allow_agent: bool = False, **proof: Any) -> None:
+    """Have a ``paramiko.SSHClient`` log in with what is given as ``proof`` alone. Raises what that raises."""
+    client.connect(
+        host, port, user, allow_agent=allow_agent, look_for_keys=False,
+        timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, **proof,
+    )  # fmt: skip
 
 
 def ssh_client() -> str | None:

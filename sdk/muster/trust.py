@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import logging
 import os
 import pwd
 import re
@@ -19,13 +18,10 @@ from typing import Any
 import paramiko
 
 from muster.errors import HostKeyChanged, HostKeyUnknown, JobError, LoginRefused, TrustError
-from muster.ssh import SSH_PORT, generate_key_pair, ssh_client, write_private
+from muster.ssh import CONNECT_SECONDS, SSH_PORT, generate_key_pair, log_in, ssh_client, write_private
 
 Accept = Callable[[str, str], bool]  # of a host and the fingerprint of its key: whether that is the right one
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it complains of is raised as well
-
-CONNECT_SECONDS = 10.0
 TEST_SECONDS = 60.0
 IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
@@ -184,10 +180,7 @@ class Login(paramiko.MissingHostKeyPolicy):
                 for path in (SYSTEM_KNOWN_HOSTS, self._files.known_hosts):
                     if path.exists():
                         client.load_system_host_keys(str(path))
-                client.connect(
-                    self.host, self.port, self.user, allow_agent=allow_agent, look_for_keys=False,
-                    timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, **proof,
-                )  # fmt: skip
+                log_in(client, self.host, self.port, self.user, allow_agent=allow_agent, **proof)
             except (paramiko.SSHException, OSError, EOFError) as error:
                 raise self._translated(error) from error
             undo.pop_all()

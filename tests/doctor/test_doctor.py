@@ -157,10 +157,12 @@ class TestTheSession:
     def test_a_run_that_outlasts_the_idle_limit(
         self, monkeypatch: Any, limit: str | None, run_timeout: float | None, level: str, words: str
     ) -> None:
-        monkeypatch.setenv("CDSW_PROJECT_URL", "https://workbench.example.org/api/v1/projects/p")
-        if limit:
+        if limit is None:
+            for name in ("API_KEY", "ENGINE_ID", "ENGINE_URL", "PROJECT_URL"):
+                monkeypatch.setenv(f"CDSW_{name}", "http://workbench.example.org")
+        else:
             monkeypatch.setenv("IDLE_MAXIMUM_MINUTES", limit)
-        report = look(run_timeout=run_timeout)
+        report = look(run_timeout=run_timeout, platform="local")
         (finding,) = report.of("idle limit")
         assert finding.level == level
         assert words in finding.text

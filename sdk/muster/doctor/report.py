@@ -103,3 +103,8 @@ class Report:
     def __repr__(self) -> str:
         counts = [f"{sum(finding.level == level for finding in self.findings)} {level}" for level in GLYPHS]
         return f"<Report: {', '.join(counts)}>"
+
+
+def count_of(workers: int) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from muster.doctor.report import Checkup, Finding
+from muster.doctor.report import Checkup, Finding, count_of
 from muster.interpreter import find_module
 from muster.job import Job
 from muster.platforms import get_platform, machine
+from muster.platforms.workbench.detection import is_session
 from muster.runs import muster_home
 
 IMPORTS = Path(__file__).with_name("imports.py")
@@ -109,14 +110,14 @@ def check_resources(checkup: Checkup) -> Iterator[Finding]:
     if get_platform(checkup.platform).name == "local":
         cores, memory = len(machine.cores()), machine.memory_bytes()
         if workers * resources.cpu > cores:
-            text = f"{workers} workers with {resources.cpu:g} cores each share the {cores} of this machine"
+            text = f"{count_of(workers)} with {resources.cpu:g} cores each share the {cores} of this machine"
             found.append(Finding("warning", "resources", text, "fewer workers, or fewer cores for each"))
         if workers * resources.memory_bytes > memory:
             text = (
-                f"{workers} workers with {resources.memory:g} GB each share the {memory / 1e9:.1f} GB of this machine"
+                f"{count_of(workers)} with {resources.memory:g} GB each share the {memory / 1e9:.1f} GB of this machine"
             )
             found.append(Finding("warning", "resources", text, "fewer workers, or less memory for each"))
-    yield from found or [Finding("ok", "resources", f"{workers} workers with what they need")]
+    yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
 
 
 def check_address(checkup: Checkup) -> Iterator[Finding]:
@@ -148,10 +149,9 @@ def check_disk(checkup: Checkup) -> Iterator[Finding]:
 def check_idle_limit(checkup: Checkup) -> Iterator[Finding]:
     """Whether the session would be ended for idling before the run is over."""
     given = os.environ.get("IDLE_MAXIMUM_MINUTES", "")
-    is_workbench = bool(os.environ.get("CDSW_PROJECT_URL"))
-    if not given.replace(".", "", 1).isdigit() and not is_workbench:
+    if not given.isdigit() and not is_session(os.environ):
         return
-    limit = float(given) if given.replace(".", "", 1).isdigit() else IDLE_MINUTES
+    limit = float(given) if given.isdigit() else IDLE_MINUTES
     length = checkup.limits.run
     if length and length <= limit * 60:
         yield Finding("ok", "idle limit", f"the run ends before the session's {limit:g} minutes without a browser")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from muster.cluster import Cluster
-from muster.doctor.report import Checkup, Finding
+from muster.doctor.report import Checkup, Finding, count_of
 from muster.doctor.session import LITTLE
 from muster.errors import MusterError
 from muster.job import Job, Member, Plan, Process
+from muster.ssh import CONNECT_SECONDS, log_in
 from muster.strategies.base import Facts, Strategy
 
 VISITOR = Path(__file__).with_name("visitor.py")
 START_SECONDS = 60.0  # for the start, where the job itself has no limit
 ANSWER_SECONDS = 30.0  # for what the workers have to tell
-SSH_SECONDS = 10.0
 SSH_AT_ONCE = 16
 
 
@@ -80,7 +80,7 @@ def visit(checkup: Checkup) -> list[Finding]:
             facts = _await_facts(cluster, strategy.members)
             return [
                 Finding(
-                    "ok", "launch", f"{len(strategy.members)} workers came up and reached the session in {took:.1f} s"
+                    "ok", "launch", f"{count_of(len(strategy.members))} came up and reached the session in {took:.1f} s"
                 ),
                 *_check_interfaces(strategy.members, checkup.strategy),
                 *(
@@ -156,11 +156,8 @@ def _login_failure(member: Member, identity: Path) -> str:
         client.get_host_keys().add(f"[{member.host}]:{member.ssh_port}", kind, host_key)
         user = pwd.getpwuid(os.geteuid()).pw_name
         try:
-            client.connect(
-                member.host, member.ssh_port or 0, user, key_filename=str(identity), allow_agent=False,
-                look_for_keys=False, timeout=SSH_SECONDS, banner_timeout=SSH_SECONDS, auth_timeout=SSH_SECONDS,
-            )  # fmt: skip
-            _, output, _ = client.exec_command("true", timeout=SSH_SECONDS)
+            log_in(client, member.host, member.ssh_port or 0, user, key_filename=str(identity))
+            _, output, _ = client.exec_command("true", timeout=CONNECT_SECONDS)
             status = output.channel.recv_exit_status()
         except (paramiko.SSHException, OSError, EOFError) as error:
             return str(error) or type(error).__name__
