@@ -78,6 +78,14 @@ def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequenc
     return environment
 
 
+def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """The words of a piece of command line."""
+    try:
+        return None if text is None else tuple(shlex.split(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, parameter) from error
+
+
 OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "-s", "--strategy", type=click.Choice(list(STRATEGIES)), default="parameter_server", show_default=True,
@@ -87,7 +95,18 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
         "-n", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Workers that train."
     ),
     click.option("--ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
-    click.option("--slots", type=click.IntRange(min=1), help="Processes per worker (horovod).  [default: 1]"),
+    click.option(
+        "--slots", type=click.IntRange(min=1), help="Processes per worker (horovod, mpi, processes).  [default: 1]"
+    ),
+    click.option(
+        "--network-interface", metavar="NAME", help="Interface of the ranks (horovod, mpi).  [default: found out]"
+    ),
+    click.option("--mpiexec", metavar="PATH", help="Launcher of the MPI to use (mpi).  [default: mpiexec]"),
+    click.option("--binding", metavar="WHAT", help="What each rank is bound to, such as core (mpi).  [default: none]"),
+    click.option(
+        "--mpi-args", metavar="WORDS", callback=_words,
+        help="Further arguments of mpiexec, in quotes (mpi), such as '--mca btl_tcp_links 2'.",
+    ),
     click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
     click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
     click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."),
@@ -112,8 +131,9 @@ def job_options(command: Command) -> Command:
 
 
 def make_job(
-    *, strategy: str, workers: int, ps: int, slots: int | None, cpu: float, memory: float, gpus: int, python: str,
+    *, strategy: str, workers: int, ps: int, cpu: float, memory: float, gpus: int, python: str,
     environment: dict[str, str], name: str, module: bool, script: str | None, args: tuple[str, ...],
+    **strategy_options: Any,
 ) -> tuple[Job, Strategy]:  # fmt: skip
     """The job and the strategy that the options describe.
 
@@ -132,7 +152,9 @@ def make_job(
         python=python,
         name=name,
     )
-    return job, get_strategy(strategy, **({} if slots is None else {"slots": slots}))
+    return job, get_strategy(
+        strategy, **{option: value for option, value in strategy_options.items() if value is not None}
+    )
 
 
 @click.command(cls=ScriptCommand)
@@ -169,8 +191,9 @@ def run(
     SCRIPT is a file, or with -m a module. Options may stand before and after it; those that are none of muster's, and
     everything after a --, are the script's own.
 
-    Horovod runs the script as every rank. Among parameter servers, a top-level run(cluster, server, task_index) is
-    called on every worker; a script without one is run once, as the chief that coordinates the workers.
+    Horovod, MPI and plain processes run the script as every rank, MultiWorkerMirroredStrategy on every worker. Among
+    parameter servers, a top-level run(cluster, server, task_index) is called on every worker; a script without one is
+    run once, as the chief that coordinates the workers.
 
     \b
     Examples:
@@ -178,6 +201,7 @@ def run(
       muster run train.py --strategy horovod --workers 4 --epochs 5
       muster run -s horovod -n 4 train.py -- --name "the script's own"
       muster run -s horovod -n 2 --slots 2 -m my_package.train
+      muster run -s mpi -n 2 --slots 4 --mpi-args "--mca btl_tcp_links 2" ./allreduce
       muster run -s horovod -n 2 --env API_KEY --stall 120 train.py
 
     The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
