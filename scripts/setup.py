@@ -1,7 +1,8 @@
 """Set up everything that `make demo` and `make test` need; do nothing when it is there already.
 
     python3 scripts/setup.py              .venv with Muster, TensorFlow, Horovod and the tools
-    python3 scripts/setup.py --tf1        and .venv-tf1 with TensorFlow 1.15, where there is a Python 3.7, and Chromium
+    python3 scripts/setup.py --tf1        and .venv-tf1 with TensorFlow 1.15, where there is a Python 3.7, Chromium
+                                          and both MPIs
     python3 scripts/setup.py --horovod    Horovod alone, into the Python that runs this (a conda environment)
     sudo python3 scripts/setup.py --system [PACKAGE ...]    the system packages alone
 
@@ -53,6 +54,9 @@ HOROVOD_FLAGS = {
     "HOROVOD_CPU_OPERATIONS": "GLOO",
     "HOROVOD_WITHOUT_MPI": "1",
 }
+
+# Debian installs them side by side, each with a compiler called mpicc.NAME.
+MPIS = {"openmpi": ["openmpi-bin", "libopenmpi-dev"], "mpich": ["mpich", "libmpich-dev"]}
 
 POLICY = "/usr/sbin/policy-rc.d"
 POLICY_TEXT = "#!/bin/sh\n# Set there by Muster's set-up for as long as it installs packages.\nexit 101\n"
@@ -252,6 +256,15 @@ def provide_browser() -> None:
     install_without_password(["chromium"])
     if not shutil.which("chromium"):
         say("no Chromium here: the tests in real notebooks will be skipped")
+
+
+def provide_mpi() -> None:
+    """Install both MPIs, with their compilers, for the tests with real ones, where that needs no password; optional."""
+    for name, packages in MPIS.items():
+        if not shutil.which("mpicc." + name):
+            install_without_password(packages)
+        if not shutil.which("mpicc." + name):
+            say("no {} here: the tests with it will be skipped".format(packages[0]))
 
 
 def install_without_password(packages: Sequence[str]) -> bool:
@@ -475,7 +488,7 @@ def main() -> int:
     """Do what the arguments say, and turn what a person has to know into a line and an exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--tf1", action="store_true", help="also make .venv-tf1, and install Chromium: what only the tests need"
+        "--tf1", action="store_true", help="also make .venv-tf1, and install Chromium and MPI: what only tests need"
     )
     parser.add_argument("--horovod", action="store_true", help="only build and install Horovod, into this Python")
     parser.add_argument("--system", nargs="*", metavar="PACKAGE", help="only install system packages; needs root")
@@ -506,6 +519,7 @@ def main() -> int:
             if args.tf1:
                 provide_tf1()
                 provide_browser()
+                provide_mpi()
     except (SetupError, subprocess.CalledProcessError) as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1

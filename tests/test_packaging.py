@@ -414,6 +414,15 @@ def test_the_browser_is_installed_for_tests_or_said_to_be_missing(setup, bare, r
     assert ran == ["installing chromium"]
 
 
+def test_both_mpis_are_installed_for_tests_or_said_to_be_missing(setup, bare, ran, monkeypatch, capsys):
+    setup.provide_mpi()
+    assert ran == [], "an ordinary user without sudo"
+    assert "no mpich here: the tests with it will be skipped" in capsys.readouterr().out
+    monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
+    setup.provide_mpi()
+    assert ran == ["installing openmpi-bin, libopenmpi-dev", "installing mpich, libmpich-dev"]
+
+
 @pytest.fixture
 def policy(setup, tmp_path, monkeypatch):
     path = tmp_path / "policy-rc.d"
