@@ -39,6 +39,7 @@ KILL_SECONDS = 1.0  # how long the end of a process that has been killed may tak
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
 CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
 STACKS_SECONDS = 2.0
+LOOKS_AT_THE_END = 10  # times as often as usual workers are looked at that are about to be gone
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
 
@@ -404,4 +405,4 @@ def _deadline(seconds: float | None) -> float | None:
 def _wait_until_gone(platform: Platform, workers: list[Worker]) -> None:
     deadline = time.monotonic() + GONE_SECONDS
     while time.monotonic() < deadline and not all(worker.status.is_final for worker in platform.poll(workers)):
-        time.sleep(0.02)
+        time.sleep(platform.look_seconds[0] / LOOKS_AT_THE_END)

@@ -161,7 +161,6 @@ class WorkbenchPlatform(Platform):
             time.sleep(GONE_LOOK)
             living = self.poll(living)
         for spec in self._specs.values():
-            launching.remove_files(spec)
             shutil.rmtree(spec.scratch, ignore_errors=True)  # left by agents that were killed on this very machine
 
     def _look(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
@@ -175,10 +174,13 @@ class WorkbenchPlatform(Platform):
         else:
             now = _as_listed(worker, entry)
         spec = self._specs.get(worker.id)
-        if spec and now.status in (Status.SUCCEEDED, Status.FAILED) and not worker.status.is_final:
-            now = replace(now, **launching.outcome(spec))  # it knows better than the engine that it ran in
-        if spec:
-            self._workers[worker.id] = now
+        if spec is None:
+            return now
+        if now.status.is_final and not worker.status.is_final:
+            if now.status in (Status.SUCCEEDED, Status.FAILED):
+                now = replace(now, **launching.outcome(spec))  # it knows better than the engine that it ran in
+            launching.remove_files(spec)
+        self._workers[worker.id] = now
         return now
 
     def list(self) -> list[Worker]:
