@@ -27,7 +27,9 @@ from muster.strategies.horovod import Horovod
 from plain import Plain
 from support import environment, eventually
 
+from tests.serve.service import serving
 from tests.trust.hosts import USER, Host, can_have_hosts
+from tests.workbench.session import WorkbenchSession
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHONS = (ROOT / ".venv-tf1" / "bin" / "python", *sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")))
@@ -262,6 +264,29 @@ class TestTheWorkers:
         found = look(launch=True).of("folders")
         assert {finding.worker for finding in found} == {"worker-0", "worker-1"}
         assert "MUSTER_HOME=" in found[0].mend
+
+
+class TestOnTheWorkbench:
+    def test_all_is_well(self, workbench_session: WorkbenchSession) -> None:
+        report = look(launch=True, strategy=Plain(needs_ssh=True), resources=Resources(cpu=1, memory=0.5))
+
+        assert [finding for finding in report.findings if finding.level == "error"] == []
+        assert report.of("ssh")[0].text == "every worker answers on port 2222"
+        assert report.of("idle limit")[0].level == "warning"
+        eventually(lambda: not workbench_session.living(), "no worker lives")
+
+    def test_a_quota_that_is_full(self, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with serving(folder, "--max-session-workers", "1", home=folder / "home") as workbench:
+            session = WorkbenchSession.new(workbench.url, workbench.key)
+            for name, value in session.environment.items():
+                monkeypatch.setenv(name, value)
+
+            (finding,) = look(launch=True, platform="workbench").of("launch")
+
+            assert (finding.level, finding.worker) == ("error", "worker-1")
+            assert "No more workers: this session has 1" in finding.text
+            assert "fewer" in finding.mend
+            eventually(lambda: not session.living(), "no worker lives")
 
 
 def member(name: str = "worker-0", **fields: Any) -> Member:

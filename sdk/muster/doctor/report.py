@@ -51,9 +51,9 @@ class Finding:
     details: str = ""
 
     @classmethod
-    def of_error(cls, check: str, error: MusterError) -> Finding:
-        """What a launch would have raised."""
-        return cls("error", check, error.message, error.advice or "", error.worker, error.details or "")
+    def of_error(cls, check: str, error: MusterError, mend: str = "") -> Finding:
+        """What a launch would have raised; ``mend`` where the error itself knows none."""
+        return cls("error", check, error.message, error.advice or mend, error.worker, error.details or "")
 
 
 class Report:

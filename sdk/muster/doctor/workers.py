@@ -96,7 +96,7 @@ def visit(checkup: Checkup) -> list[Finding]:
             if cluster.run:
                 shutil.rmtree(cluster.run_dir, ignore_errors=True)
     except MusterError as error:
-        return [Finding.of_error("launch", error)]
+        return [Finding.of_error("launch", error, "fewer or smaller workers; muster.stop_workers() ends others")]
 
 
 def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[str, Any]]:
