@@ -26,7 +26,6 @@ ENGINE = {
     "orchestrator",
     "preparation",
     "interrupts",
-    "cluster",
     "platforms",
 }
 MAY_IMPORT = {
@@ -39,7 +38,8 @@ MAY_IMPORT = {
     "platforms": NOUNS | {"platforms", "agent", "runs", "ssh"},
     "session": NOUNS | {"agent", "ssh", "certificates"},
     "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "platforms"},
-    "cluster": NOUNS | PURE | ENGINE | {"doctor"},
+    "execution": NOUNS | PURE | ENGINE,
+    "cluster": NOUNS | PURE | ENGINE | {"execution", "doctor"},
     "state": NOUNS | {"diagnosis"},
     "serve": NOUNS | {"serve", "platforms", "agent", "runs", "scratch", "workers", "__version__"},
 }
@@ -47,8 +47,8 @@ MAY_IMPORT = {
 
 def test_the_public_names() -> None:
     assert muster.__all__ == [
-        "Cluster", "Horovod", "Job", "MusterError", "ParameterServer", "Resources", "RunFailed", "await_workers",
-        "launch_workers", "list_runs", "list_workers", "open_run", "run_cluster", "stop_workers",
+        "Cluster", "Horovod", "Job", "MPI", "MultiWorker", "MusterError", "ParameterServer", "Processes", "Resources",
+        "RunFailed", "await_workers", "launch_workers", "list_runs", "list_workers", "open_run", "run_cluster", "stop_workers",
         "tensorboard",
     ]  # fmt: skip
     for name in muster.__all__:

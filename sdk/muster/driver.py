@@ -1,4 +1,4 @@
-"""The strategy's driver (``horovodrun``) as a process of the session."""
+"""The strategy's driver (``horovodrun``, ``mpiexec``) as a process of the session."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@
     │   ├── WorkerLost               a worker's agent vanished
     │   ├── RunStalled               nothing moved for stall_seconds; the stacks of all ranks are in the log
     │   ├── RunTimeout               the run took longer than run_timeout
-    │   └── DriverFailed             horovodrun itself failed
+    │   └── DriverFailed             horovodrun or mpiexec itself failed
     ├── RunStopped                   somebody stopped the run before it ended
     ├── TrustError                   a host cannot be logged in to without a prompt
     │   ├── HostKeyUnknown           nobody has said that its key is the right one; the error has its fingerprint
@@ -144,7 +144,7 @@ class RunTimeout(RunFailed):
 
 
 class DriverFailed(RunFailed):
-    """The launcher (``horovodrun``) failed by itself, with no rank to blame."""
+    """The launcher (``horovodrun``, ``mpiexec``) failed by itself, with no rank to blame."""
 
 
 class RunStopped(MusterError):

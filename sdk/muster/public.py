@@ -69,7 +69,8 @@ def run_cluster(
         worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
             through.
         timeout_seconds: how long the start may take; 0 for any time. Training has ``run_timeout``.
-        strategy: ``parameter_server``, ``horovod``, or a strategy object; further keyword arguments are its options.
+        strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
+            further keyword arguments are its options.
         platform: where workers run; None for this machine.
         args, env: command-line arguments and environment variables of the script.
         python: the interpreter that runs the script; None for this one.
