@@ -12,10 +12,7 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
-import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from muster import interpreter, interrupts, runs
 from muster.background import background_loop, on_background_thread
-from muster.errors import JobError, MusterError, PlatformError, PlatformUnsupported, RunFailed, RunStopped
-from muster.events import Event, Journal, Observer, Observers
+from muster.errors import JobError, PlatformUnsupported, RunStopped
+from muster.events import Observer, Observers
+from muster.execution import Execution, Order
 from muster.forks import in_forked_children
 from muster.job import Job, Limits, Plan, Worker
 from muster.mpi import mpiexec_of
-from muster.orchestrator import AT_ONCE, Orchestrator
-from muster.planning import command_line, describe_job, member_names, preview
+from muster.orchestrator import AT_ONCE
+from muster.planning import command_line, member_names, preview
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
-from muster.preparation import prepare
-from muster.result import Result, exit_codes
-from muster.scratch import make_scratch
+from muster.result import Result
 from muster.session import parse_address
 from muster.ssh import ssh_client
 from muster.strategies import get_strategy
@@ -99,22 +95,31 @@ class Cluster:
         )
         self.platform = get_platform(platform)
         self.platform.check()
-        self._owns_platform = not isinstance(platform, Platform)
-        self._session_address = parse_address(session_address or f"{self.platform.usable_address()}:0")
-        self._worker_ports = worker_ports
+        self._order = Order(
+            self.job,
+            self.strategy,
+            self.platform,
+            not isinstance(platform, Platform),
+            self.limits,
+            parse_address(session_address or f"{self.platform.usable_address()}:0"),
+            worker_ports,
+        )
         self._observers = Observers(observers)
-        self._orchestrator: Orchestrator | None = None
-        self._result: concurrent.futures.Future[Result] = concurrent.futures.Future()
-        self._up = threading.Event()
-        self._stop_reason: str | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._started_at = 0.0
+        self._execution = Execution(self._order, self._observers)
         self._pid = os.getpid()
         self._is_told = False  # whether the caller has been given the outcome
-        self.run = ""
-        self.run_dir = Path()
 
     # -- what users do with it ----------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        """Id of the run; empty before the start."""
+        return self._execution.run
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of the run, with all logs."""
+        return self._execution.run_dir
 
     def start(self) -> Cluster:
         """Launch everything, and return once every server listens or every rank runs.
@@ -134,16 +139,13 @@ class Cluster:
                 advice="install openssh-client and openssh-server",
             )
         with self._ending_at_interrupt():
-            self._started_at = time.time()
-            journal, scratch = self._make_folders()
-            self.run = self.run_dir.name
+            self._execution.begin()
             _live.add(self)
-            self._loop = background_loop()
-            asyncio.run_coroutine_threadsafe(self._live_and_record(journal, scratch), self._loop)
-            self._block_on(self._up.wait)
-            if self._result.done() and (error := self._result.result().error):
+            self._execution.ended.add_done_callback(lambda _: _live.discard(self))
+            self._block_on(self._execution.up.wait)
+            if (outcome := self._execution.outcome) and outcome.error:
                 self._is_told = True
-                raise error.with_traceback(None)
+                raise outcome.error.with_traceback(None)
         return self
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -157,7 +159,7 @@ class Cluster:
         self._refuse_unless_usable()
         with self._ending_at_interrupt():
             self._block_on(self._wait_for_end, None if timeout is None else time.monotonic() + timeout)
-        if not self._result.done():
+        if self._execution.outcome is None:
             raise TimeoutError(f"run {self.run} has not ended after {timeout:g} s")
         return self.result
 
@@ -169,10 +171,10 @@ class Cluster:
         if not self.run or self._pid != os.getpid():
             return
         if on_background_thread():
-            self._ask_to_stop("by an observer")
+            self._execution.ask_to_stop("by an observer")
             return
-        with interrupts.held(lambda number: self._ask_to_stop(AT_ONCE)):
-            self._ask_to_stop("by request")
+        with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE)):
+            self._execution.ask_to_stop("by request")
             self._block_on(self._wait_for_end)
 
     def interrupt(self, number: int = 1) -> None:
@@ -180,7 +182,7 @@ class Cluster:
 
         A signal handler may call this.
         """
-        self._ask_to_stop("interrupted" if number == 1 else AT_ONCE)
+        self._execution.ask_to_stop("interrupted" if number == 1 else AT_ONCE)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on.
@@ -190,7 +192,7 @@ class Cluster:
         return self._await_end().__await__()
 
     async def _await_end(self) -> Result:
-        ended = asyncio.wrap_future(self._result)
+        ended = asyncio.wrap_future(self._execution.ended)
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
@@ -204,7 +206,7 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
-        error = self._result.result().error if self._result.done() else None
+        error = self._execution.outcome.error if self._execution.outcome else None
         if kind is None and error is not None and not self._is_told and not isinstance(error, RunStopped):
             raise error.with_traceback(None)
 
@@ -212,9 +214,9 @@ class Cluster:
     def result(self) -> Result:
         """What came out of a run that has ended. Raises what went wrong, if something did."""
         self._refuse_unless_usable()
-        if not self._result.done():
+        result = self._execution.outcome
+        if result is None:
             raise JobError(f"Run {self.run} has not ended.", advice="cluster.wait()")
-        result = self._result.result()
         self._is_told = True
         if result.error is not None and not (isinstance(result.error, RunStopped) and self.job.script is None):
             raise result.error.with_traceback(None)  # the frames of the background thread say nothing to the caller
@@ -223,17 +225,18 @@ class Cluster:
     @property
     def status(self) -> list[Worker]:
         """The workers as they are now, in launch order."""
-        return list(self._orchestrator.state.workers.values()) if self._orchestrator else []
+        orchestrator = self._execution.orchestrator
+        return list(orchestrator.state.workers.values()) if orchestrator else []
 
     @property
     def is_running(self) -> bool:
         """Whether it has been started and has not ended."""
-        return bool(self.run) and not self._result.done()
+        return bool(self.run) and self._execution.outcome is None
 
     @property
     def plan(self) -> Plan:
         """What is started; with placeholders for addresses as long as these are not known."""
-        known = self._orchestrator.plan if self._orchestrator else None
+        known = self._execution.orchestrator.plan if self._execution.orchestrator else None
         return known or preview(self.job, self.strategy)
 
     @property
@@ -244,7 +247,7 @@ class Cluster:
     @property
     def cluster_spec(self) -> dict[str, list[str]]:
         """Addresses of the TensorFlow servers by role, as ``tf.train.ClusterSpec`` takes them; empty at first."""
-        plan = self._orchestrator.plan if self._orchestrator else None
+        plan = self._execution.orchestrator.plan if self._execution.orchestrator else None
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
     def logs(self, worker: str) -> str:
@@ -258,9 +261,10 @@ class Cluster:
     def stacks(self) -> dict[str, str]:
         """The Python stacks of all ranks or tasks right now, by rank or worker: where a run hangs."""
         self._refuse_unless_usable()
-        if self._orchestrator is None or not self.is_running:
+        orchestrator = self._execution.orchestrator
+        if orchestrator is None or not self.is_running:
             return {}
-        future = asyncio.run_coroutine_threadsafe(self._orchestrator.stacks(), background_loop())
+        future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
         return future.result(timeout=10)
 
     def doctor(self, *, launch: bool = True) -> Report:
@@ -271,8 +275,9 @@ class Cluster:
         """
         from muster.doctor import Checkup, examine
 
-        platform = self.platform.name if self._owns_platform else self.platform
-        checkup = Checkup(self.job, self.strategy, platform, self.limits, self._session_address, self._worker_ports)
+        order = self._order
+        platform = self.platform.name if order.owns_platform else self.platform
+        checkup = Checkup(self.job, self.strategy, platform, self.limits, order.session_address, order.worker_ports)
         return examine(checkup, launch=launch)
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
@@ -281,81 +286,9 @@ class Cluster:
         return functools.partial(self._observers.drop, observer)
 
     def __repr__(self) -> str:
-        state = self._result.result().status if self._result.done() else "running" if self.run else "not started"
+        outcome = self._execution.outcome
+        state = outcome.status if outcome else "running" if self.run else "not started"
         return f"<Cluster {self.run or self.job.name}: {self.strategy.name}, {len(self._members)} workers, {state}>"
-
-    # -- the run, on the background thread ----------------------------------------------------------------------------
-
-    async def _live_and_record(self, journal: Journal, scratch: Path) -> None:
-        self._observers.add(journal, first=True)
-        error: MusterError | None = None
-        try:
-            job = describe_job(self.job, self.strategy)
-            asked = {"job": job, "session": runs.this_session(), "python": self.job.python, "run": self.run}
-            self._observers.tell(Event("run_requested", data=asked))
-            self.platform.warm_up()
-            self._orchestrator = await prepare(
-                self.job,
-                self.strategy,
-                self.platform,
-                self.limits,
-                self.run_dir,
-                scratch,
-                self._session_address,
-                self._worker_ports,
-                owns_platform=self._owns_platform,
-                emit=self._observers.tell,
-                on_up=self._up.set,
-            )
-            if self._stop_reason:
-                self._orchestrator.stop(self._stop_reason)
-            await self._orchestrator.life()
-        except MusterError as raised:
-            error = raised
-        except OSError as raised:
-            error = PlatformError(
-                f"The session could not go on: {_os_reason(raised)}.",
-                log=self.run_dir / "logs",
-                advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
-                details=traceback.format_exc(),
-            )
-        except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
-            error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
-        finally:
-            if self._orchestrator is None and self._owns_platform:  # it never came so far that somebody else would
-                self.platform.close()
-            for folder in (scratch, runs.library(self.run_dir)):
-                shutil.rmtree(folder, ignore_errors=True)
-            result = self._sum_up(error)
-            self._record(result, journal)
-            _live.discard(self)
-            self._result.set_result(result)
-            self._up.set()
-
-    def _sum_up(self, error: MusterError | None) -> Result:
-        orchestrator = self._orchestrator
-        stopped = isinstance(error, RunStopped)
-        return Result(
-            status="stopped" if stopped else "failed" if error else "succeeded",
-            run=self.run,
-            run_dir=self.run_dir,
-            exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
-            timings=orchestrator.timings if orchestrator else {},
-            seconds=time.time() - self._started_at,
-            metrics=orchestrator.state.metrics if orchestrator else {},
-            error=error,
-        )
-
-    def _record(self, result: Result, journal: Journal) -> None:
-        recorded = result.to_dict()
-        try:
-            runs.write_json(self.run_dir / "result.json", recorded)
-        except OSError as error:  # whoever waits for the end must hear of it all the same
-            logger.warning("the end of run %s could not be recorded: %s", self.run, error)
-        told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
-        self._observers.tell(Event("run_ended", recorded["worker"], told))
-        with contextlib.suppress(OSError):
-            journal.close()
 
     # -- waiting on the calling thread --------------------------------------------------------------------------------
 
@@ -369,22 +302,11 @@ class Cluster:
             self.stop()
             raise
 
-    def _ask_to_stop(self, reason: str) -> None:
-        """Have the run end, however far it has come. Takes no lock, as interrupts call it."""
-        if self._stop_reason != AT_ONCE:
-            self._stop_reason = reason
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._pass_stop_on)
-
-    def _pass_stop_on(self) -> None:
-        if self._orchestrator and self._stop_reason:
-            self._orchestrator.stop(self._stop_reason)
-
     def _block_on(self, wait: Callable[[float], bool], deadline: float | None = None) -> None:
         """Wait in short steps, which lets interrupts through; until the deadline, unless the run is to end before."""
         while True:
             remaining = STEP_SECONDS if deadline is None else deadline - time.monotonic()
-            if remaining <= 0 and self._stop_reason is None:
+            if remaining <= 0 and self._execution.stop_reason is None:
                 return
             if wait(min(STEP_SECONDS, max(remaining, 0.01))):
                 return
@@ -399,23 +321,7 @@ class Cluster:
             raise JobError("This cluster belongs to the process that this one was forked from.")
 
     def _wait_for_end(self, seconds: float) -> bool:
-        return bool(concurrent.futures.wait([self._result], seconds).done)
-
-    def _make_folders(self) -> tuple[Journal, Path]:
-        """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
-        try:
-            self.run_dir = runs.create(self.job.name)
-            return Journal(self.run_dir / "events.jsonl"), make_scratch()
-        except OSError as error:
-            raise PlatformError(
-                f"The folders of the run cannot be made: {error}.",
-                advice="set MUSTER_HOME and TMPDIR to writable folders",
-            ) from error
-
-
-def _os_reason(error: OSError) -> str:
-    """What the system said; of an error about many files, what it said about the first."""
-    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)
+        return bool(concurrent.futures.wait([self._execution.ended], seconds).done)
 
 
 _live: set[Cluster] = set()
@@ -423,7 +329,7 @@ _live: set[Cluster] = set()
 
 def living_clusters(name: str) -> list[Cluster]:
     """The clusters of this session by that name which have been started and have not ended."""
-    return [cluster for cluster in list(_live) if cluster.job.name == name]
+    return [cluster for cluster in list(_live) if cluster.job.name == name and cluster.is_running]
 
 
 in_forked_children(_live.clear)  # they are the parent's, and so is their background thread

@@ -25,6 +25,7 @@ from muster.platforms.local import LocalPlatform
 from muster.public import ClusterAddress
 from muster.script import make_script
 from plain import Plain
+from support import eventually
 
 
 @pytest.fixture
@@ -114,6 +115,7 @@ def test_the_handle_waits_stops_and_tells(script: Any) -> None:
     assert cluster.is_running
     with pytest.raises(TimeoutError):
         cluster.wait(timeout=0.1)
+    eventually(lambda: all("started" in cluster.logs(worker.name) for worker in cluster.status), "the script runs")
     assert all("sleep" in text or "train.py" in text for text in cluster.stacks().values())
     assert len(cluster.stacks()) == 2
     cluster.stop()

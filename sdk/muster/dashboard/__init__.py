@@ -30,7 +30,10 @@ class Dashboard(Protocol):
 class Shown(Protocol):
     """What a dashboard needs of a cluster: where it keeps its files, and a way to end it without waiting."""
 
-    run_dir: Path
+    @property
+    def run_dir(self) -> Path:
+        """Its folder."""
+        ...
 
     def interrupt(self) -> None:
         """Have the run end."""

@@ -1,0 +1,192 @@
+"""What becomes of a cluster once it has been started: prepared, lived, recorded. On the background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import shutil
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster import runs
+from muster.background import background_loop
+from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
+from muster.events import Event, Journal, Observers
+from muster.job import Job, Limits
+from muster.orchestrator import AT_ONCE, Orchestrator
+from muster.planning import describe_job
+from muster.platforms.base import Platform
+from muster.preparation import prepare
+from muster.result import Result, exit_codes
+from muster.scratch import make_scratch
+from muster.strategies.base import Strategy
+
+logger = logging.getLogger("muster")
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that is needed to run a cluster, checked.
+
+    Attributes:
+        owns_platform: whether the platform ends with the run.
+        session_address: host and port to listen on; port 0 for any.
+        worker_ports: first and last port for servers of workers; None for any.
+    """
+
+    job: Job
+    strategy: Strategy
+    platform: Platform
+    owns_platform: bool
+    limits: Limits
+    session_address: tuple[str, int]
+    worker_ports: tuple[int, int] | None
+
+
+class Execution:
+    """One run.
+
+    Args:
+        order: what to run.
+        observers: told of every event.
+
+    Attributes:
+        run: its id; empty before it has begun.
+        run_dir: its folder.
+        orchestrator: None as long as there is nothing to orchestrate.
+        up: set once every server listens or every rank runs, and in any case at the end.
+        ended: has the result once nothing of it is left.
+        stop_reason: why it is to end, if somebody wants it to.
+    """
+
+    def __init__(self, order: Order, observers: Observers) -> None:
+        self.run = ""
+        self.run_dir = Path()
+        self.orchestrator: Orchestrator | None = None
+        self.up = threading.Event()
+        self.ended: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        self.stop_reason: str | None = None
+        self._order = order
+        self._observers = observers
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_at = 0.0
+
+    @property
+    def outcome(self) -> Result | None:
+        """What came out; None as long as it has not ended."""
+        return self.ended.result() if self.ended.done() else None
+
+    def begin(self) -> None:
+        """Have it live on the background thread.
+
+        Raises:
+            PlatformError: its folders cannot be made.
+        """
+        self._started_at = time.time()
+        journal, scratch = self._make_folders()
+        self.run = self.run_dir.name
+        self._loop = background_loop()
+        asyncio.run_coroutine_threadsafe(self._live_and_record(journal, scratch), self._loop)
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Have it end, however far it has come. Takes no lock, as interrupts call it."""
+        if self.stop_reason != AT_ONCE:
+            self.stop_reason = reason
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._pass_stop_on)
+
+    def _pass_stop_on(self) -> None:
+        if self.orchestrator and self.stop_reason:
+            self.orchestrator.stop(self.stop_reason)
+
+    async def _live_and_record(self, journal: Journal, scratch: Path) -> None:
+        order = self._order
+        self._observers.add(journal, first=True)
+        error: MusterError | None = None
+        try:
+            job = describe_job(order.job, order.strategy)
+            asked = {"job": job, "session": runs.this_session(), "python": order.job.python, "run": self.run}
+            self._observers.tell(Event("run_requested", data=asked))
+            order.platform.warm_up()
+            self.orchestrator = await prepare(
+                order.job,
+                order.strategy,
+                order.platform,
+                order.limits,
+                self.run_dir,
+                scratch,
+                order.session_address,
+                order.worker_ports,
+                owns_platform=order.owns_platform,
+                emit=self._observers.tell,
+                on_up=self.up.set,
+            )
+            if self.stop_reason:
+                self.orchestrator.stop(self.stop_reason)
+            await self.orchestrator.life()
+        except MusterError as raised:
+            error = raised
+        except OSError as raised:
+            error = PlatformError(
+                f"The session could not go on: {_os_reason(raised)}.",
+                log=self.run_dir / "logs",
+                advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
+                details=traceback.format_exc(),
+            )
+        except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
+            error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
+        finally:
+            if self.orchestrator is None and order.owns_platform:  # it never came so far that somebody else would
+                order.platform.close()
+            for folder in (scratch, runs.library(self.run_dir)):
+                shutil.rmtree(folder, ignore_errors=True)
+            result = self._sum_up(error)
+            self._record(result, journal)
+            self.ended.set_result(result)
+            self.up.set()
+
+    def _sum_up(self, error: MusterError | None) -> Result:
+        orchestrator = self.orchestrator
+        stopped = isinstance(error, RunStopped)
+        return Result(
+            status="stopped" if stopped else "failed" if error else "succeeded",
+            run=self.run,
+            run_dir=self.run_dir,
+            exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
+            timings=orchestrator.timings if orchestrator else {},
+            seconds=time.time() - self._started_at,
+            metrics=orchestrator.state.metrics if orchestrator else {},
+            error=error,
+        )
+
+    def _record(self, result: Result, journal: Journal) -> None:
+        recorded = result.to_dict()
+        try:
+            runs.write_json(self.run_dir / "result.json", recorded)
+        except OSError as error:  # whoever waits for the end must hear of it all the same
+            logger.warning("the end of run %s could not be recorded: %s", self.run, error)
+        told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
+        self._observers.tell(Event("run_ended", recorded["worker"], told))
+        with contextlib.suppress(OSError):
+            journal.close()
+
+    def _make_folders(self) -> tuple[Journal, Path]:
+        """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
+        try:
+            self.run_dir = runs.create(self._order.job.name)
+            return Journal(self.run_dir / "events.jsonl"), make_scratch()
+        except OSError as error:
+            raise PlatformError(
+                f"The folders of the run cannot be made: {error}.",
+                advice="set MUSTER_HOME and TMPDIR to writable folders",
+            ) from error
+
+
+def _os_reason(error: OSError) -> str:
+    """What the system said; of an error about many files, what it said about the first."""
+    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)
