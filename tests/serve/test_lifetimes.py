@@ -95,7 +95,8 @@ def test_services_of_one_home_leave_one_another_alone(tmp_path: Path) -> None:
             assert answer.status_code == 401
             result = CliRunner().invoke(main, ["serve", "--print-env"])
             assert result.exit_code == 2
-            assert "--port says which" in result.output
+            assert one.url in result.output
+            assert other.url in result.output
         assert all(is_gone(pid) for pid in others)
         assert not any(is_gone(pid) for pid in workers)
 

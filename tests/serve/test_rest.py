@@ -61,10 +61,11 @@ def test_a_script_of_the_project_wins_over_code(client: Client, service: Service
 
 def test_a_worker_has_the_environment_of_an_engine(client: Client, service: Service) -> None:
     code = "import os, json\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CDSW_')}))"
-    worker, log = client.run(code=code, cpu=1.5, memory=0.5)
+    forged = {"CDSW_API_KEY": "another", "CDSW_MASTER_ID": "another", "MUSTER_RUN_ID": "another"}
+    worker, log = client.run(code=code, cpu=1.5, memory=0.5, env=forged)
     found = json.loads(log)
     key = found.pop("CDSW_API_KEY")
-    assert key
+    assert key.startswith(client.id + ".")
     assert key not in service.keys.read_text()
     assert found == {
         "CDSW_APP_PORT": "8100",

@@ -19,10 +19,9 @@ from muster import __version__
 from muster.errors import JobError, MusterError
 from muster.serve.engines import Caller, Engines, Refused
 from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
+from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
-PROJECT_PATH = "/api/v1/project"
-ENGINES_PATH = "/api/v1/engines"
 REFUSALS = {
     400: "The body cannot be read.",
     401: "The API key is wrong.",
@@ -48,7 +47,9 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 router = APIRouter(responses=refusals(401, 422, 503))
 
 
-def authenticated(request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]) -> Caller:
+async def authenticated(
+    request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]
+) -> Caller:
     """Who asks. Raises HTTPException where nobody has that key."""
     caller = engines_of(request).authenticate(credentials.username) if credentials else None
     if caller is None:

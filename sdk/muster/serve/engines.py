@@ -10,7 +10,7 @@ import hmac
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +21,7 @@ from muster.platforms.base import Platform
 from muster.scratch import make_scratch
 from muster.serve.models import Order
 from muster.serve.record import Record
+from muster.serve.site import Site
 from muster.workers import describe
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -77,9 +78,8 @@ class Engines:
         platform: where workers run.
         project: the folder that they run in.
         record: where they are noted, and their code and logs kept.
+        site: where the service is found.
         keys: the API keys.
-        environment: what every worker finds in its environment, beside what is its own.
-        engines_url: URL that engine ids are appended to.
         limits: how many workers there may be.
     """
 
@@ -88,17 +88,15 @@ class Engines:
         platform: Platform,
         project: Path,
         record: Record,
+        site: Site,
         keys: Sequence[str],
-        environment: Mapping[str, str],
-        engines_url: str,
         limits: Limits,
     ) -> None:
         self._platform = platform
         self._project = project
         self._record = record
+        self._site = site
         self._keys = [*keys]
-        self._environment = environment
-        self._engines_url = engines_url
         self._limits = limits
         self._scratch = make_scratch()
         self._sessions: dict[str, Session] = {}
@@ -206,10 +204,9 @@ class Engines:
         cwd = str(self._project)
         program = self._script(order.script) if order.script else self._code(order.code, worker_id)
         identity = {
-            **self._environment,
+            **self._site.environment(session.engine_id),
             "CDSW_API_KEY": session.credential,
             "CDSW_ENGINE_ID": worker_id,
-            "CDSW_ENGINE_URL": f"{self._engines_url}/{session.engine_id}",
             "CDSW_MASTER_ID": session.engine_id,
             "CDSW_MASTER_IP": session.address,
         }

@@ -24,6 +24,7 @@ from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
 from muster.runs import is_alive, muster_home, this_session, write_json
+from muster.serve.site import Site
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
 
@@ -42,9 +43,10 @@ class Record:
         self.folder.mkdir(mode=0o700, parents=True)
         self._owner = self.folder / "service.json"
 
-    def announce(self, **facts: Any) -> None:
-        """Say who serves; ``client_environment`` reads the rest."""
-        write_json(self._owner, {"session": this_session(), "host": socket.gethostname(), **facts})
+    def announce(self, platform: str, site: Site, keys: Path) -> None:
+        """Say who serves, with which platform, where, and where its keys are."""
+        who = {"session": this_session(), "host": socket.gethostname()}
+        write_json(self._owner, {**who, "platform": platform, "site": vars(site), "keys": str(keys)})
 
     def add(self, worker: Worker) -> None:
         """Note a worker that has been launched."""
@@ -76,8 +78,9 @@ def clean_up() -> None:
     """End the workers of services that were killed on this machine; forget all but the last few that have ended."""
     for owner, facts in _records():
         if not is_alive(facts["session"]):
-            _end_workers(owner.parent, facts["platform"])
-            owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
+            with contextlib.suppress(MusterError):  # its platform does not answer: the next start tries again
+                _end_workers(owner.parent, facts["platform"])
+                owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
     for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,19 +95,21 @@ def client_environment(port: int | None) -> str:
     Raises:
         JobError: none runs, or several do.
     """
-    running = [facts for _, facts in _records() if is_alive(facts["session"]) and port in (None, facts["port"])]
-    if not running:
-        raise JobError("There is no such service on this machine.", advice="start `muster serve` first")
-    if len(running) > 1:
-        ports = ", ".join(str(facts["port"]) for facts in running)
-        raise JobError(f"There are services on the ports {ports}.", advice="--port says which")
-    (facts,) = running
+    running = [facts for _, facts in _records() if is_alive(facts["session"])]
+    found = [facts for facts in running if port is None or facts["site"]["url"].endswith(f":{port}")]
+    if len(found) != 1:
+        urls = ", ".join(facts["site"]["url"] for facts in running) or "none"
+        raise JobError(
+            f"It is not clear which service is meant. Those that run here: {urls}.",
+            advice="--port PORT" if running else "start `muster serve` first",
+        )
+    (facts,) = found
+    site = Site(**facts["site"])
     engine_id = secrets.token_hex(8)
     variables = {
-        **facts["environment"],
+        **site.environment(engine_id),
         "CDSW_ENGINE_ID": engine_id,
-        "CDSW_ENGINE_URL": f"{facts['engines']}/{engine_id}",
-        "CDSW_IP_ADDRESS": facts["address"],
+        "CDSW_IP_ADDRESS": site.address,
         "CDSW_MASTER_ID": "",
     }
     key = f'export CDSW_API_KEY="$(head -n 1 {shlex.quote(facts["keys"])})"'
@@ -124,8 +129,8 @@ def _records() -> list[tuple[Path, dict[str, Any]]]:
 
 def _end_workers(folder: Path, platform: str) -> None:
     """End what a service that was killed has left, where its platform has not done so already."""
-    with contextlib.suppress(MusterError, FileNotFoundError):
-        ids = (folder / "workers").read_text().splitlines()
-        get_platform(platform).stop([Worker(worker_id, worker_id) for worker_id in ids])
+    launched = folder / "workers"
+    ids = launched.read_text().splitlines() if launched.exists() else []
+    get_platform(platform).stop([Worker(worker_id, worker_id) for worker_id in ids])
     for pid in linux.marked("MUSTER_RUN_ID", folder.name):
         linux.kill(pid)

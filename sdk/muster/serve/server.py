@@ -13,17 +13,18 @@ from pathlib import Path
 import click
 import requests
 import uvicorn
+from fastapi import FastAPI
 
 from muster.errors import JobError
 from muster.platforms import get_platform
-from muster.serve.app import ENGINES_PATH, PROJECT_PATH, make_app
+from muster.serve.app import make_app
 from muster.serve.engines import Engines, Limits
 from muster.serve.keys import make_key_file, read_keys
 from muster.serve.record import Record, clean_up
+from muster.serve.site import Site
 
-APP_PORT = 8100  # where workers may serve pages, each on its own address
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5  # seconds that requests get to finish in
+GRACE = 5  # seconds that requests under way get at the end
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Tls:
 
     certificate: Path
     key: Path
+
+    def check(self) -> None:
+        """Raise JobError where they cannot be used."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password=lambda: "")
+        except OSError as error:
+            raise JobError(
+                f"The certificate {self.certificate} with the key {self.key} cannot be used: {error}."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -56,35 +66,37 @@ def serve(options: Options) -> None:
     """
     platform = get_platform(options.platform)
     platform.check()
+    if options.tls:
+        options.tls.check()
     if make_key_file(options.keys):
         click.echo(f"Made an API key in {options.keys}.")
     keys = read_keys(options.keys)
     clean_up()
-    with listen(options) as listener:
+    with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
         record = Record()
-        environment = site_environment(options, listener, record.folder)
-        engines_url = environment["CDSW_PROJECT_URL"].removesuffix(PROJECT_PATH) + ENGINES_PATH
-        record.announce(
-            platform=options.platform,
+        site = Site(
+            url=url_of(options, listener),
+            project=options.project.name,
             address=platform.usable_address(),
-            port=listener.getsockname()[1],
-            keys=str(options.keys),
-            engines=engines_url,
-            environment=environment,
+            authorities=str(trust(options.tls, record.folder)) if options.tls else None,
         )
-        engines = Engines(platform, options.project, record, keys, environment, engines_url, options.limits)
-        with ThreadPoolExecutor(1, "muster-engines") as executor:
-            try:
-                run(options, engines, executor, listener)
-            finally:
-                executor.submit(engines.close).result()
-        record.close()
+        record.announce(options.platform, site, options.keys)
+        engines = Engines(platform, options.project, record, site, keys, options.limits)
+        server = make_server(options, make_app(engines, executor))
+        click.echo(f"Serving {options.project} on {site.url}, platform {options.platform}.")
+        click.echo(f"API keys: {options.keys}")
+        click.echo('For clients here: eval "$(muster serve --print-env)". Ctrl-C ends it and all workers.')
+        try:
+            server.run(sockets=[listener])
+        finally:
+            executor.submit(engines.close).result()
+            record.close()
 
 
-def run(options: Options, engines: Engines, executor: ThreadPoolExecutor, listener: socket.socket) -> None:
-    """Answer requests until a signal comes."""
+def make_server(options: Options, app: FastAPI) -> uvicorn.Server:
+    """A server that ends in order when a signal comes."""
     config = uvicorn.Config(
-        make_app(engines, executor),
+        app,
         ssl_certfile=options.tls.certificate if options.tls else None,
         ssl_keyfile=options.tls.key if options.tls else None,
         lifespan="off",
@@ -92,17 +104,12 @@ def run(options: Options, engines: Engines, executor: ThreadPoolExecutor, listen
         server_header=False,
         timeout_graceful_shutdown=GRACE,
     )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise JobError(f"The certificate cannot be used: {error}.") from error
     server = uvicorn.Server(config)
-    for signum in SIGNALS:  # the server raises those that it has got once more at its end, and they are to do no harm
-        signal.signal(signum, server.handle_exit)
-    click.echo(f"Serving {options.project} on {url_of(options, listener)}, platform {options.platform}.")
-    click.echo(f"API keys: {options.keys}")
-    click.echo('For clients here: eval "$(muster serve --print-env)". Ctrl-C ends it and all workers.')
-    server.run(sockets=[listener])
+    for signum in SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            # Also for after its end: it then takes its own handlers away, and raises once more what it has got.
+            signal.signal(signum, server.handle_exit)
+    return server
 
 
 def listen(options: Options) -> socket.socket:
@@ -136,17 +143,8 @@ def url_of(options: Options, listener: socket.socket) -> str:
     return f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def site_environment(options: Options, listener: socket.socket, folder: Path) -> dict[str, str]:
-    """What clients and workers both find in their environment."""
-    url = url_of(options, listener)
-    environment = {
-        "CDSW_APP_PORT": str(APP_PORT),
-        "CDSW_DOMAIN": url.partition("://")[2],
-        "CDSW_PROJECT": options.project.name,
-        "CDSW_PROJECT_URL": url + PROJECT_PATH,
-    }
-    if options.tls:
-        bundle = folder / "trusted.pem"
-        bundle.write_bytes(Path(requests.certs.where()).read_bytes() + options.tls.certificate.read_bytes())
-        environment["REQUESTS_CA_BUNDLE"] = str(bundle)
-    return environment
+def trust(tls: Tls, folder: Path) -> Path:
+    """A file of the usual authorities and the service's certificate, for clients that go elsewhere as well."""
+    authorities = folder / "authorities.pem"
+    authorities.write_bytes(Path(requests.certs.where()).read_bytes() + tls.certificate.read_bytes())
+    return authorities

@@ -1,0 +1,39 @@
+"""Where a service is found, and what sessions and their workers have in their environment for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+APP_PORT = 8100  # where workers may serve pages, each on its own address
+PROJECT_PATH = "/api/v1/project"
+ENGINES_PATH = "/api/v1/engines"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a service is found.
+
+    Attributes:
+        url: where it listens, such as ``http://127.0.0.1:8765``.
+        project: name of the project.
+        address: where workers reach sessions on the service's machine.
+        authorities: file of the certificates that clients trust; None for the usual ones.
+    """
+
+    url: str
+    project: str
+    address: str
+    authorities: str | None = None
+
+    def environment(self, engine_id: str) -> dict[str, str]:
+        """What a session of that id has in its environment, and all its workers, too."""
+        environment = {
+            "CDSW_APP_PORT": str(APP_PORT),
+            "CDSW_DOMAIN": self.url.partition("://")[2],
+            "CDSW_ENGINE_URL": f"{self.url}{ENGINES_PATH}/{engine_id}",
+            "CDSW_PROJECT": self.project,
+            "CDSW_PROJECT_URL": self.url + PROJECT_PATH,
+        }
+        if self.authorities:
+            environment["REQUESTS_CA_BUNDLE"] = self.authorities
+        return environment
