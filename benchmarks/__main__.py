@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.measuring import FOLDER, KEPT, RESULTS, run, table, write_json
 
-NAMES = ("import_time", "startup", "first_step", "throughput", "thousand_agents", "dashboard_cost")
+NAMES = ("import_time", "startup", "first_step", "throughput", "serve_ready", "thousand_agents", "dashboard_cost")
 README = FOLDER.parent / "README.md"
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 

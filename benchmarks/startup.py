@@ -49,7 +49,7 @@ def measure(quick: bool) -> list[Figure]:
     ]
 
 
-def muster() -> dict[str, float]:
+def muster(platform: str = "local") -> dict[str, float]:
     """Seconds from ``Cluster.start`` until all agents have said hello, and those of each phase on the way there."""
     entered: dict[str, float] = {}
 
@@ -58,7 +58,7 @@ def muster() -> dict[str, float]:
             entered.setdefault(event.data["phase"], event.time)
 
     job = Job(None, WORKERS, resources=Resources(memory=0.5))
-    cluster = Cluster(job, strategy=Idle(needs_ssh=True), observers=[observe])
+    cluster = Cluster(job, strategy=Idle(needs_ssh=True), platform=platform, observers=[observe])
     started = time.time()
     cluster.start()
     cluster.stop()
