@@ -57,7 +57,7 @@ class Cluster:
     Args:
         job: what to run.
         strategy: name of a strategy, or one made with options such as ``Horovod(slots=2)``.
-        platform: where workers run; None for this machine.
+        platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
         timeout_seconds: how long the start may take, until every server listens or every rank runs. 0: any time.
         run_timeout: how long the run may take after that, in seconds. None: any time.
         stall_seconds: after how many seconds without output or progress from a worker that trains the run counts as

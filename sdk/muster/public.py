@@ -71,7 +71,7 @@ def run_cluster(
         timeout_seconds: how long the start may take; 0 for any time. Training has ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
-        platform: where workers run; None for this machine.
+        platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
         args, env: command-line arguments and environment variables of the script.
         python: the interpreter that runs the script; None for this one.
         name: what to call the run. A living run of the same name in this session is stopped first.
