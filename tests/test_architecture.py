@@ -24,6 +24,7 @@ ENGINE = {
     "watch",
     "driver",
     "orchestrator",
+    "ending",
     "preparation",
     "interrupts",
     "platforms",
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "strategies": NOUNS | {"strategies"},
     "platforms": NOUNS | {"platforms", "agent", "runs", "ssh"},
     "session": NOUNS | {"agent", "ssh", "certificates"},
-    "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "platforms"},
+    "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "ending", "platforms"},
     "execution": NOUNS | PURE | ENGINE,
     "cluster": NOUNS | PURE | ENGINE | {"execution", "doctor"},
     "state": NOUNS | {"diagnosis"},
@@ -48,8 +49,8 @@ MAY_IMPORT = {
 def test_the_public_names() -> None:
     assert muster.__all__ == [
         "Cluster", "Horovod", "Job", "MPI", "MultiWorker", "MusterError", "ParameterServer", "Processes", "Resources",
-        "RunFailed", "await_workers", "launch_workers", "list_runs", "list_workers", "open_run", "run_cluster", "stop_workers",
-        "tensorboard",
+        "RunFailed", "await_workers", "launch_workers", "list_runs", "list_workers", "open_run", "run_cluster",
+        "stop_workers", "tensorboard",
     ]  # fmt: skip
     for name in muster.__all__:
         assert getattr(muster, name).__doc__, name

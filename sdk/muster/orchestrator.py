@@ -13,15 +13,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from muster import diagnosis
 from muster.background import BlockingCalls
 from muster.diagnosis import Failure
 from muster.driver import Driver
+from muster.ending import Ending
 from muster.errors import MusterError, RunStopped
-from muster.job import Job, Limits, Plan, Status, Worker
+from muster.job import Job, Limits, Plan, Status
 from muster.platforms.base import Platform
 from muster.session import Session
 from muster.ssh import write_private
@@ -31,15 +32,8 @@ from muster.watch import PlatformWatch
 
 logger = logging.getLogger("muster")
 
-STEP_SECONDS = 0.5  # how long a wait goes without a look of its own
 SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it
-STOP_GRACE = 1.5  # seconds between asking processes to end and ending them: who stops a run wants it gone
-LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after others
-KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
-GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
-CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
 STACKS_SECONDS = 2.0
-LOOKS_AT_THE_END = 10  # times as often as usual workers are looked at that are about to be gone
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
 
@@ -80,13 +74,13 @@ class Orchestrator:
         self.state = state
         self.plan: Plan | None = None
         self.timings: dict[str, float] = {}
-        self._owns_platform = owns_platform
         self._on_plan = on_plan
         self._on_up = on_up
         self._calls = BlockingCalls(f"muster-platform-{facts.run}")
         self._driver = Driver(self._log("driver"), self._driver_ended)
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
+        self._ending = Ending(session, state, self._driver, platform, self._calls, owns_platform=owns_platform)
         self.watch = PlatformWatch(platform, state, session, self._calls)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
@@ -107,10 +101,11 @@ class Orchestrator:
             await self._train()
         finally:
             watching.cancel()
+            self._enter("ending")
             try:
-                await self._end()
+                await self._ending.stop_processes(self.plan)
             finally:
-                await self._let_go_of_platform()
+                await self._ending.let_go_of_workers()
                 self._leave_phase()
 
     async def _launch(self, deadline: float | None) -> None:
@@ -173,57 +168,6 @@ class Orchestrator:
             if stalls_at and now >= stalls_at:
                 raise await self._stalled()
 
-    async def _end(self) -> None:
-        """Stop whatever is left: first what decides the run, then what the others depend on, then the agents."""
-        self._enter("ending")
-        self.state.ending = True
-        deadline = time.monotonic() + STOP_GRACE
-        await self._stop_driver(deadline)
-        decisive = set(self.plan.decides or self.plan.processes) if self.plan else set()
-        for names in (decisive, set(self.state.members) - decisive):
-            await self._stop_processes(names, deadline)
-        for name in self.state.members:
-            self.session.send(name, "end")
-        await self._quiet(lambda: bool(self.session.connected), 1.0)
-
-    async def _stop_driver(self, deadline: float) -> None:
-        self._driver.terminate()
-        await self._quiet(lambda: self._driver.is_running and not self._is_urgent, deadline - time.monotonic())
-        await self._driver.kill()
-
-    async def _stop_processes(self, workers: Collection[str], deadline: float) -> None:
-        """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""
-        grace = max(deadline - time.monotonic(), LEAST_GRACE)
-        if not self._is_urgent:
-            for name in workers:
-                self.session.send(name, "stop", grace=grace)
-            await self._quiet(lambda: self._are_running(workers) and not self._is_urgent, grace)
-        if self._are_running(workers):
-            for name in workers:
-                self.session.send(name, "stop", grace=0)
-            await self._quiet(lambda: self._are_running(workers), KILL_SECONDS)
-
-    async def _let_go_of_platform(self) -> None:
-        """End the workers, and the platform with them where it is the run's own. Never raises."""
-        self.session.close()
-        workers = list(self.state.workers.values())
-        try:
-            if self._owns_platform:
-                await self._calls.call(self.platform.close, seconds=CLOSE_SECONDS)
-            else:
-                await self._calls.call(self.platform.stop, workers, seconds=CLOSE_SECONDS)
-                await self._calls.call(_wait_until_gone, self.platform, workers, seconds=CLOSE_SECONDS)
-        except Exception as error:  # foreign code, and the error that ended the run is the one that counts
-            self.state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
-            logger.warning("the platform did not let go of the workers as it should: %r", error)
-        self._calls.close()
-        for name in self.state.workers:
-            self.state.move(name, Status.STOPPED, finished_at=time.time())
-
-    @property
-    def _is_urgent(self) -> bool:
-        return self._stop_reason == AT_ONCE
-
     def _enter(self, phase: str) -> None:
         self._leave_phase()
         self._phase = (phase, time.monotonic())
@@ -241,6 +185,7 @@ class Orchestrator:
         """End the run. ``AT_ONCE`` as the reason overrides an earlier one."""
         if self._stop_reason is None or reason == AT_ONCE:
             self._stop_reason = reason
+        self._ending.is_urgent = self._stop_reason == AT_ONCE
         self.state.changed.set()
 
     async def stacks(self) -> dict[str, str]:
@@ -249,7 +194,7 @@ class Orchestrator:
         asked = set(self.state.running)
         for name in {worker for worker, _ in asked}:
             self.session.send(name, "stacks")
-        await self._quiet(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
+        await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
         return dict(self.state.stacks)
 
     # -- what tells it how things stand -------------------------------------------------------------------------------
@@ -280,30 +225,11 @@ class Orchestrator:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            await self._change_before(deadline)
+            await self.state.change_before(deadline)
 
     def _raise_if_over(self) -> None:
         if self._stop_reason:
             raise RunStopped(f"The run was stopped ({self._stop_reason}).", log=self._logs())
-
-    async def _change_before(self, deadline: float | None) -> None:
-        """Wait for a change, but not beyond the deadline, nor long: another wait may have cleared the event."""
-        seconds = STEP_SECONDS if deadline is None else min(STEP_SECONDS, max(0.0, deadline - time.monotonic()))
-        try:
-            await asyncio.wait_for(self.state.changed.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-
-    async def _quiet(self, busy: Callable[[], bool], seconds: float) -> None:
-        """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
-        deadline = time.monotonic() + seconds
-        while busy() and time.monotonic() < deadline:
-            self.state.changed.clear()
-            await self._change_before(deadline)
-
-    def _are_running(self, workers: Iterable[str]) -> bool:
-        """Whether processes of these workers run, as far as anybody would tell: those of a lost agent are gone too."""
-        return self.state.has_running(self.session.connected.intersection(workers))
 
     def _is_up(self) -> bool:
         plan, state = self._planned(), self.state
@@ -400,9 +326,3 @@ class Orchestrator:
 
 def _deadline(seconds: float | None) -> float | None:
     return time.monotonic() + seconds if seconds else None
-
-
-def _wait_until_gone(platform: Platform, workers: list[Worker]) -> None:
-    deadline = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < deadline and not all(worker.status.is_final for worker in platform.poll(workers)):
-        time.sleep(platform.look_seconds[0] / LOOKS_AT_THE_END)

@@ -22,6 +22,7 @@ Source = tuple[str, int | None]  # a process: its worker and its rank, None wher
 PROGRESS = ("rank", "step", "steps", "epoch", "epochs", "examples", "bytes_sent")  # what a report may carry
 
 USAGE = ("cpu", "memory", "gpu", "gpu_memory")  # and what is measured of a worker
+STEP_SECONDS = 0.5  # how long a wait goes without a look of its own
 
 
 @dataclass
@@ -124,6 +125,21 @@ class RunState:
     def has_running(self, workers: Iterable[str]) -> bool:
         """Whether any process of these workers runs."""
         return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
+
+    async def change_before(self, deadline: float | None) -> None:
+        """Wait for a change, but not beyond the deadline, nor long: another wait may have cleared the event."""
+        seconds = STEP_SECONDS if deadline is None else min(STEP_SECONDS, max(0.0, deadline - time.monotonic()))
+        try:
+            await asyncio.wait_for(self.changed.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+
+    async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
+        """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
+        deadline = time.monotonic() + seconds
+        while busy() and time.monotonic() < deadline:
+            self.changed.clear()
+            await self.change_before(deadline)
 
     # -- what the platform says ---------------------------------------------------------------------------------------
 

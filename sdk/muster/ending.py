@@ -1,0 +1,111 @@
+"""The end of a run, whatever ended it: of its processes, its agents and its workers, in the order of who needs whom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+
+from muster.background import BlockingCalls
+from muster.driver import Driver
+from muster.job import Plan, Status, Worker
+from muster.platforms.base import Platform
+from muster.session import Session
+from muster.state import RunState
+
+logger = logging.getLogger("muster")
+
+STOP_GRACE = 1.5  # seconds between asking processes to end and ending them: who stops a run wants it gone
+LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after others
+KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
+HANG_UP_SECONDS = 1.0  # how long agents may take to leave
+GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
+CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
+LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
+
+
+class Ending:
+    """Leaves nothing behind.
+
+    Args:
+        calls: makes the platform's calls, and is closed after the last.
+        owns_platform: whether the platform ends with the run.
+
+    Attributes:
+        is_urgent: whether processes get no time to end by themselves; may be set while they have it.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        state: RunState,
+        driver: Driver,
+        platform: Platform,
+        calls: BlockingCalls,
+        *,
+        owns_platform: bool,
+    ) -> None:
+        self.is_urgent = False
+        self._session = session
+        self._state = state
+        self._driver = driver
+        self._platform = platform
+        self._calls = calls
+        self._owns_platform = owns_platform
+
+    async def stop_processes(self, plan: Plan | None) -> None:
+        """Stop whatever runs: first what decides the run, then what that depends on, then the agents."""
+        self._state.ending = True
+        deadline = time.monotonic() + STOP_GRACE
+        await self._stop_driver(deadline)
+        decisive = set(plan.decides or plan.processes) if plan else set()
+        for names in (decisive, set(self._state.members) - decisive):
+            await self._stop_those_of(names, deadline)
+        for name in self._state.members:
+            self._session.send(name, "end")
+        await self._state.wait_while(lambda: bool(self._session.connected), HANG_UP_SECONDS)
+
+    async def let_go_of_workers(self) -> None:
+        """End the workers, and the platform with them where it is the run's own. Never raises."""
+        self._session.close()
+        workers = list(self._state.workers.values())
+        try:
+            if self._owns_platform:
+                await self._calls.call(self._platform.close, seconds=CLOSE_SECONDS)
+            else:
+                await self._calls.call(self._platform.stop, workers, seconds=CLOSE_SECONDS)
+                await self._calls.call(_wait_until_gone, self._platform, workers, seconds=CLOSE_SECONDS)
+        except Exception as error:  # foreign code, and the error that ended the run is the one that counts
+            self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
+            logger.warning("the platform did not let go of the workers as it should: %r", error)
+        self._calls.close()
+        for name in self._state.workers:
+            self._state.move(name, Status.STOPPED, finished_at=time.time())
+
+    async def _stop_driver(self, deadline: float) -> None:
+        self._driver.terminate()
+        remaining = deadline - time.monotonic()
+        await self._state.wait_while(lambda: self._driver.is_running and not self.is_urgent, remaining)
+        await self._driver.kill()
+
+    async def _stop_those_of(self, workers: Collection[str], deadline: float) -> None:
+        """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""
+
+        def are_running() -> bool:  # as far as anybody would tell: those of a lost agent are gone too
+            return self._state.has_running(self._session.connected.intersection(workers))
+
+        grace = max(deadline - time.monotonic(), LEAST_GRACE)
+        if not self.is_urgent:
+            for name in workers:
+                self._session.send(name, "stop", grace=grace)
+            await self._state.wait_while(lambda: are_running() and not self.is_urgent, grace)
+        if are_running():
+            for name in workers:
+                self._session.send(name, "stop", grace=0)
+            await self._state.wait_while(are_running, KILL_SECONDS)
+
+
+def _wait_until_gone(platform: Platform, workers: list[Worker]) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline and not all(worker.status.is_final for worker in platform.poll(workers)):
+        time.sleep(platform.look_seconds[0] / LOOKS_AT_THE_END)
