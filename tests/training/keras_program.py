@@ -155,7 +155,7 @@ def average_metrics() -> dict[str, Any]:
 class FirstRankOnly(Scheme):
     """Not a mean, so that it shows: what rank 0 found is what all apply."""
 
-    def step(self, gradients: Any, variables: Any, apply: Any) -> None:
+    def _step(self, gradients: Any, variables: Any, apply: Any) -> None:
         self.calls = [variable.path for variable in variables]
         apply([horovod.broadcast(gradient, 0, name=f"own_{i}") for i, gradient in enumerate(gradients)])
 

@@ -70,8 +70,14 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
             self.build(variables)
+
+        def apply_reduced(reduced: Sequence[communication.Gradient]) -> None:
+            # Schemes apply in a branch of tf.cond, and Keras takes no mixture of tensors from inside and outside.
+            inside = [None if gradient is None else tf.identity(gradient) for gradient in reduced]
+            type(self).apply(self, inside, trainable_variables)
+
         scheme.build(variables, [variable for variable in self.variables if len(variable.shape)])
-        scheme.step(grads, variables, lambda reduced: type(self).apply(self, reduced, trainable_variables))
+        scheme.step(grads, variables, apply_reduced)
 
     # On the instance and not in a subclass: a subclass would be saved under a name that nobody can load.
     optimizer.apply = types.MethodType(apply, optimizer)

@@ -34,23 +34,19 @@ class PartialSynchronisation(Scheme):
     def _build(self, variables: List[Any], slots: List[Any]) -> None:
         if self.chunks > len(variables):
             raise ValueError(f"chunks={self.chunks}, but there are only {len(variables)} tensors to divide.")
-        self._step = self._state.variable("step", np.int64(0))
+        self._turn = self._state.variable("turn", np.int64(0))
         sizes = [tf.TensorShape(variable.shape).num_elements() for variable in variables]
         self._chunks: List[List[int]] = [[] for _ in range(self.chunks)]
         for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
             min(self._chunks, key=lambda chunk: sum(sizes[i] for i in chunk)).append(index)
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Apply, then average the chunk whose turn it is."""
-        self.build(variables)
-        apply(list(gradients))
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
+        apply(gradients)
         turns = [lambda chunk=chunk: self._average(variables, chunk) for chunk in self._chunks]
-        tf.switch_case(tf.cast(self._step % self.chunks, tf.int32), turns)
-        self._step.assign_add(1)
+        tf.switch_case(tf.cast(self._turn % self.chunks, tf.int32), turns)
+        self._turn.assign_add(1)
 
-    def synchronise(self, variables: Sequence[Any]) -> None:
-        """Average all parameters."""
-        self.build(variables)
+    def _synchronise(self, variables: List[Any]) -> None:
         self._average(variables, range(len(variables)))
 
     def _average(self, variables: Sequence[Any], chunk: Sequence[int]) -> None:
@@ -68,12 +64,10 @@ class PeriodicScheme(Scheme):
     def period(self) -> int:
         """Steps between two synchronisations."""
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Apply, and come together where it is time to."""
-        self.build(variables)
-        apply(list(gradients))
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
+        apply(gradients)
         self._steps.assign_add(1)
-        tf.cond(self._steps >= self.period, lambda: self.synchronise(variables), lambda: None)
+        tf.cond(self._steps >= self.period, lambda: self._synchronise(variables), lambda: None)
 
 
 class ModelAveraging(PeriodicScheme):
@@ -95,9 +89,7 @@ class ModelAveraging(PeriodicScheme):
         super().__init__(name)
         self.period = whole("period", period)
 
-    def synchronise(self, variables: Sequence[Any]) -> None:
-        """Average all parameters."""
-        self.build(variables)
+    def _synchronise(self, variables: List[Any]) -> None:
         self._count(average(variables, [f"{self.name}_{index}" for index in range(len(variables))]))
         self._steps.assign(0)
 
@@ -174,9 +166,7 @@ class BlockMomentum(PeriodicScheme):
             self._state.variable(f"move/{index}", np.zeros_like(value)) for index, value in enumerate(values)
         ]
 
-    def synchronise(self, variables: Sequence[Any]) -> None:
-        """End a block."""
-        self.build(variables)
+    def _synchronise(self, variables: List[Any]) -> None:
         eta, zeta = self.momentum, self.learning_rate
         for index, (own, common, move) in enumerate(zip(variables, self._globals, self._moves)):
             moved = common - tf.convert_to_tensor(own)

@@ -21,15 +21,13 @@ class Exchange(NamedTuple):
 
     Attributes:
         means: For each tensor the mean over all ranks, as far as it was sent; the same on every rank.
-        rests: For each tensor what this rank has not sent of its own.
+        sent: For each tensor what this rank has sent of its own, decoded.
         bytes_sent: By this rank: an int, or a tensor where it depends on the values.
-        kept: Memories of the collective's own with what they are to keep, if the step is taken.
     """
 
     means: List[tf.Tensor]
-    rests: List[tf.Tensor]
+    sent: List[tf.Tensor]
     bytes_sent: Any
-    kept: Sequence[Tuple[Memory, tf.Tensor]] = ()
 
 
 class Collective(ABC):
@@ -77,16 +75,16 @@ class AllReduce(Collective):
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
         """One allreduce for each part of each payload; Horovod fuses them."""
-        means, rests, sent = [], [], 0
+        means, sent, size = [], [], 0
         for index, tensor in enumerate(tensors):
             payload = self.compressor.compress(tensor / horovod.size())
             summed = tuple(
                 horovod.allreduce(part, f"{self.name}_{index}_{number}", "Sum") for number, part in enumerate(payload)
             )
             means.append(self.compressor.decompress(summed, tensor.shape))
-            rests.append(tensor - horovod.size() * self.compressor.decompress(payload, tensor.shape))
-            sent += sum(allreduce_bytes(bytes_of(part)) for part in payload)
-        return Exchange(means, rests, sent)
+            sent.append(self.compressor.decompress(payload, tensor.shape) * horovod.size())
+            size += sum(allreduce_bytes(bytes_of(part)) for part in payload)
+        return Exchange(means, sent, size)
 
 
 class AllGather(Collective):
@@ -98,92 +96,80 @@ class AllGather(Collective):
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
         """Compress, gather, add up."""
         payloads = [self.compressor.compress(tensor) for tensor in tensors]
-        received, sent = self._gather(payloads)
-        means = [
-            self.compressor.total(of_ranks, tensor.shape) / horovod.size()
-            for of_ranks, tensor in zip(zip(*received), tensors)
-        ]
-        rests = [self.compressor.rest(tensor, payload) for tensor, payload in zip(tensors, payloads)]
-        return Exchange(means, rests, sent)
+        received, size = self._gather(payloads)
+        means = [self.compressor.mean(of_ranks, tensor.shape) for of_ranks, tensor in zip(zip(*received), tensors)]
+        sent = [self.compressor.decompress(payload, tensor.shape) for tensor, payload in zip(tensors, payloads)]
+        return Exchange(means, sent, size)
 
     def _gather(self, payloads: Sequence[Payload]) -> Tuple[List[List[Payload]], Any]:
         """The payloads of each rank, and the bytes sent."""
-        mine = to_bytes(payloads)
+        mine, alike = to_bytes(payloads), [payloads] * horovod.size()
         if not self.compressor.ragged:
-            return from_bytes(horovod.allgather(mine, self.name), [payloads] * horovod.size()), allgather_bytes(
-                bytes_of(mine)
-            )
+            return from_bytes(horovod.allgather(mine, self.name), alike), allgather_bytes(bytes_of(mine))
         lengths = tf.stack([tf.size(part) for payload in payloads for part in payload])
         every_length = tf.reshape(horovod.allgather(lengths, f"{self.name}_lengths"), [horovod.size(), -1])
         gathered = horovod.allgather(mine, self.name)
-        sent = allgather_bytes(bytes_of(lengths) + tf.size(mine))
-        return from_bytes(gathered, [payloads] * horovod.size(), tf.unstack(every_length)), sent
+        return from_bytes(gathered, alike, tf.unstack(every_length)), allgather_bytes(bytes_of(lengths) + tf.size(mine))
 
 
 class TwoPhase(Collective):
     """CNTK's exchange for codes that cannot be added: about 2(N-1)/N of a payload is sent, at any N.
 
-    Each tensor is cut into N stripes of columns, a column being one position of its last axis. First every rank sends
-    its stripe j to rank j, which adds up what all sent. Then it compresses the sum of its stripe, with a memory of its
-    own for what that leaves out, and sends it to all (Seide 2014, section 3).
+    Each payload is cut into N stripes of columns, a column being one position of the tensor's last axis. First every
+    rank sends its stripe j to rank j, which averages what all sent. Then that compresses the mean of its stripe, with a
+    memory of its own for what it leaves out, and sends it to all (Seide 2014, section 3).
     """
 
     def __init__(self, compressor: Compressor, name: str) -> None:
         super().__init__(compressor, name)
-        if compressor.ragged:
+        if not compressor.columnar:
             raise ValueError(
-                f"The sizes of {type(compressor).__name__}'s payloads depend on the values, and TwoPhase must know "
-                "them beforehand: use AllGather."
+                f"The payloads of {type(compressor).__name__} cannot be cut by columns, so they cannot go through "
+                "TwoPhase: use AllGather."
             )
 
     def build(self, shapes: Sequence[Sequence[int]], memory: Callable[..., Memory], state: State) -> None:
         """A memory for this rank's stripe of every tensor."""
-        self.memories = []
-        for index, shape in enumerate(shapes):
-            columns = stripe_widths(shape[-1])[horovod.rank()]
-            rows = int(np.prod(shape[:-1], dtype=int))
-            self.memories.append(memory(state, f"stripe/{index}", (rows, columns)))
+        self.memories = [
+            memory(state, f"stripe/{index}", (int(np.prod(shape[:-1])), _widths(shape[-1])[horovod.rank()]))
+            for index, shape in enumerate(shapes)
+        ]
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
         """Both phases, each with one collective operation for all tensors."""
-        ranks, rank, code = range(horovod.size()), horovod.rank(), self.compressor
-        stripes = [striped(tensor) for tensor in tensors]  # of tensor, of rank
-        payloads = [[code.compress(stripe) for stripe in of_ranks] for of_ranks in stripes]
-        outgoing = [to_bytes([of_ranks[other] for of_ranks in payloads]) for other in ranks]
-        incoming = horovod.alltoall(
-            tf.concat(outgoing, 0), [bytes_of(part) for part in outgoing], f"{self.name}_stripes"
-        )
-        received = from_bytes(incoming, [[of_ranks[rank] for of_ranks in payloads]] * horovod.size())
+        ranks, rank, code = horovod.size(), horovod.rank(), self.compressor
+        payloads = [code.compress(tensor) for tensor in tensors]
+        stripes = list(zip(*[_stripes(payload, tensor.shape[-1]) for payload, tensor in zip(payloads, tensors)]))
+        outgoing = [to_bytes(of_rank) for of_rank in stripes]
+        sizes = [bytes_of(buffer) for buffer in outgoing]
+        incoming = horovod.alltoall(tf.concat(outgoing, 0), sizes, f"{self.name}_stripes")
 
-        sums = [
-            memory.compensate(code.total(of_ranks, of_tensor[rank].shape))
-            for memory, of_ranks, of_tensor in zip(self.memories, zip(*received), stripes)
+        averages = []
+        received = from_bytes(incoming, [stripes[rank]] * ranks)
+        for memory, of_ranks, tensor in zip(self.memories, zip(*received), tensors):
+            shape = (int(np.prod(tensor.shape[:-1])), _widths(tensor.shape[-1])[rank])
+            payload = code.compress(memory.compensate(code.mean(of_ranks, shape)))
+            memory.discount(code.decompress(payload, shape))
+            averages.append(payload)
+
+        mine = to_bytes(averages)
+        gathered = from_bytes(horovod.allgather(mine, f"{self.name}_means"), stripes)
+        means = [
+            code.decompress(tuple(tf.concat(parts, -1) for parts in zip(*of_ranks)), tensor.shape)
+            for of_ranks, tensor in zip(zip(*gathered), tensors)
         ]
-        summed = [code.compress(stripe) for stripe in sums]
-        mine = to_bytes(summed)
-        gathered = from_bytes(
-            horovod.allgather(mine, f"{self.name}_sums"), [[of_ranks[r] for of_ranks in payloads] for r in ranks]
-        )
-
-        means, rests = [], []
-        for index, tensor in enumerate(tensors):
-            decoded = [code.decompress(gathered[r][index], stripes[index][r].shape) for r in ranks]
-            means.append(tf.reshape(tf.concat(decoded, 1), tensor.shape) / horovod.size())
-            left = [code.rest(stripe, payload) for stripe, payload in zip(stripes[index], payloads[index])]
-            rests.append(tf.reshape(tf.concat(left, 1), tensor.shape))
-        kept = [(m, code.rest(stripe, payload)) for m, stripe, payload in zip(self.memories, sums, summed)]
-        to_others = sum(bytes_of(part) for other, part in enumerate(outgoing) if other != rank)
-        return Exchange(means, rests, to_others + allgather_bytes(bytes_of(mine)), kept)
+        sent = [code.decompress(payload, tensor.shape) for payload, tensor in zip(payloads, tensors)]
+        return Exchange(means, sent, sum(sizes) - sizes[rank] + allgather_bytes(sizes[rank]))
 
 
-def stripe_widths(columns: int) -> List[int]:
+def _widths(columns: int) -> List[int]:
     """How many columns each rank's stripe has: as equal as can be, some none where there are fewer than ranks."""
     return [columns // horovod.size() + (rank < columns % horovod.size()) for rank in range(horovod.size())]
 
 
-def striped(tensor: tf.Tensor) -> List[tf.Tensor]:
-    """A tensor as a matrix of its columns, cut into the ranks' stripes."""
-    return tf.split(tf.reshape(tensor, [-1, tensor.shape[-1]]), stripe_widths(tensor.shape[-1]), axis=1)
+def _stripes(payload: Payload, columns: int) -> List[Payload]:
+    """A payload cut by columns into one for each rank."""
+    return list(zip(*[tf.split(part, _widths(columns), axis=-1) for part in payload]))
 
 
 def to_bytes(payloads: Sequence[Payload]) -> tf.Tensor:

@@ -25,11 +25,11 @@ class Memory(ABC):
 
     @abstractmethod
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What to send instead of the tensor; changes nothing."""
+        """What to send in place of the tensor."""
 
     @abstractmethod
-    def keep(self, rest: tf.Tensor) -> None:
-        """Remember what was left out of that; not called in a step that all ranks leave out."""
+    def discount(self, sent: tf.Tensor) -> None:
+        """Take note of what of that was sent: the tensor that the others decode."""
 
 
 class ErrorFeedback(Memory):
@@ -39,12 +39,12 @@ class ErrorFeedback(Memory):
         self.residual = state.variable(f"{name}/residual", np.zeros(shape, np.float32))
 
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor and the residual."""
-        return tensor + self.residual
+        """The tensor and the residual; the variable holds them until something is discounted."""
+        return tf.convert_to_tensor(self.residual.assign_add(tensor))
 
-    def keep(self, rest: tf.Tensor) -> None:
-        """The rest is the residual from here on."""
-        self.residual.assign(rest)
+    def discount(self, sent: tf.Tensor) -> None:
+        """What was not sent stays."""
+        self.residual.assign_sub(sent)
 
 
 class NoMemory(Memory):
@@ -57,5 +57,5 @@ class NoMemory(Memory):
         """The tensor."""
         return tensor
 
-    def keep(self, rest: tf.Tensor) -> None:
+    def discount(self, sent: tf.Tensor) -> None:
         """Nothing."""

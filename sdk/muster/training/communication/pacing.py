@@ -24,8 +24,7 @@ class Wrapper(Scheme):
         self.scheme.build(variables, slots)
         super().build(variables, slots)
 
-    def synchronise(self, variables: Sequence[Any]) -> None:
-        """As the scheme inside does."""
+    def _synchronise(self, variables: List[Any]) -> None:
         self.scheme.synchronise(variables)
 
     @property
@@ -73,13 +72,11 @@ class WarmStart(Wrapper):
         """Whether the next step communicates, so that it is time for data of each rank's own."""
         return self.built and bool(self._steps.numpy() >= self.steps_alone)
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Apply, or do as the scheme does."""
-        self.build(variables)
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
         tf.cond(
             self._steps >= self.steps_alone,
             lambda: self.scheme.step(gradients, variables, apply),
-            lambda: _nothing(apply(list(gradients))),
+            lambda: _nothing(apply(gradients)),
         )
         self._steps.assign_add(1)
 
@@ -108,9 +105,7 @@ class LocalAggregation(Wrapper):
             for index, variable in enumerate(variables)
         ]
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Add up; every so often take a step."""
-        self.build(variables)
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
         dense = densified(gradients)
         for total, gradient in zip(self._sums, dense):
             if gradient is not None:

@@ -21,15 +21,15 @@ class OneBit(Compressor):
     """
 
     collective = TwoPhase
+    columnar = True
 
     def compress(self, tensor: tf.Tensor) -> Payload:
         """Bits, and for each column the mean of what is below 0 and of what is not; 0 where there is nothing."""
         matrix = _columns(tensor)
         above = matrix >= 0
-        count = tf.reduce_sum(tf.cast(above, tf.float32), 0)
-        rows = tf.cast(tf.shape(matrix)[0], tf.float32)
-        low = tf.math.divide_no_nan(tf.reduce_sum(tf.minimum(matrix, 0), 0), rows - count)
-        high = tf.math.divide_no_nan(tf.reduce_sum(tf.maximum(matrix, 0), 0), count)
+        count = _column_sums(tf.cast(above, tf.float32))
+        low = tf.math.divide_no_nan(_column_sums(tf.minimum(matrix, 0)), matrix.shape[0] - count)
+        high = tf.math.divide_no_nan(_column_sums(tf.maximum(matrix, 0)), count)
         return packed(tf.cast(above, tf.uint8), 1), low, high
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
@@ -51,6 +51,7 @@ class KBit(Compressor):
     """
 
     collective = TwoPhase
+    columnar = True
 
     def __init__(self, bits: int) -> None:
         if bits not in (2, 4, 8, 32):
@@ -76,27 +77,32 @@ class KBit(Compressor):
 
 
 def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
-    """Codes of 1, 2, 4 or 8 bits, which are a uint8 each, put together into whole bytes; the last is filled with 0.
+    """A matrix of codes of 1, 2, 4 or 8 bits, a uint8 each, with as many rows in one as there is room for.
 
-    The first code of a byte is in its lowest bits.
+    The first of the rows is in the lowest bits; missing ones count as 0.
     """
-    in_byte = 8 // bits
-    flat = tf.reshape(codes, [-1])
-    rows = tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % in_byte]]), [-1, in_byte])
-    return sum((rows[:, place] * 2 ** (bits * place) for place in range(1, in_byte)), rows[:, 0])
+    together = 8 // bits
+    rows = tf.pad(codes, [[0, -codes.shape[0] % together], [0, 0]])
+    groups = tf.unstack(tf.reshape(rows, [-1, together, codes.shape[1]]), axis=1)
+    return tf.add_n([group * 2 ** (bits * place) for place, group in enumerate(groups)])
 
 
-def unpacked(data: tf.Tensor, bits: int, size: int) -> tf.Tensor:
-    """The first `size` codes in packed bytes, as float32: for each byte what a table of all bytes says."""
-    in_byte = 8 // bits
-    table = (np.arange(256)[:, None] >> (bits * np.arange(in_byte))) & (2**bits - 1)
-    return tf.reshape(tf.gather(tf.constant(table, tf.float32), tf.cast(data, tf.int32)), [-1])[:size]
+def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
+    """The first rows of codes out of packed ones, a uint8 each."""
+    together = 8 // bits
+    groups = [tf.bitwise.right_shift(data, bits * place) & (2**bits - 1) for place in range(together)]
+    return tf.reshape(tf.stack(groups, axis=1), [data.shape[0] * together, data.shape[1]])[:rows]
 
 
 def _columns(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, [-1, tensor.shape[-1]])
 
 
+def _column_sums(matrix: tf.Tensor) -> tf.Tensor:
+    """As a product with ones, which takes half the time of `tf.reduce_sum`."""
+    return tf.linalg.matvec(matrix, tf.ones([matrix.shape[0]]), transpose_a=True)
+
+
 def _between(data: tf.Tensor, bits: int, low: tf.Tensor, step: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    codes = unpacked(data, bits, int(np.prod(shape, dtype=int)))
-    return tf.reshape(tf.reshape(codes, [-1, shape[-1]]) * step + low, shape)
+    rows = int(np.prod(shape[:-1], dtype=int))
+    return tf.reshape(tf.cast(unpacked(data, bits, rows), tf.float32) * step + low, shape)

@@ -58,42 +58,35 @@ class Reducer(Scheme):
         ]
         self.collective.build(shapes, self._memory, self._state)
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Compress, exchange, average; then apply, and remember what was left out, unless a gradient is not finite."""
-        self.build(variables)
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
         own = [
             tf.zeros(variable.shape) if gradient is None else tf.cast(gradient, tf.float32)
             for gradient, variable in zip(densified(gradients), variables)
         ]
-        tensors = [memory.compensate(own[index]) for memory, index in zip(self._memories, self._compressed)]
-        exchange = self.collective.exchange(tensors)
         small = [index for index in range(len(own)) if index not in self._compressed]
-        small_means, sent, finite_everywhere = self._average_dense([own[index] for index in small], all_finite(own))
-        self._count(exchange.bytes_sent + sent)
-
-        means = dict(zip([*self._compressed, *small], [*exchange.means, *small_means]))
-        reduced = [
-            None if gradient is None else tf.cast(means[index], gradient.dtype)
-            for index, gradient in enumerate(gradients)
-        ]
+        small_means, finite_everywhere = self._average_dense([own[index] for index in small], all_finite(own))
 
         def take() -> None:
-            for memory, rest in [*zip(self._memories, exchange.rests), *exchange.kept]:
-                memory.keep(rest)
-            apply(reduced)
+            tensors = [memory.compensate(own[index]) for memory, index in zip(self._memories, self._compressed)]
+            exchange = self.collective.exchange(tensors)
+            for memory, sent in zip(self._memories, exchange.sent):
+                memory.discount(sent)
+            self._count(exchange.bytes_sent)
+            means = dict(zip([*self._compressed, *small], [*exchange.means, *small_means]))
+            apply([None if g is None else tf.cast(means[index], g.dtype) for index, g in enumerate(gradients)])
 
-        # The means are the same on every rank, and so is what is said of them. A sum may leave the range of its type.
-        tf.cond(finite_everywhere & all_finite(exchange.means), take, lambda: None)
+        tf.cond(finite_everywhere, take, lambda: None)
 
-    def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], int, tf.Tensor]:
-        """The means of small tensors, the bytes sent for them, and whether all gradients of all ranks are finite."""
+    def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], tf.Tensor]:
+        """The means of small tensors, and whether all gradients of all ranks are finite."""
         flag = tf.cast([~finite], tf.float32)
         fused = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors] + [flag], 0)
         mean = horovod.allreduce(fused, f"{self.name}_dense")
         sizes = [tensor.shape.num_elements() for tensor in tensors]
         parts = tf.split(mean, [*sizes, 1])
         means = [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
-        return means, allreduce_bytes(bytes_of(fused)), parts[-1][0] == 0
+        self._count(allreduce_bytes(bytes_of(fused)))
+        return means, parts[-1][0] == 0
 
     def _is_compressed(self, shape: Sequence[int]) -> bool:
         elements = tf.TensorShape(shape).num_elements()

@@ -99,7 +99,7 @@ class Scheme(ABC):
             self._build(list(variables), list(slots))
         self.built = True
 
-    @abstractmethod
+    @tf.autograph.experimental.do_not_convert
     def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
         """One training step: communicate, and have gradients applied.
 
@@ -108,6 +108,8 @@ class Scheme(ABC):
             variables: What they belong to.
             apply: Called with the gradients to apply; not called in a step that all ranks leave out.
         """
+        self.build(variables)
+        self._step(list(gradients), list(variables), apply)
 
     @property
     def bytes_sent(self) -> int:
@@ -118,8 +120,11 @@ class Scheme(ABC):
         """
         return int(self._sent.numpy()) if self.built else 0
 
-    def synchronise(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most schemes have nothing to do
+    @tf.autograph.experimental.do_not_convert
+    def synchronise(self, variables: Sequence[Any]) -> None:
         """Make the variables the same on all ranks, where the scheme lets them drift apart: before they are saved."""
+        self.build(variables)
+        self._synchronise(list(variables))
 
     def state_dict(self) -> Dict[str, Any]:
         """What this rank's scheme remembers, as NumPy arrays by name; to be saved for every rank."""
@@ -135,6 +140,13 @@ class Scheme(ABC):
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
         """Make variables with `self._state.variable`."""
+
+    @abstractmethod
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
+        """What `step` does, once everything is built."""
+
+    def _synchronise(self, variables: List[Any]) -> None:  # noqa: B027 - most schemes keep them the same at all times
+        """What `synchronise` does, once everything is built."""
 
     def _count(self, size: Any) -> None:
         """Add to the bytes sent, an int or a tensor."""
@@ -176,9 +188,7 @@ class Dense(Scheme):
                 "again with HOROVOD_WITH_MPI=1 and launch with mpirun."
             )
 
-    def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """Average, then apply."""
-        self.build(variables)
+    def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
         dense = densified(gradients)
         apply(
             [

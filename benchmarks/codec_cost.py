@@ -1,0 +1,82 @@
+"""What a step of each communication scheme costs one core, without the network: 10 million parameters of an MLP.
+
+The process counts as rank 0 of 2 whose fellow sends the same as it does, so that everything is done that a real rank
+does between having its gradients and applying their mean, but for the sending. TensorFlow gets one thread. The floor is
+a dense step, whose gradients are handed on as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.measuring import Figure, Target, fresh, main
+
+SHAPES = ((784, 2048), (2048, 2048), (2048, 2048), (2048, 10))
+RANKS = 2
+TARGETS = {"TopK(0.01)": 60, "OneBit()": 120}  # milliseconds
+SCHEMES = ("FP16()", "TopK(0.01)", "TopK(0.001)", "Threshold(2.5)", "OneBit()", "KBit(4)", "KBit(8)")
+
+
+def measure(quick: bool) -> list[Figure]:
+    """A new process for each scheme, with many steps."""
+    megabytes = 4 * sum(rows * columns for rows, columns in SHAPES) / 1e6
+    figures = []
+    for scheme in SCHEMES:
+        milliseconds = fresh(step_milliseconds, scheme, 3 if quick else 30)
+        target = Target(TARGETS[scheme], "ms") if scheme in TARGETS else None
+        figures.append(
+            Figure(f"a step's coding, {scheme}, 10 million parameters, one core", "ms", milliseconds, target=target)
+        )
+        figures.append(Figure(f"coding, {scheme}", "ms/MB", [value / megabytes for value in milliseconds]))
+    return figures
+
+
+def step_milliseconds(scheme: str, steps: int) -> list[float]:
+    """How long some steps of a scheme take on one core."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import tensorflow as tf
+    from muster.training import communication
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    beside_an_equal()
+    reducer = communication.as_scheme(eval(scheme, vars(communication)))
+    gradients = [tf.random.stateless_normal(shape, (index, 0)) for index, shape in enumerate(SHAPES)]
+    variables = [tf.Variable(gradient) for gradient in gradients]
+
+    def apply(means: list[Any]) -> None:
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean)
+
+    step: Callable[..., Any] = tf.function(lambda *own: reducer.step(own, variables, apply))
+    for _ in range(3):
+        step(*gradients)
+    return [timed(step, gradients) for _ in range(steps)]
+
+
+def timed(step: Callable[..., Any], gradients: list[Any]) -> float:
+    began = time.perf_counter()
+    step(*gradients)
+    return 1e3 * (time.perf_counter() - began)
+
+
+def beside_an_equal() -> None:
+    """Let collectives return what they would if the other rank had the same to send."""
+    import tensorflow as tf
+    from muster.training import horovod
+
+    def alltoall(tensor: Any, splits: list[int], name: str) -> Any:
+        return tf.tile(tensor[: splits[0]], [RANKS])
+
+    horovod.size = lambda: RANKS
+    horovod.allreduce = lambda tensor, name, op="Average": tensor if op == "Average" else tensor + tensor
+    horovod.allgather = lambda tensor, name: tf.concat([tensor] * RANKS, 0)
+    horovod.alltoall = alltoall
+
+
+if __name__ == "__main__":
+    main("codec_cost")
