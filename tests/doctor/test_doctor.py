@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from muster.cli import main
 from muster.cluster import Cluster
 from muster.doctor import Finding, Report, workers
 from muster.doctor.workers import _check_interfaces, _check_logins
-from muster.job import Job, Member, Resources
+from muster.job import Job, Member, Resources, Worker, WorkerSpec
 from muster.platforms import machine
+from muster.platforms.local import LocalPlatform
 from muster.runs import list_runs
 from muster.script import make_script
 from muster.ssh import generate_key_pair, write_private
@@ -52,6 +55,14 @@ from muster.training import report
 from muster import run_cluster
 raise SystemExit("the script has been run")
 """
+
+
+class Firewalled(LocalPlatform):
+    """A machine whose workers cannot reach the session's port."""
+
+    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+        """Launch workers that dial a port where nobody listens."""
+        return super().launch([replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs])
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +253,13 @@ class TestTheWorkers:
         assert "this machine has none" in finding.text
         assert "install openssh-server" in finding.mend
 
+    def test_a_session_that_the_workers_cannot_reach(self) -> None:
+        with contextlib.closing(Firewalled()) as platform:
+            (finding,) = look(launch=True, platform=platform, timeout_seconds=2).of("launch")
+        assert finding.level == "error"
+        assert finding.worker in {"worker-0", "worker-1"}
+        assert "session" in finding.text + finding.mend
+
     def test_versions_that_differ_are_told_by_worker(self, folder: Path) -> None:
         for worker, version in (("worker-0", "1.0"), ("worker-1", "2.0")):
             (folder / worker / f"some_package-{version}.dist-info").mkdir(parents=True)
@@ -290,7 +308,7 @@ class TestOnTheWorkbench:
 
 
 def member(name: str = "worker-0", **fields: Any) -> Member:
-    return dataclasses.replace(Member(name, "worker", 0, "127.0.0.1", interfaces=("eth0",)), **fields)
+    return replace(Member(name, "worker", 0, "127.0.0.1", interfaces=("eth0",)), **fields)
 
 
 @pytest.mark.parametrize(

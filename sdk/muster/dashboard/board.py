@@ -15,6 +15,16 @@ from muster.runs import TENSORBOARD
 SECONDS_PER_LOOK = 1.0
 
 
+def has_events(folder: Path) -> bool:
+    """Whether a run has written anything for TensorBoard into its folder."""
+    return any((folder / TENSORBOARD).rglob("*tfevents*"))
+
+
+def hint(folder: Path) -> str:
+    """The call that shows it, for a picture without a button; empty where there is nothing to show."""
+    return f"For TensorBoard: muster.tensorboard({str(folder / TENSORBOARD)!r})" if has_events(folder) else ""
+
+
 class RunBoard:
     """At most one TensorBoard for the files in ``tensorboard`` below a run's folder, which ``folder`` gives."""
 
@@ -24,12 +34,12 @@ class RunBoard:
         self._starting = threading.Lock()
         self._board: TensorBoard | None = None
 
-    def has_events(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether there is something to show. Looks once a second at most, and says no in between."""
         if time.monotonic() - self._looked_at < SECONDS_PER_LOOK:
             return False
         self._looked_at = time.monotonic()
-        return any((self._folder() / TENSORBOARD).rglob("*tfevents*"))
+        return has_events(self._folder())
 
     def open(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Have ``tell`` called with the ``url``, or with an ``error``, once that is known; on a thread of its own."""

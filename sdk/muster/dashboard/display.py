@@ -11,6 +11,7 @@ from IPython.display import display
 
 from muster.cluster import Cluster
 from muster.dashboard import Shown, snapshot
+from muster.dashboard.board import hint
 from muster.dashboard.follow import follow
 from muster.dashboard.notebook import MakeView, NotebookDashboard
 from muster.dashboard.replay import replay
@@ -52,7 +53,9 @@ def show(shown: Cluster | Run) -> None:
 def _show_run(run: Run, shown: Cluster | Run, stop: Callable[[], None] | None) -> None:
     make_view = _load("") if run.status == "running" else None
     if make_view is None:
-        display(snapshot.mime_bundle(replay(run)), raw=True)
+        view = replay(run)
+        view.notes.extend(filter(None, [hint(run.path)]))
+        display(snapshot.mime_bundle(view), raw=True)
         return
     dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path, stop)
     dashboard.show()

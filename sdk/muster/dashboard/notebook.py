@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from muster.dashboard import snapshot
 from muster.dashboard.baseline import rate_of_one_worker
+from muster.dashboard.board import hint
 from muster.dashboard.state import LiveState
 from muster.dashboard.ticker import Ticker
 from muster.events import Event
@@ -43,6 +44,7 @@ class NotebookDashboard:
         stop: Callable[[], None] | None = None,
     ) -> None:
         self.state = LiveState()
+        self._folder = folder
         self._live = make_view(self.state, folder, stop)
         self._ticker = Ticker(self._tick)
         self._compared = False
@@ -74,6 +76,7 @@ class NotebookDashboard:
                 return
             self._closed = True
         self._ticker.close()
+        self._add_hint()
         static = self._static() if self._handles else {}
         for handle in self._handles:
             handle.update(static, raw=True)
@@ -84,6 +87,13 @@ class NotebookDashboard:
             self._compared = True  # here rather than where the event came in, since it takes a look at many files
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
+
+    def _add_hint(self) -> None:
+        """Say how to open TensorBoard from now on: the picture that stays has no buttons."""
+        with self.state.lock:
+            text = hint(self._folder()) if self.state.view.run else ""
+            if text:
+                self.state.view.notes.append(text)
 
     def _static(self) -> dict[str, str]:
         with self.state.lock:

@@ -62,7 +62,7 @@ class RunWidget(anywidget.AnyWidget):
             elif diff:
                 self.send(diff)
             self._send_log()
-            if not self.has_tensorboard and self._state.view.run and self._board.has_events():
+            if not self.has_tensorboard and self._state.view.run and self._board.is_wanted():
                 self.has_tensorboard = True
 
     def _answer(self, _: Any, message: Any, __: Any) -> None:
