@@ -90,7 +90,7 @@ def test_its_config_is_private_and_is_taken_away(engines: Engines, run: Run) -> 
     assert path.stat().st_mode & 0o777 == 0o600
     assert ended(engines.start(spec))[0] == 0
     assert not path.exists()
-    assert take_config(str(path)) is None
+    assert take_config(str(path), "engine-8") is None
 
 
 def test_without_its_config_it_ends_at_once(engines: Engines, run: Run) -> None:

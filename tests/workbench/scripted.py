@@ -23,6 +23,7 @@ class ScriptedWorkbench:
         connections: how many connections clients have made.
         key: the API key that is accepted.
         looks: called at each listing, before it is answered, with the number of listings so far.
+        launches: called at each launch with what it asks for; may answer instead, with status and body.
         answers: what to answer instead, one after the other: status and body.
     """
 
@@ -33,6 +34,7 @@ class ScriptedWorkbench:
         self.connections = 0
         self.key = "the-key"
         self.looks: Callable[[int], object] = lambda number: None
+        self.launches: Callable[[dict[str, Any]], tuple[int, str] | None] = lambda order: None
         self.answers: list[tuple[int, str]] = []
         self._lock = threading.Lock()
 
@@ -61,7 +63,7 @@ class ScriptedWorkbench:
                 self.looks(self.count("GET"))
                 return 200, json.dumps(self.workers)
             if method == "POST":
-                return 200, json.dumps(self.add("scheduling", "unknown", running_at=None))
+                return self.launches(body) or (200, json.dumps(self.add("scheduling", "unknown", running_at=None)))
             for worker in self.workers:
                 if worker["id"] == path.split("/")[-2]:
                     worker.update(status="stopped", finished_at=TIME)

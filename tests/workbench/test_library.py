@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,16 @@ from muster.platforms import get_platform
 from muster.platforms.workbench.detection import LIBRARIES, find_library
 from support import Run, eventually, shell
 
-from tests.workbench.library import write_library
 from tests.workbench.session import WorkbenchSession
 
 pytestmark = pytest.mark.slow
+
+
+def install(folder: Path, name: str) -> None:
+    """Have a folder that modules are looked up in contain the library under that name, such as ``cml.workers_v1``."""
+    path = folder.joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(__file__).with_name("client_library.py"), path)
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -30,7 +37,7 @@ def library(
 ) -> Iterator[str]:
     """A session that has this library, and nothing else that would tell Muster where the workbench is."""
     name: str = request.param
-    write_library(tmp_path / "site", name)
+    install(tmp_path / "site", name)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for variable in ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL"):
         monkeypatch.setenv(f"LIBRARY_{variable}", workbench_session.environment[variable])
@@ -43,7 +50,7 @@ def library(
 
 def test_the_newer_library_comes_first(library: str, tmp_path: Path) -> None:
     assert find_library() == library
-    write_library(tmp_path / "site", "cml.workers_v1")
+    install(tmp_path / "site", "cml.workers_v1")
     assert find_library() == "cml.workers_v1"
 
 

@@ -4,6 +4,7 @@ It is sent as text, with a call of ``become_worker`` below it.
 """
 
 import base64
+import contextlib
 import io
 import shutil
 import signal
@@ -25,7 +26,8 @@ def become_worker(source, config):
     try:
         zipfile.ZipFile(io.BytesIO(base64.b64decode(source))).extractall(folder)
         agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
-        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
+        with contextlib.suppress(ValueError):  # an engine that does not run this in its main thread
+            signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
         status = agent.wait()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

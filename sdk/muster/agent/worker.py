@@ -11,27 +11,32 @@ import signal
 import socket
 import sys
 
-from . import agent, linux
+from . import agent, linux, wire
 from .ssh_server import find_sshd
 
 
 def main(path: str) -> None:
     """Be the agent whose config is in the file ``path``, and exit with 0 if its worker ended well."""
-    config = take_config(path)
+    config = take_config(path, os.environ.get("CDSW_ENGINE_ID", ""))
     if config is None:
         sys.exit("muster: nobody waits for this worker any more: {} is gone".format(path))
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
-    news = os.open(config["news"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     outcome = agent.main(complete(config, dict(os.environ)), news)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 
-def take_config(path: str) -> "dict | None":
-    """The config in the file, which is removed; None where it is gone, or another agent was quicker."""
+def take_config(path: str, engine: str) -> "dict | None":
+    """The config in the file, which is removed; None where it is gone, or somebody else was quicker.
+
+    Before it goes ``engine``, the id of this worker, is in the news: who finds the config gone knows who has it.
+    """
     try:
         with open(path) as file:
             config = json.load(file)
+        with os.fdopen(os.open(config["news"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as news:
+            news.write(wire.encode("worker", id=engine))
         os.unlink(path)
     except FileNotFoundError:
         return None

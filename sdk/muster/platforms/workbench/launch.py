@@ -16,30 +16,31 @@ class Launch:
     """One launch of several workers.
 
     Attributes:
+        specs: the workers.
         started: what the workbench says of each worker that was launched, by name.
         failed: why another was not, by name: LaunchRefused, or PlatformError where it may have been all the same.
     """
 
     def __init__(self, client: Client, specs: Sequence[WorkerSpec]) -> None:
         self._client = client
-        self._specs = specs
+        self.specs = specs
         self._is_over = False
         self.started: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, PlatformError] = {}
 
     def run(self) -> None:
         """Launch them. No more are tried once one has failed; returns when all that were tried are answered."""
-        with ThreadPoolExecutor(min(len(self._specs), CONNECTIONS), "muster-launch") as pool:
+        with ThreadPoolExecutor(min(len(self.specs), CONNECTIONS), "muster-launch") as pool:
             try:
-                for answered in [pool.submit(self._launch, spec) for spec in self._specs]:
+                for answered in [pool.submit(self._launch, spec) for spec in self.specs]:
                     answered.result()
             finally:
                 self._is_over = True  # an interrupt: what has not been tried is not
 
     @property
-    def may_have_started(self) -> int:
-        """How many workers there may be that nobody has the id of."""
-        return sum(not isinstance(error, LaunchRefused) for error in self.failed.values())
+    def may_have_started(self) -> bool:
+        """Whether there may be workers that nobody has the id of."""
+        return any(not isinstance(error, LaunchRefused) for error in self.failed.values())
 
     def _launch(self, spec: WorkerSpec) -> None:
         if self.failed or self._is_over:

@@ -71,8 +71,17 @@ def write_config(spec: WorkerSpec) -> None:
     write_private(config_path(spec), json.dumps(config))
 
 
+def withdraw(spec: WorkerSpec) -> list[str]:
+    """Take back what the agent was to know. Returns the ids of the engines that had taken it before; mostly none."""
+    try:
+        config_path(spec).unlink()
+    except OSError:
+        return [line["id"] for line in _news(spec) if "id" in line]
+    return []
+
+
 def remove_files(spec: WorkerSpec) -> None:
-    """Remove what was left for the agent and by it. An agent that has not found its config yet then ends by itself."""
+    """Remove what was left for the agent and by it."""
     for path in (config_path(spec), news_path(spec)):
         with contextlib.suppress(OSError):  # not written, or read by the agent
             path.unlink()
@@ -80,12 +89,15 @@ def remove_files(spec: WorkerSpec) -> None:
 
 def outcome(spec: WorkerSpec) -> dict[str, Any]:
     """What the agent said of its worker's end (``status``, ``exit_code``, ``signal``, ``reason``); empty if nothing."""
+    for line in _news(spec):
+        if "status" in line:
+            del line["type"]
+            return {**line, "status": Status(line["status"])}
+    return {}
+
+
+def _news(spec: WorkerSpec) -> list[dict[str, Any]]:
     try:
-        lines = news_path(spec).read_bytes().splitlines()
+        return [json.loads(line) for line in news_path(spec).read_bytes().splitlines()]
     except OSError:
-        return {}
-    news = [json.loads(line) for line in lines]
-    last = news[-1] if news else {}
-    if "status" not in last:
-        return {}
-    return {name: value for name, value in last.items() if name != "type"} | {"status": Status(last["status"])}
+        return []

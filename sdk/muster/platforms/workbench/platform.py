@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -26,8 +25,6 @@ REASONS = {
     Status.TIMEDOUT: "The workbench has ended it, because it ran for too long or its session was idle.",
 }
 STATUSES = {str(status): status for status in Status}
-
-_launch_lock = threading.Lock()  # of all these platforms: who holds it has launched what is new in the listing
 
 
 class WorkbenchPlatform(Platform):
@@ -67,28 +64,20 @@ class WorkbenchPlatform(Platform):
     def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
         """Launch all of them at the same time.
 
-        A launch that the workbench has not answered is not repeated. The listing shows whether it happened, in which
-        case that worker is stopped with the others.
+        A launch that the workbench has not answered is not repeated, and counts as failed. Should that worker have
+        started all the same it is stopped, and should it start later it finds nothing to do.
         """
+        launch = Launch(self._client, specs)
+        undone = ""
         try:
             for spec in specs:
                 _prepare(spec)
-            with _launch_lock:
-                return self._launch(specs)
-        except BaseException:
-            for spec in specs:
-                launching.remove_files(spec)  # a worker that starts even now finds nothing to do, and ends
-            raise
-
-    def _launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
-        before = {entry["id"] for entry in self._client.list()}  # fails where all would, before anything is launched
-        launch = Launch(self._client, specs)
-        try:
             launch.run()
         finally:
             launched = [spec for spec in specs if spec.name in launch.started]
             workers = [self._note(spec, launch.started[spec.name]) for spec in launched]
-            undone = self._undo(workers, launch, before) if len(workers) < len(specs) else ""
+            if len(workers) < len(specs):
+                undone = self._undo(launch, workers)
         if launch.failed:
             raise _refusal(launch, undone)
         return workers
@@ -99,27 +88,29 @@ class WorkbenchPlatform(Platform):
         self._specs[worker.id] = spec
         return worker
 
-    def _undo(self, workers: Sequence[Worker], launch: Launch, before: Collection[str]) -> str:
-        """Stop what an incomplete launch has started. Returns what has become of it, in words."""
+    def _undo(self, launch: Launch, workers: Sequence[Worker]) -> str:
+        """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
+        took = {spec.name: launching.withdraw(spec) for spec in launch.specs}
+        late = [
+            self._note(spec, {"id": engine})
+            for spec in launch.specs
+            if spec.name in launch.failed
+            for engine in took[spec.name]
+        ]
+        said = []
+        if late:
+            said.append(
+                f"It had started all the same, as {' and '.join(worker.id for worker in late)}, and was stopped."
+            )
+        elif launch.may_have_started:
+            said.append("Should it have been launched all the same, it will find nothing to do, and end.")
+        if workers:
+            said.append(f"The others that had been launched ({len(workers)}) were stopped.")
         try:
-            self.stop(workers)
-            about_others = f"The others that had started ({len(workers)}) were stopped." if workers else ""
-            about_strays = self._stop_strays(launch.may_have_started, before) if launch.may_have_started else ""
-            return f"{about_strays} {about_others}".strip()
+            self.stop([*workers, *late])
         except PlatformError as error:
-            return f"Not all that may have started could be stopped: {error.message}"
-
-    def _stop_strays(self, at_most: int, before: Collection[str]) -> str:
-        """Stop those whose launch was not answered, which only the listing tells. Returns what was found, in words."""
-        new = [worker for worker in self.list() if worker.id not in before and worker.id not in self._workers]
-        strays = [worker for worker in new if not worker.status.is_final]
-        names = " and ".join(worker.id for worker in strays)
-        if not strays:
-            return "The workbench does not list it; should it start later, it will find nothing to do, and end."
-        if len(strays) > at_most:  # somebody else launches workers in this session
-            return f"It may be one of {names}; if so, it will find nothing to do, and end."
-        self.stop(strays)
-        return f"It had started all the same, as {names}, and was stopped."
+            said = [f"Not all that had been launched could be stopped: {error.message}"]
+        return " ".join(said)
 
     def poll(self, workers: Sequence[Worker]) -> list[Worker]:
         """What the workbench's listing says, and of workers that have ended what their agents say."""

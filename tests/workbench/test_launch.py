@@ -1,0 +1,66 @@
+"""Launches that are cut short, on a workbench that is told when."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from muster.agent.worker import take_config
+from muster.errors import LaunchRefused
+from muster.platforms.workbench import launching
+from muster.platforms.workbench.platform import WorkbenchPlatform
+from support import Run
+
+from tests.workbench.scripted import ScriptedWorkbench
+
+
+def statuses(scripted: ScriptedWorkbench) -> set[str]:
+    """Those of all workers that were launched."""
+    return {worker["status"] for worker in scripted.workers}
+
+
+def test_a_worker_that_has_started_without_an_answer_is_known_by_its_agent(
+    scripted: ScriptedWorkbench, run: Run
+) -> None:
+    spec = run.spec()
+
+    def start_and_fail(order: dict[str, Any]) -> tuple[int, str]:
+        take_config(str(launching.config_path(spec)), scripted.add()["id"])
+        return 500, "lost"
+
+    scripted.launches = start_and_fail
+    with pytest.raises(LaunchRefused, match=r"500.*It had started all the same, as engine-0, and was stopped"):
+        WorkbenchPlatform().launch([spec])
+    assert statuses(scripted) == {"stopped"}
+
+
+def test_a_worker_that_may_start_later_finds_nothing_to_do(scripted: ScriptedWorkbench, run: Run) -> None:
+    scripted.answers = [(500, "lost")]
+    spec = run.spec()
+    with pytest.raises(LaunchRefused, match="Should it have been launched all the same, it will find nothing to do"):
+        WorkbenchPlatform().launch([spec])
+    assert take_config(str(launching.config_path(spec)), "engine-7") is None
+
+
+def test_an_interrupt_stops_what_has_been_launched(scripted: ScriptedWorkbench, run: Run) -> None:
+    def interrupt(order: dict[str, Any]) -> tuple[int, str] | None:
+        if scripted.count("POST") == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+
+    scripted.launches = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        WorkbenchPlatform().launch([run.spec(f"worker-{index}") for index in range(500)])
+    assert 20 <= scripted.count("POST") < 500
+    assert statuses(scripted) == {"stopped"}
+    assert not list(run.folder.glob("*.launch"))
+
+
+def test_after_a_refusal_no_more_are_tried(scripted: ScriptedWorkbench, run: Run) -> None:
+    scripted.launches = lambda order: (422, "no") if scripted.count("POST") == 3 else None
+    with pytest.raises(LaunchRefused, match=r"was refused: .*no .HTTP 422"):
+        WorkbenchPlatform().launch([run.spec(f"worker-{index}") for index in range(200)])
+    assert scripted.count("POST") < 100
+    assert statuses(scripted) == {"stopped"}
