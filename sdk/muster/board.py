@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import select
 import subprocess
 import sys
@@ -133,8 +132,10 @@ def _await_address(process: subprocess.Popen[bytes], log: IO[bytes], port: int, 
     """Where it serves, once it says so and answers."""
     assert process.stdout is not None
     with process.stdout:
-        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-        address = process.stdout.readline().decode().strip() if readable else ""
+        poll = select.poll()
+        poll.register(process.stdout)
+        said = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        address = process.stdout.readline().decode().strip() if said else ""
     if not address:
         raise _failure(process, log, port)
     try:
@@ -148,7 +149,7 @@ def _await_address(process: subprocess.Popen[bytes], log: IO[bytes], port: int, 
 def _failure(process: subprocess.Popen[bytes], log: IO[bytes], port: int) -> TensorBoardFailed:
     log.seek(0)
     text = log.read().decode(errors="replace")[-LOG_END:]
-    if port and re.search("already in use", text):
+    if port and "already in use" in text:
         others = ", ".join(f"process {board.pid}, which is a TensorBoard of this session" for board in _running)
         return TensorBoardFailed(
             f"The application port {port} is taken" + (f" by {others}." if others else "."),

@@ -10,6 +10,7 @@ import getpass
 import os
 import pwd
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +28,11 @@ IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 HOST = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")
 INSTALL = """\
-umask 077; mkdir -p ~/.ssh && cd ~/.ssh && touch authorized_keys && chmod 700 . && chmod 600 authorized_keys || exit 1
-IFS= read -r key
-grep -qxF "$key" authorized_keys && exit 0
+umask 077
+mkdir -p ~/.ssh && cd ~/.ssh && touch authorized_keys && chmod 700 . && chmod 600 authorized_keys || exit 1
+grep -qxF {key} authorized_keys && exit 0
 [ -z "$(tail -c 1 authorized_keys)" ] || echo >> authorized_keys
-printf "%s\\n" "$key" >> authorized_keys
+printf '%s\\n' {key} >> authorized_keys
 """
 
 
@@ -233,8 +234,8 @@ def _first_login(
 def _install(login: Login, public: str, client: paramiko.SSHClient) -> None:
     """Have the host accept the public key, beside those that it accepts already."""
     with client:
-        stdin, stdout, stderr = client.exec_command(f"exec sh -c '{INSTALL}'", timeout=CONNECT_SECONDS)
-        stdin.write(f"{public}\n")
+        stdin, stdout, stderr = client.exec_command("exec sh", timeout=CONNECT_SECONDS)
+        stdin.write(INSTALL.format(key=shlex.quote(public)))
         stdin.channel.shutdown_write()
         complaint = stderr.read().decode(errors="replace")
         if stdout.channel.recv_exit_status():

@@ -19,7 +19,7 @@ SHIPPED = "training"  # of Muster's own modules, the one that workers get
 def main(script: str, folder: str) -> dict:
     """What was found of the script and of the files beside it that it imports."""
     sys.path[0] = folder
-    files, missing = [script], []
+    files, missing, named = [script], [], set()
     for path in files:  # grows while it is walked
         try:
             with open(path, "rb") as file:
@@ -32,7 +32,8 @@ def main(script: str, folder: str) -> dict:
         finder = Imports()
         finder.visit(tree)
         for names, line, is_certain in finder.found:
-            if not is_there(names):
+            if not is_there(names) and (path, line, names[0]) not in named:
+                named.add((path, line, names[0]))
                 missing.append({"file": path, "line": line, "name": ".".join(names), "is_certain": is_certain})
             files.extend(file for file in files_of(names, folder) if file not in files)
     return {"problem": None, "missing": missing}

@@ -98,13 +98,13 @@ def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
 def check_resources(checkup: Checkup) -> Iterator[Finding]:
     """Whether processes, cores, memory and GPUs go together."""
     job, resources = checkup.job, checkup.job.resources
-    slots = getattr(checkup.strategy, "slots", 1)
+    slots = getattr(checkup.strategy, "slots", None)
     workers = sum(checkup.strategy.roles(job).values())
     found = []
-    if slots > resources.cpu:
+    if slots and slots > max(resources.cpu, 1):
         text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and wait for one another"
         found.append(Finding("warning", "resources", text, f"cpu={slots}, or fewer slots"))
-    if resources.gpu and slots != resources.gpu:
+    if slots and resources.gpu and slots != resources.gpu:
         text = f"each worker has {resources.gpu} GPUs for {slots} processes"
         found.append(Finding("warning", "resources", text, f"slots={resources.gpu}: a process for each GPU"))
     if get_platform(checkup.platform).name == "local":

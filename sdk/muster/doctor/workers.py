@@ -77,20 +77,15 @@ def visit(checkup: Checkup) -> list[Finding]:
         try:
             cluster.start()
             took = time.monotonic() - began
+            count = count_of(len(strategy.members))
+            found = [Finding("ok", "launch", f"{count} came up and reached the session in {took:.1f} s")]
+            if strategy.needs_ssh and strategy.identity:
+                found += _check_interfaces(strategy.members, checkup.strategy)
+                found += _check_logins(strategy.members, strategy.identity)
             facts = _await_facts(cluster, strategy.members)
-            return [
-                Finding(
-                    "ok", "launch", f"{count_of(len(strategy.members))} came up and reached the session in {took:.1f} s"
-                ),
-                *_check_interfaces(strategy.members, checkup.strategy),
-                *(
-                    _check_logins(strategy.members, strategy.identity)
-                    if strategy.identity and strategy.needs_ssh
-                    else ()
-                ),
-                *_check_versions(facts, checkup.strategy.requires),
-                *_check_facts(facts, strategy.members),
-            ]
+            found += _check_versions(facts, checkup.strategy.requires)
+            found += _check_facts(facts, strategy.members)
+            return found
         finally:
             cluster.stop()
             if cluster.run:
@@ -116,8 +111,6 @@ def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[
 
 def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator[Finding]:
     """Whether all workers share a network interface, for launchers that are told which one to use."""
-    if not strategy.needs_ssh:
-        return
     wanted = getattr(strategy, "network_interface", None)
     shared = set.intersection(*(set(member.interfaces) for member in members))
     if wanted and wanted not in shared:
