@@ -165,6 +165,17 @@ class AverageMetrics(keras.callbacks.Callback):
         logs.update(zip(names, horovod.allreduce(values, name="metrics").numpy().tolist()))
 
 
+class SynchroniseVariables(keras.callbacks.Callback):
+    """At the end of an epoch, before anything is saved, make the model the same on all ranks where its scheme lets it
+    drift apart: averaged models, block momentum, partial synchronisation."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Synchronise the trainable variables."""
+        scheme = getattr(self.model.optimizer, "communication", None)
+        if scheme is not None:
+            scheme.synchronise(self.model.trainable_variables)
+
+
 class CheckpointOnRankZero(keras.callbacks.Callback):
     """At the end of each epoch rank 0 saves the model. The file is written beside and renamed, so that at any time
     there is a whole one or none.
@@ -202,7 +213,7 @@ def save_atomically(model: keras.Model, path: Path) -> None:
 
 
 class ReportProgress(keras.callbacks.Callback):
-    """Reports every step, and every epoch's metrics, to the Muster session.
+    """Reports every step, the bytes sent so far, and every epoch's metrics, to the Muster session.
 
     Args:
         batch_size: Examples in one step of this rank; without it, examples are not counted.
@@ -231,12 +242,14 @@ class ReportProgress(keras.callbacks.Callback):
         self._report(logs)
 
     def _report(self, logs: Logs) -> None:
+        scheme = getattr(self.model.optimizer, "communication", None)
         report(
             self.steps,
             epoch=self.epoch,
             steps=self.params.get("steps"),
             epochs=self.params.get("epochs"),
             examples=self.batch_size and self.batch_size * (self.steps_before + self.steps),
+            bytes_sent=scheme and scheme.bytes_sent,
             **(logs or {}),
         )
 
@@ -251,4 +264,4 @@ def callbacks(
         batch_size: Examples in one step of this rank, to count them (see `ReportProgress`).
     """
     saving = [] if checkpoint is None else [CheckpointOnRankZero(checkpoint)]
-    return [BroadcastVariables(), AverageMetrics(), *saving, ReportProgress(batch_size)]
+    return [BroadcastVariables(), SynchroniseVariables(), AverageMetrics(), *saving, ReportProgress(batch_size)]

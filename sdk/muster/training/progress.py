@@ -29,6 +29,7 @@ def report(
     steps: Optional[SupportsInt] = None,
     epochs: Optional[SupportsInt] = None,
     examples: Optional[SupportsInt] = None,
+    bytes_sent: Optional[SupportsInt] = None,
     **metrics: SupportsFloat,
 ) -> None:
     """Tell the session how far this process has come; outside a Muster run, do nothing.
@@ -43,6 +44,7 @@ def report(
         steps: Steps of one epoch where there are epochs, in total otherwise.
         epochs: Epochs in total.
         examples: Training examples that this process has taken since training began.
+        bytes_sent: Bytes that this process has sent to the others for training since then.
         metrics: Anything that `float()` takes, such as a TensorFlow eager tensor or a NumPy scalar; NaN and infinity
             are sent by name. A value that `float()` refuses is left out.
 
@@ -51,7 +53,14 @@ def report(
     """
     if not os.environ.get(ADDRESS_VARIABLE):
         return
-    counts = {"step": step, "epoch": epoch, "steps": steps, "epochs": epochs, "examples": examples}
+    counts = {
+        "step": step,
+        "epoch": epoch,
+        "steps": steps,
+        "epochs": epochs,
+        "examples": examples,
+        "bytes_sent": bytes_sent,
+    }
     _reporter.report(_converted(counts, int), metrics)
 
 
