@@ -18,30 +18,18 @@ from typing import Any
 
 import muster
 import pytest
+from event_files import write_events
 from muster.errors import TensorBoardFailed
 from support import descendants_of, environment, eventually, is_gone
 
 pytestmark = pytest.mark.slow
 SDK = str(Path(muster.__file__).parent.parent)
-WRITE_EVENTS = """
-import sys
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-writer = EventFileWriter(sys.argv[1])
-writer.add_event(Event(step=1, wall_time=1.0, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])))
-writer.close()
-"""
 
 
 def ask(url: str, path: str = "") -> Any:
     with urllib.request.urlopen(f"{url}{path}", timeout=10) as answer:
         body = answer.read().decode()
     return json.loads(body) if path else body
-
-
-def write_events(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", WRITE_EVENTS, str(folder)], check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -12,13 +12,9 @@ WRITES_EVENTS = """
 import os, sys, time
 
 if "events" in sys.argv:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from event_files import write_events
 
-    writer = EventFileWriter(os.environ["MUSTER_TENSORBOARD"] + "/train")
-    writer.add_event(Event(step=1, wall_time=1.0, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.5)])))
-    writer.close()
+    write_events(os.environ["MUSTER_TENSORBOARD"] + "/train")
 print("written", flush=True)
 time.sleep(600)
 """
