@@ -71,6 +71,8 @@ def test_a_launcher_that_let_go_of_a_rank_is_the_cause_where_nothing_else_is() -
     assert root_cause([DRIVER, stopped, HUNG_UP, Failure("hung_up", 10.2, "worker-0", 0)]) == HUNG_UP
     aborted = Failure("exit", 10.5, "worker-1", 1, exit_code=3)
     assert root_cause([DRIVER, HUNG_UP, aborted]) == aborted
+    daemon = Failure("daemon", 10.6, "worker-1", signal=signal.SIGKILL)
+    assert root_cause([DRIVER, HUNG_UP, daemon]) == daemon
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,11 @@ def test_a_launcher_that_let_go_of_a_rank_is_the_cause_where_nothing_else_is() -
         (Failure("lost", 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
         (Failure("ended", 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
         (DRIVER, DriverFailed, ["horovodrun", "exit status 1", "driver.log"]),
+        (
+            Failure("daemon", 1.0, "worker-1", signal=9),
+            DriverFailed,
+            ["on worker-1 was ended by signal 9", "driver.log"],
+        ),
         (HUNG_UP, DriverFailed, ["let go of rank 1 (worker-1)", "driver.log"]),
     ],
 )

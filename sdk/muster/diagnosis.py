@@ -50,7 +50,8 @@ class Failure:
     Attributes:
         kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
             ``stopped`` (its agent ended it, and not because the session said so), ``hung_up`` (the launcher let go of
-            it), or ``driver``, whose name is in ``message``.
+            it), ``daemon`` (what the launcher had started on a worker was killed), or ``driver``, whose name is in
+            ``message``.
         time: when it happened, seconds since the epoch by the clock nearest to it.
         worker, rank: to whom; None for the driver.
         type, message, traceback: of the exception.
@@ -78,7 +79,7 @@ class Failure:
             return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
         if self.kind == "driver":
             return self.signal is None  # with a status it tells of a rank's end; a signal met itself
-        return self.kind in OTHERS_DOING or (self.kind == "signal" and self.signal == signal.SIGTERM)
+        return self.kind in OTHERS_DOING or (self.kind in {"signal", "daemon"} and self.signal == signal.SIGTERM)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -101,7 +102,7 @@ def _distance(failure: Failure) -> int:
     """How far a kind of failure is from being a cause."""
     if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
         return 3  # it names nobody
-    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "driver"})
+    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "daemon", "driver"})
 
 
 def _merge(failures: Iterable[Failure]) -> list[Failure]:
@@ -155,6 +156,12 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
             f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
             + (" before all ranks had been started." if failure.exit_code == 0 else "."),
             log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
+        )  # fmt: skip
+    elif failure.kind == "daemon":
+        log = logs / "driver.log"
+        error = DriverFailed(
+            f"What the launcher had started on {name} was ended by {signal_name(failure.signal)}.",
+            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_signal(failure.signal),
         )  # fmt: skip
     elif failure.kind == "hung_up":
         return _aborted(logs) or _let_go(failure, logs)

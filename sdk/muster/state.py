@@ -221,6 +221,9 @@ class RunState:
     def _on_hung_up(self, worker: str, message: dict[str, Any]) -> None:
         self.fail(Failure("hung_up", time.time(), worker, message.get("rank")))
 
+    def _on_killed(self, worker: str, message: dict[str, Any]) -> None:
+        self.fail(Failure("daemon", time.time(), worker, signal=message["signal"]))
+
     def _outcome(self, worker: str) -> Status:
         """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
         processes = self.processes[worker].values()

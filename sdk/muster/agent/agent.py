@@ -224,9 +224,9 @@ class Agent:
         if self.config["process"] or (self._is_leaving and not self.processes.running):
             self._loop.stop()
 
-    def launcher_hung_up(self, child: Child) -> None:
-        """Tell the session that a rank still runs whose launcher has gone."""
-        self._link.send("hung_up", rank=child.rank)
+    def tell_session(self, kind: str, **facts: object) -> None:
+        """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
+        self._link.send(kind, **facts)
 
     def complain(self, text: str) -> None:
         """Tell the session and the log about something that could not be done."""

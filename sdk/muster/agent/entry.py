@@ -1,8 +1,9 @@
 """What sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
 
-A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command
-is run as usual, in the worker's environment and folder. In both cases the kernel kills this process when its parent,
-the sshd of this one connection, ends; the agent sees that, and ends the rank. Nothing may fork in between.
+A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command,
+such as mpiexec's daemon, is run as usual, in the worker's environment and folder, and the agent hears of it if a signal
+ends it. In both cases the kernel kills this process when its parent, the sshd of this one connection, ends; the agent
+sees that, and ends the rank. Nothing may fork in between.
 """
 
 import json
@@ -19,6 +20,7 @@ from . import linux
 RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 FAILED = 255  # what ssh itself exits with when it fails
+BY_SIGNAL = 128  # what shells add to the number of a signal
 
 
 def parse_rank(command: str) -> "dict | None":
@@ -55,8 +57,10 @@ def main(agent_socket: str) -> None:
         rank = parse_rank(command)
         if rank is None:
             answer = _ask(connection, {"type": "environment"})
-            connection.close()
-            _run(command, answer["env"], answer["cwd"])
+            code = _run(command, answer["env"], answer["cwd"])
+            if BY_SIGNAL < code < FAILED:
+                connection.sendall(_line({"type": "killed", "signal": code - BY_SIGNAL}))
+            sys.exit(code)
         else:
             answer = _ask(connection, dict(rank, type="rank"))
             if answer.get("error"):
@@ -67,21 +71,36 @@ def main(agent_socket: str) -> None:
         sys.exit(FAILED)
 
 
-def _run(command: str, env: "dict[str, str]", cwd: str) -> None:
+def _run(command: str, env: "dict[str, str]", cwd: str) -> int:
+    """Run a command in a shell; its exit status, or 128 and the number of the signal that ended it."""
     if not command:
         sys.stderr.write("muster: a worker runs commands, but has no login shell\n")
-        sys.exit(1)
+        return 1
     os.chdir(cwd)
-    os.execve("/bin/sh", ["sh", "-c", command], env)
+    parent = os.getpid()
+    shell = os.fork()
+    if shell == 0:
+        try:
+            linux.signal_at_parent_death(signal.SIGKILL)
+            if os.getppid() == parent:
+                os.execve("/bin/sh", ["sh", "-c", command], env)
+        finally:
+            os._exit(FAILED)
+    _, status = os.waitpid(shell, 0)
+    return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _ask(connection: socket.socket, question: dict) -> dict:
-    connection.sendall(json.dumps(question).encode("ascii") + b"\n")
+    connection.sendall(_line(question))
     with connection.makefile("rb") as answers:
         answer = answers.readline()
     if not answer:
         raise ValueError("it hung up")
     return dict(json.loads(answer.decode("utf-8")))
+
+
+def _line(message: dict) -> bytes:
+    return json.dumps(message).encode("ascii") + b"\n"
 
 
 def _peer(connection: socket.socket) -> int:

@@ -76,12 +76,14 @@ class Request:
         if not data:
             self._close()
             if self._child is not None:  # ssh is gone, and so is the launcher or its interest in this rank
-                self._agent.launcher_hung_up(self._child)
+                self._agent.tell_session("hung_up", rank=self._child.rank)
                 self._loop.call_later(HANG_UP_DELAY, self._cancel)
             return
         for message in messages:
             if message["type"] == "rank":
                 self._start(message["argv"], message["env"], message["rank"], message.get("cores"))
+            elif message["type"] == "killed":
+                self._agent.tell_session("killed", signal=message["signal"])
             else:
                 self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
