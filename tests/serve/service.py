@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import subprocess
 import sys
@@ -36,7 +37,14 @@ class Service:
     output: str = ""
 
     def client_environment(self) -> dict[str, str]:
-        """The variables that ``--print-env`` sets for a new session: ``CDSW_API_KEY`` and so on."""
+        """The variables of a new session, ``CDSW_API_KEY`` and so on. Its id is all that is not as printed."""
+        engine_id = secrets.token_hex(8)
+        engine_url = f"{self.printed['CDSW_ENGINE_URL'].rpartition('/')[0]}/{engine_id}"
+        return {**self.printed, "CDSW_ENGINE_ID": engine_id, "CDSW_ENGINE_URL": engine_url}
+
+    @functools.cached_property
+    def printed(self) -> dict[str, str]:
+        """The variables that ``--print-env`` sets."""
         port = self.url.rpartition(":")[2]
         program = f'eval "$({sys.executable} -m muster serve --print-env --port {port})" && env -0'
         done = subprocess.run(
@@ -144,10 +152,10 @@ class Client:
         return self.worker(worker_id)
 
     def start(self, code: str) -> dict[str, Any]:
-        """Launch a worker that goes on, once it has printed ``ready``."""
-        worker = self.launch(code=f"print('ready')\n{code}\nimport time\ntime.sleep(600)").json()
+        """Launch a worker that goes on; returns it once it has run ``code``."""
+        worker = self.launch(code=f"{code}\nprint('ready')\nimport time\ntime.sleep(600)").json()
         log = Path(worker["log"])
-        eventually(lambda: log.exists() and "ready" in log.read_text(), "it is ready")
+        eventually(lambda: log.exists() and "ready" in log.read_text().splitlines(), "it is ready")
         return self.worker(worker["id"])
 
     def run(self, **order: Any) -> tuple[dict[str, Any], str]:

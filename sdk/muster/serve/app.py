@@ -101,8 +101,8 @@ async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(request.app.state.executor, work)
 
 
-class BodyLimit:
-    """Refuses a request as soon as its body turns out to be longer than ``LARGEST_BODY``."""
+class Bounds:
+    """Refuses a request whose body turns out to be longer than ``LARGEST_BODY``, or that outlasts the service."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -121,7 +121,11 @@ class BodyLimit:
                 )
             return message
 
-        await self._app(scope, receive_some, send)
+        try:
+            await self._app(scope, receive_some, send)
+        except asyncio.CancelledError:
+            response = JSONResponse({"message": "The service is ending.", "engineId": ""}, 503)
+            await response(scope, receive, send)
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:
@@ -164,7 +168,7 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
     app.state.engines = engines
     app.state.executor = executor
     app.include_router(router)
-    app.add_middleware(BodyLimit)
+    app.add_middleware(Bounds)
     for kind in (Refused, RequestValidationError, AnyHTTPException, MusterError):
         app.add_exception_handler(kind, refuse)
     return app

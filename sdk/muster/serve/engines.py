@@ -56,11 +56,21 @@ class Session:
 
 @dataclass(frozen=True)
 class Launched:
-    """One worker, and where its log is."""
+    """One worker: its id here, what its platform says of it, its session, and where its log is."""
 
+    id: str
     worker: Worker
     session: Session
     log: Path
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.worker.status.is_final
+
+    def describe(self) -> dict[str, Any]:
+        """The worker as clients know it."""
+        return {**describe(self.worker), "id": self.id, "reason": self.worker.reason, "log": str(self.log)}
 
 
 @dataclass(frozen=True)
@@ -134,14 +144,14 @@ class Engines:
         (worker,) = self._platform.launch([spec])
         self._record.add(worker)
         self._sessions[session.engine_id] = session
-        self._launched[worker_id] = Launched(worker, session, spec.log)
-        return self._describe(worker_id)
+        self._launched[worker_id] = launched = Launched(worker_id, worker, session, spec.log)
+        return launched.describe()
 
     def workers(self, caller: Caller, engine_id: str) -> list[dict[str, Any]]:
         """All workers of a session, oldest first. Raises Refused where it is not the caller's."""
         session = self._session(caller, engine_id)
         self._refresh()
-        return [self._describe(key) for key, launched in self._launched.items() if launched.session is session]
+        return [launched.describe() for launched in self._launched.values() if launched.session is session]
 
     def stop(self, caller: Caller, worker_id: str) -> dict[str, Any]:
         """Ask a worker to end. Raises Refused where the caller has none of that id."""
@@ -149,8 +159,8 @@ class Engines:
         if launched is None or not _may_use(caller, launched.session):
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
         self._platform.stop([launched.worker])
-        self._refresh()
-        return self._describe(worker_id)
+        (worker,) = self._platform.poll([launched.worker])
+        return replace(launched, worker=worker).describe()
 
     def end(self, caller: Caller, engine_id: str) -> None:
         """Stop a session's workers and void their credential. Raises Refused where it is not the caller's."""
@@ -167,35 +177,36 @@ class Engines:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _session(self, caller: Caller, engine_id: str) -> Session | None:
-        """The session of that name; None where nothing has been launched in it."""
+        """The session of that name; None where nothing has been launched in it. Raises Refused as said above."""
         session = self._sessions.get(engine_id)
-        if (session and not _may_use(caller, session)) or caller.engine_id not in (None, engine_id):
+        if session is None and caller.engine_id is None:
+            return None
+        if session is None or not _may_use(caller, session):
             raise Refused(HTTPStatus.FORBIDDEN, f"The session {engine_id} is not the caller's.")
         return session
 
     def _refresh(self) -> None:
         """Learn how the workers are, and forget the oldest of those that have ended."""
-        alive = {key: launched for key, launched in self._launched.items() if not launched.worker.status.is_final}
-        polled = self._platform.poll([launched.worker for launched in alive.values()])
-        for (key, launched), worker in zip(alive.items(), polled, strict=True):
-            self._launched[key] = replace(launched, worker=worker)
-        ended = [key for key, launched in self._launched.items() if launched.worker.status.is_final]
-        for key in ended[:-KEPT]:
-            del self._launched[key]
-            self._record.forget(key)
+        alive = [launched for launched in self._launched.values() if not launched.is_over]
+        polled = self._platform.poll([launched.worker for launched in alive])
+        for launched, worker in zip(alive, polled, strict=True):
+            self._launched[launched.id] = replace(launched, worker=worker)
+        over = [launched.id for launched in self._launched.values() if launched.is_over]
+        for worker_id in over[:-KEPT]:
+            del self._launched[worker_id]
+            self._record.forget(worker_id)
         in_use = {launched.session.engine_id for launched in self._launched.values()}
         self._sessions = {key: session for key, session in self._sessions.items() if key in in_use}
 
     def _check_limits(self, session: Session) -> None:
-        alive = [launched for launched in self._launched.values() if not launched.worker.status.is_final]
-        in_session = [launched for launched in alive if launched.session is session]
-        for workers, limit, where in (
-            (in_session, self._limits.session_workers, "this session has"),
-            (alive, self._limits.workers, "this service has"),
+        alive = [launched.session for launched in self._launched.values() if not launched.is_over]
+        for count, limit, where in (
+            (alive.count(session), self._limits.session_workers, "session"),
+            (len(alive), self._limits.workers, "service"),
         ):
-            if len(workers) >= limit:
+            if count >= limit:
                 raise Refused(
-                    HTTPStatus.TOO_MANY_REQUESTS, f"No more workers: {where} {len(workers)}, the most it may."
+                    HTTPStatus.TOO_MANY_REQUESTS, f"No more workers: this {where} has {count}, the most it may."
                 )
 
     def _spec(self, order: Order, worker_id: str, session: Session) -> WorkerSpec:
@@ -237,11 +248,6 @@ class Engines:
         if not code.strip():
             raise Refused(HTTPStatus.CONFLICT, "There is nothing to run: neither script nor code.")
         return self._record.keep_code(worker_id, code)
-
-    def _describe(self, worker_id: str) -> dict[str, Any]:
-        launched = self._launched[worker_id]
-        facts = {"id": worker_id, "reason": launched.worker.reason, "log": str(launched.log)}
-        return {**describe(launched.worker), **facts}
 
 
 def _may_use(caller: Caller, session: Session) -> bool:

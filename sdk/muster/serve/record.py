@@ -97,12 +97,11 @@ def client_environment(port: int | None) -> str:
     """
     running = [facts for _, facts in _records() if is_alive(facts["session"])]
     found = [facts for facts in running if port is None or facts["site"]["url"].endswith(f":{port}")]
+    if not running:
+        raise JobError("No service of this user runs on this machine.", advice="start `muster serve` first")
     if len(found) != 1:
-        urls = ", ".join(facts["site"]["url"] for facts in running) or "none"
-        raise JobError(
-            f"It is not clear which service is meant. Those that run here: {urls}.",
-            advice="--port PORT" if running else "start `muster serve` first",
-        )
+        urls = ", ".join(facts["site"]["url"] for facts in running)
+        raise JobError(f"It is not clear which of the services is meant: {urls}.", advice="--port PORT")
     (facts,) = found
     site = Site(**facts["site"])
     engine_id = secrets.token_hex(8)

@@ -24,7 +24,7 @@ from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5  # seconds that requests under way get at the end
+GRACE = 3  # seconds that requests under way get at the end
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""Sessions and their workers, without the HTTP around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from muster.platforms.local import LocalPlatform
+from muster.serve import engines as engines_module
+from muster.serve.engines import Caller, Engines, Limits, Refused
+from muster.serve.models import Order
+from muster.serve.record import Record
+from muster.serve.site import Site
+from support import eventually
+
+CLIENT = Caller(0)
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[Engines]:
+    site = Site("http://127.0.0.1:1", "project", "127.0.0.1")
+    engines = Engines(LocalPlatform(), tmp_path, Record(), site, ["k" * 32], Limits(8, 8))
+    yield engines
+    engines.close()
+
+
+def order(code: str = "1") -> Order:
+    return Order(master_id="session", cpu=1, memory=0.5, code=code)
+
+
+def test_the_oldest_workers_that_have_ended_are_forgotten(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_module, "KEPT", 1)
+    going_on = engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
+    done = []
+    for _ in range(3):
+        done.append(worker := engines.launch(CLIENT, order(), "127.0.0.1"))
+        eventually(lambda w=worker: ended(engines, w["id"]), "it has ended")
+    assert [worker["id"] for worker in engines.workers(CLIENT, "session")] == [going_on["id"], done[-1]["id"]]
+    assert not Path(done[0]["log"]).exists()
+    assert Path(done[-1]["log"]).exists()
+    with pytest.raises(Refused, match="no worker"):
+        engines.stop(CLIENT, done[0]["id"])
+
+
+def ended(engines: Engines, worker_id: str) -> bool:
+    return any(worker["id"] == worker_id and worker["finished_at"] for worker in engines.workers(CLIENT, "session"))
+
+
+def test_a_worker_whose_session_has_just_ended_cannot_bring_it_back(engines: Engines) -> None:
+    engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
+    engines.end(CLIENT, "session")
+    with pytest.raises(Refused, match="not the caller's"):
+        engines.launch(Caller(0, "session"), order(), "127.0.0.1")
+    assert engines.workers(CLIENT, "session") == []
