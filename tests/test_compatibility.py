@@ -137,7 +137,7 @@ def test_the_tensorflow_helper_starts_servers_for_the_session(tmp_path: Path) ->
 
 
 def test_hardware_of_the_workbench_is_ignored_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="accelerator_label_id, resource_group_id: hardware of the workbench"):
+    with pytest.warns(UserWarning, match="hardware: accelerator_label_id, resource_group_id"):
         launched = cdsw.launch_workers(1, 0.2, 0.5, 0, "python3", "", "pass", 7, None, 2, {"A": "B"}, "mine")
     assert ".mine-" in launched[0]["id"]
     assert not cdsw.await_workers(launched)["failures"]

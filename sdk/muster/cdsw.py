@@ -41,5 +41,7 @@ def launch_workers(
     }
     ignored = [option for option, value in chosen.items() if value is not None]
     if ignored:
-        warnings.warn(f"{', '.join(ignored)}: hardware of the workbench, which is not here to choose", stacklevel=2)
+        warnings.warn(
+            f"ignored, as Muster does not choose the workbench's hardware: {', '.join(ignored)}", stacklevel=2
+        )
     return workers.launch_workers(n, cpu, memory, nvidia_gpu, kernel, script, code, env, name=name or "worker")

@@ -81,7 +81,9 @@ class Report:
 
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for finding in self.findings:
-            where = f"[bold]{escape(finding.worker)}[/]: " if finding.worker else ""
+            where = (
+                f"[bold]{escape(finding.worker)}[/]: " if finding.worker and finding.worker not in finding.text else ""
+            )
             lines = [where + escape(clean(finding.text))]
             lines += [f"[dim]{escape(clean(finding.details).rstrip())}[/]"] if finding.details else []
             lines += [f"Try: {escape(clean(finding.mend))}"] if finding.mend else []
