@@ -277,11 +277,12 @@ class TestTheWorkers:
         assert "exit status 3" in finding.text
         assert "no licence" in finding.details
 
-    def test_a_folder_that_the_workers_do_not_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(workers, "ANSWER_SECONDS", 0.0)
-        found = look(launch=True).of("folders")
-        assert {finding.worker for finding in found} == {"worker-0", "worker-1"}
-        assert "MUSTER_HOME=" in found[0].mend
+    def test_a_worker_that_does_not_share_the_runs_folder(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers, "ANSWER_SECONDS", 5.0)
+        python = interpreter(folder / "python", f'[ "$MUSTER_WORKER" = worker-1 ] && export MUSTER_RESULTS={folder}')
+        (finding,) = look(launch=True, python=str(python)).of("folders")
+        assert (finding.level, finding.worker) == ("error", "worker-1")
+        assert "MUSTER_HOME=" in finding.mend
 
 
 class TestOnTheWorkbench:

@@ -5,6 +5,7 @@ Each sees an ``/etc/passwd`` and an ``/etc/shadow`` of its own, in a mount names
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -29,10 +30,12 @@ PasswordAuthentication {password}
 MOUNT = "mount --bind {folder}/passwd /etc/passwd && mount --bind {folder}/shadow /etc/shadow && exec {sshd}"
 
 
+@functools.lru_cache(maxsize=1)
 def can_have_hosts() -> bool:
-    """Whether mount namespaces can be made here."""
+    """Whether mount namespaces can be made here, and everything else is there."""
     probe = ["unshare", "--mount", "mount", "--bind", "/etc/passwd", "/etc/passwd"]
-    return os.path.exists(SSHD) and subprocess.run(probe, capture_output=True).returncode == 0
+    programs = all(map(shutil.which, (SSHD, "ssh", "openssl", "unshare", "setpriv")))
+    return programs and subprocess.run(probe, capture_output=True).returncode == 0
 
 
 class Host:
