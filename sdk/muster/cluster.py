@@ -251,7 +251,7 @@ class Cluster:
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
     def logs(self, worker: str) -> str:
-        """What a worker (or ``driver``) has printed so far."""
+        """What a worker, a rank (``rank-1``) or the ``driver`` has printed so far."""
         return runs.Run(self.run_dir).log(worker)
 
     def explain(self) -> str:

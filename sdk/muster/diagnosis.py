@@ -127,7 +127,7 @@ def _merge(failures: Iterable[Failure]) -> list[Failure]:
 def explain(failure: Failure, logs: Path) -> RunFailed:
     """The error for a cause: what happened, to which worker, where its log is, and what to try."""
     name = who(failure.worker or "the launcher", failure.rank)
-    log = logs / f"{failure.worker or 'driver'}.log"
+    log = _log_of(failure, logs)
     if failure.kind == "exception":
         error: RunFailed = ScriptFailed(
             f"{name} failed first: {failure.type}: {_first_line(failure.message)}",
@@ -174,6 +174,12 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
     return error
 
 
+def _log_of(failure: Failure, logs: Path) -> Path:
+    """The log that tells of a failure: the rank's own, where its worker has several."""
+    own = logs / "ranks" / f"rank-{failure.rank}.log"
+    return own if own.exists() else logs / f"{failure.worker or 'driver'}.log"
+
+
 def _let_go(failure: Failure, logs: Path) -> RunFailed:
     log = logs / "driver.log"
     error = DriverFailed(
@@ -187,7 +193,7 @@ def _let_go(failure: Failure, logs: Path) -> RunFailed:
 
 def _aborted(logs: Path) -> RunFailed | None:
     """The error for a rank that called ``MPI_Abort``: MPICH lets all ranks go then, and only its log says which."""
-    for log in sorted(logs.glob("*.log")):
+    for log in sorted(logs.glob("worker-*.log")):
         found = MPI_ABORT.search(tail(log))
         if found:
             rank = int(found.group(1))

@@ -22,7 +22,7 @@ from muster.diagnosis import Failure
 from muster.driver import Driver
 from muster.ending import Ending
 from muster.errors import MusterError, RunStopped
-from muster.job import Job, Limits, Plan, Status
+from muster.job import Job, Limits, Plan, Process, Status
 from muster.platforms.base import Platform
 from muster.session import Session
 from muster.ssh import write_private
@@ -141,15 +141,21 @@ class Orchestrator:
         self._on_plan(plan)
         if plan.driver:
             for name, process in plan.processes.items():
-                self.session.send(name, "expect", argv=process.argv, env=dict(process.env), cwd=process.cwd)
+                self._order(name, "expect", process)
             self._driver.go(plan.driver.argv)
         else:
             for name, rank, process in plan.starts():
-                self.session.send(name, "start", argv=process.argv, env=dict(process.env), cwd=process.cwd, rank=rank)
+                self._order(name, "start", process, rank=rank)
         for name, port in plan.servers.items():
             self.session.send(name, "watch", port=port)
         if not await self._until(self._is_up, deadline):
             raise self._not_up()
+
+    def _order(self, worker: str, kind: str, process: Process, **more: object) -> None:
+        """Tell an agent what to start, now or when the driver asks for it."""
+        split = self.state.expected.get(worker, 1) > 1
+        process_fields = {"argv": process.argv, "env": dict(process.env), "cwd": process.cwd}
+        self.session.send(worker, kind, **process_fields, split=split, **more)
 
     async def _train(self) -> None:
         self._enter("training")

@@ -6,6 +6,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
     plan.json          what was started where
     result.json        how it ended; absent while it runs, and where its session died
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
+    logs/ranks/rank-<number>.log  what each rank printed, where workers have several
     results/           what the script returned
     tensorboard/       event files, where the script writes any: its MUSTER_TENSORBOARD
 """
@@ -154,20 +155,35 @@ class Run:
                 except ValueError:
                     continue
 
-    def log_files(self, worker: str) -> list[Path]:
-        """The files that hold what a worker (or ``driver``) printed, older part first; none if it printed nothing.
+    def log_path(self, name: str) -> Path:
+        """Where a worker, a rank (``rank-1``) or the ``driver`` prints. A worker's only rank has its worker's log.
 
         Raises:
-            RunNotFound: the run has no such worker.
+            RunNotFound: the run has none of that name.
         """
-        if worker not in (*self.workers, DRIVER):
+        folder = self.path / "logs"
+        rank = re.fullmatch(r"rank[- ](\d+)", name)
+        if rank:
+            own = folder / "ranks" / f"rank-{rank.group(1)}.log"
+            name = (self.plan or {}).get("ranks", {}).get(rank.group(1), name)
+            if own.exists():
+                return own
+        if name not in (*self.workers, DRIVER):
             known = ", ".join(self.workers) or "none that are known"
-            raise RunNotFound(f"Run {self.id} has no worker {worker!r}.", advice=f"its workers: {known}")
-        newer = self.path / "logs" / f"{worker}.log"
+            raise RunNotFound(f"Run {self.id} has no worker {name!r}.", advice=f"its workers: {known}")
+        return folder / f"{name}.log"
+
+    def log_files(self, worker: str) -> list[Path]:
+        """The files that hold what a worker, a rank or the ``driver`` printed, older part first; none if nothing.
+
+        Raises:
+            RunNotFound: the run has none of that name.
+        """
+        newer = self.log_path(worker)
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.exists()]
 
     def log(self, worker: str) -> str:
-        """What a worker (or ``driver``) printed. Bytes that are not UTF-8 show as U+FFFD.
+        """What a worker, a rank (``rank-1``) or the ``driver`` printed. Bytes that are not UTF-8 show as U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.

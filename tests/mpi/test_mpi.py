@@ -26,6 +26,7 @@ def test_a_compiled_program_adds_up_over_all_ranks(mpi: Installed) -> None:
     assert cluster.result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
     printed = [sorted(cluster.logs(worker).splitlines()) for worker in ("worker-0", "worker-1")]
     assert printed == [["rank 0 of 4: 10", "rank 1 of 4: 10"], ["rank 2 of 4: 10", "rank 3 of 4: 10"]]
+    assert [cluster.logs(f"rank-{rank}") for rank in range(4)] == [f"rank {rank} of 4: 10\n" for rank in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import RunFailed, ScriptFailed, WorkerKilled
+from muster.errors import RunFailed, RunNotFound, ScriptFailed, WorkerKilled
 
 PLACE = ("MUSTER_RANK", "MUSTER_LOCAL_RANK", "MUSTER_WORLD_SIZE", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -83,6 +83,35 @@ def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
     program.chmod(0o755)
     cluster = run(program, slots=2, args=["a b", "c"])
     assert sorted(cluster.logs("worker-0").splitlines()) == ["0 of 2: a b c", "1 of 2: a b c"]
+
+
+def test_each_rank_has_a_log_of_its_own_and_whole_lines_in_its_workers() -> None:
+    def talk() -> None:
+        import os
+        import sys
+        import time
+
+        me = os.environ["RANK"].encode()
+        for number in range(50):
+            sys.stdout.buffer.write(me * 100)
+            sys.stdout.flush()
+            time.sleep(0.005)
+            sys.stdout.buffer.write(b" line %d\n" % number)
+        sys.stdout.buffer.write(b"\xff" + me)  # neither UTF-8 nor a whole line
+
+    cluster = run(talk, slots=3)
+    lines = cluster.logs("worker-0").splitlines()
+    for rank in "012":
+        own = (cluster.run_dir / "logs" / "ranks" / f"rank-{rank}.log").read_bytes()
+        assert own == b"".join(rank.encode() * 100 + b" line %d\n" % n for n in range(50)) + b"\xff" + rank.encode()
+        assert [line for line in lines if line.startswith(rank * 100)] == cluster.logs(f"rank-{rank}").splitlines()[:50]
+
+
+def test_the_log_of_a_workers_only_rank_is_its_workers() -> None:
+    cluster = run(lambda: print("hello"), 2)
+    assert cluster.logs("rank-1") == cluster.logs("worker-1") == "hello\n"
+    with pytest.raises(RunNotFound):
+        cluster.logs("rank-2")
 
 
 def test_one_that_is_over_does_not_end_the_others() -> None:

@@ -15,7 +15,7 @@ from . import linux, wire
 from .environment import worker_environment
 from .gpus import GpuMeter
 from .link import Link
-from .logfile import LogFile
+from .logfile import LogFile, RankLog
 from .loop import Loop
 from .ports import PortHold, hold_ports
 from .processes import Child, Processes, cannot_start, outcome_of
@@ -65,6 +65,8 @@ class Agent:
         self._watched_ports: "set[int]" = set()
         self._sshd: "Sshd | None" = None
         self._gpus: "GpuMeter | None" = None
+        self._splits_output = False  # whether each rank has a log of its own, too
+        self._rank_logs: "dict[int, RankLog]" = {}
         self._is_leaving = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
 
@@ -173,7 +175,9 @@ class Agent:
         env: "dict[str, str] | None" = None,
         cwd: "str | None" = None,
         rank: "int | None" = None,
+        split: bool = False,
     ) -> None:
+        self._splits_output = split
         try:
             self.start_process(argv, env or {}, cwd, rank, self.process_ended)
         except OSError as error:
@@ -183,7 +187,14 @@ class Agent:
                 self._outcome = {"status": "failed", "reason": text}
                 self._leave()
 
-    def _expect(self, argv: "list[str]", env: "dict[str, str] | None" = None, cwd: "str | None" = None) -> None:
+    def _expect(
+        self,
+        argv: "list[str]",
+        env: "dict[str, str] | None" = None,
+        cwd: "str | None" = None,
+        split: bool = False,
+    ) -> None:
+        self._splits_output = split
         self.expected = {"argv": argv, "env": env or {}, "cwd": cwd}
 
     def _watch(self, port: int) -> None:
@@ -210,12 +221,25 @@ class Agent:
     ) -> Child:
         """Start one process of the worker and tell the session. Raises OSError where it cannot be started."""
         environment = dict(self.environment, **env)
-        child = self.processes.start(argv, environment, cwd or self.config["cwd"], rank, on_exit)
+        output = self._own_log_of(rank)
+        child = self.processes.start(argv, environment, cwd or self.config["cwd"], rank, on_exit, output)
         self._link.send("started", pid=child.pid, rank=rank)
         return child
 
+    def _own_log_of(self, rank: "int | None") -> "int | None":
+        """The descriptor of a rank's own log; None where it has none."""
+        if rank is None or not self._splits_output:
+            return None
+        path = os.path.join(os.path.dirname(self.config["log"]), "ranks", "rank-{}.log".format(rank))
+        self._rank_logs[rank] = RankLog(path, self.config["log_cap"])
+        return self._rank_logs[rank].descriptor
+
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
+        if child.rank in self._rank_logs:
+            log = self._rank_logs.pop(child.rank)
+            log.copy_to(self._log, is_over=True)
+            log.close()
         self._send_output()  # so that its last words come before its end
         facts = ("pid", "rank", "exit_code", "signal", "reason", "memory")
         self._link.send("exited", **{name: getattr(child, name) for name in facts})
@@ -262,6 +286,8 @@ class Agent:
         self._log.rotate_when_full(wait_for_reader=self._link.is_open)
 
     def _send_output(self) -> None:
+        for log in self._rank_logs.values():
+            log.copy_to(self._log)
         while self._link.takes_output and self._log.has_more():
             text = self._log.read()
             if text:

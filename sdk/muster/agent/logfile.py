@@ -5,6 +5,7 @@ import os
 import shutil
 
 CHUNK = 1 << 16  # bytes per message; JSON may need six times as many, which is still less than wire.MAX_LINE
+COPIED_AT_ONCE = 64  # chunks of a rank's log
 
 
 class LogFile:
@@ -66,3 +67,30 @@ class LogFile:
         self._reader.seek(0)
         if is_unread:
             self.write("{} bytes of output came too fast to be shown; they are in {}.1".format(missed, self.path))
+
+
+class RankLog(LogFile):
+    """The log of one of several ranks of a worker, whose lines go into the worker's log as well."""
+
+    def __init__(self, path: str, cap: int) -> None:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        super().__init__(path, cap)
+        self._unfinished = b""
+
+    def copy_to(self, log: LogFile, is_over: bool = False) -> None:
+        """Append to ``log`` what has been printed since the last call: whole lines, so that ranks do not mix theirs."""
+        for _ in range(COPIED_AT_ONCE):
+            data = self._reader.read(CHUNK)
+            lines, newline, self._unfinished = (self._unfinished + data).rpartition(b"\n")
+            os.write(log.descriptor, lines + newline)
+            if not data:
+                break
+        if self._unfinished and (is_over or len(self._unfinished) > CHUNK):
+            os.write(log.descriptor, self._unfinished + b"\n")
+            self._unfinished = b""
+        self.rotate_when_full(wait_for_reader=True)
+
+    def close(self) -> None:
+        """Close the file; the rank may still have it open."""
+        self._reader.close()
+        os.close(self.descriptor)

@@ -122,15 +122,18 @@ class Processes:
         cwd: str,
         rank: "int | None",
         on_exit: "Callable[[Child], object]",
+        output: "int | None" = None,
     ) -> Child:
-        """Start one process, whose output goes to the worker's log. ``on_exit`` is called with it when it has ended.
+        """Start one process. ``on_exit`` is called with it when it has ended.
+
+        Its output goes to the descriptor ``output``, or else to the worker's log.
 
         Raises:
             OSError: it cannot be started.
         """
         self._started += 1
         key = str(self._started)
-        pid = spawn(argv, dict(env, **{MARK: key}), cwd, self._output)
+        pid = spawn(argv, dict(env, **{MARK: key}), cwd, self._output if output is None else output)
         self.running[pid] = child = Child(pid, key, rank, on_exit)
         return child
 

@@ -21,8 +21,9 @@ From session to agent:
 
 ============  ==================================================================================================
 ``welcome``   the hello was accepted (a refused one is answered by ``refused`` with a ``text``, and the end)
-``start``     ``argv``, ``env``, ``cwd``, ``rank`` (or null): start this process now
-``expect``    ``argv``, ``env``, ``cwd``: ranks will be asked for by ssh; this is their environment
+``start``     ``argv``, ``env``, ``cwd``, ``rank`` (or null), ``split``: start this process now
+``expect``    ``argv``, ``env``, ``cwd``, ``split``: ranks will be asked for by ssh; this is their environment.
+              ``split``: whether each rank gets a log of its own beside its worker's
 ``watch``     ``port``: say ``listening`` once a process of this worker listens on it
 ``stacks``    send the Python stacks of all processes
 ``stop``      ``grace``: end all processes: SIGTERM, and SIGKILL after so many seconds

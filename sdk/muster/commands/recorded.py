@@ -124,8 +124,9 @@ def _show_end(run: recorded.Run) -> None:
 def logs(run: str, worker: str | None, follow: bool) -> None:
     """Print what the workers of RUN have printed, or what one WORKER has.
 
-    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, or "driver" for what horovodrun
-    itself said. Anything that would steer the terminal is left out; the files have it all.
+    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-3, or
+    "driver" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out; the files
+    have it all.
 
     \b
     Examples:
@@ -140,7 +141,7 @@ def logs(run: str, worker: str | None, follow: bool) -> None:
             if name not in tails:
                 for older in opened.log_files(name)[:-1]:
                     _print_lines(older.read_bytes().splitlines(), None if worker else name)
-                tails[name] = Tail(opened.path / "logs" / f"{name}.log")
+                tails[name] = Tail(opened.log_path(name))
             _print_lines(tails[name].read(at_end=ended or not follow), None if worker else name)
         if ended or not follow:
             return
