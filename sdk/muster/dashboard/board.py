@@ -22,7 +22,11 @@ def has_events(folder: Path) -> bool:
 
 def hint(folder: Path) -> str:
     """The call that shows it, for a picture without a button; empty where there is nothing to show."""
-    return f"For TensorBoard: muster.tensorboard({str(folder / TENSORBOARD)!r})" if has_events(folder) else ""
+    if not has_events(folder):
+        return ""
+    logdir, home = folder / TENSORBOARD, Path.home()
+    shown = Path("~", logdir.relative_to(home)) if logdir.is_relative_to(home) else logdir
+    return f"For TensorBoard: muster.tensorboard({str(shown)!r})"
 
 
 class RunBoard:
