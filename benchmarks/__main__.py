@@ -1,20 +1,33 @@
 """Run the benchmarks, print their figures as a table, and keep them where the README's table comes from.
 
-python -m benchmarks                       all of them, a quarter of an hour
+python -m benchmarks                       all of them, half an hour
 python -m benchmarks startup --quick       one of them, only to see that it works
 python -m benchmarks --readme              the last full results of each into results.json and the README
 """
 
 import argparse
+import importlib
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measuring import FOLDER, KEPT, RESULTS, run, table, write_json
+from benchmarks.measuring import FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
-NAMES = ("import_time", "startup", "first_step", "throughput", "serve_ready", "thousand_agents", "dashboard_cost")
+OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own in the README, and a picture
+NAMES = (
+    "import_time",
+    "startup",
+    "first_step",
+    "throughput",
+    "serve_ready",
+    "thousand_agents",
+    "dashboard_cost",
+    *OF_NETWORKS,
+)
 README = FOLDER.parent / "README.md"
-BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
 
 
 def main() -> int:
@@ -32,13 +45,17 @@ def main() -> int:
     results = []
     for name in arguments.names or NAMES:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        results.append(run(name, arguments.quick))
-    print(table(results))
+        try:
+            results.append(run(name, arguments.quick))
+        except Unavailable as error:
+            print(f"left out: {error}", file=sys.stderr)
+    if results:
+        print(table(results))
     return 0
 
 
 def update_readme(readme: Path) -> int:
-    """Keep the last full results, and put their table between the README's two markers."""
+    """Keep the last full results, and put their tables between the README's markers."""
     kept = {result["benchmark"]: result for result in (json.loads(KEPT.read_text()) if KEPT.exists() else [])}
     kept |= {name: json.loads(path.read_text()) for name in NAMES if (path := RESULTS / f"{name}.json").exists()}
     results = [kept[name] for name in NAMES if name in kept]
@@ -47,17 +64,32 @@ def update_readme(readme: Path) -> int:
         return 1
     write_json(KEPT, results)
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    if BEGIN not in text or END not in text:
-        print(f"{readme.name} has no {BEGIN} and {END} to put the table between.", file=sys.stderr)
-        return 1
-    readme.write_text(between_markers(text, table(results)), encoding="utf-8")
+    for name, content in tables(results).items():
+        if BEGIN.format(name) not in text or END.format(name) not in text:
+            print(f"{readme.name} has no {BEGIN.format(name)} and {END.format(name)} for the table.", file=sys.stderr)
+            return 1
+        text = between_markers(text, name, content)
+    readme.write_text(text, encoding="utf-8")
     return 0
 
 
-def between_markers(text: str, content: str) -> str:
-    """The text with the content, and nothing else, between the two markers."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.partition(END)[2]}"
+def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What stands in the README, by the names of its markers."""
+    found = {}
+    if general := [result for result in results if result["benchmark"] not in OF_NETWORKS]:
+        found["figures"] = table(general)
+    for result in results:
+        if result["benchmark"] in OF_NETWORKS:
+            module = importlib.import_module(f"benchmarks.{result['benchmark']}")
+            found[result["benchmark"]] = f"{module.summary(result)}\n\n{described(result['machine'])}"
+    return found
+
+
+def between_markers(text: str, name: str, content: str) -> str:
+    """The text with the content, and nothing else, between the two markers of that name."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ KEPT = FOLDER / "results.json"  # what the README shows
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "distributed", "ipyparallel")
 
 
+class Unavailable(Exception):
+    """A benchmark cannot be run on this machine, or by this user."""
+
+
 @dataclass(frozen=True)
 class Target:
     """A bound: of the ratio to the floor where the unit is ``×``, else of the figure itself."""

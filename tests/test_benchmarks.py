@@ -76,9 +76,9 @@ def test_readme_shows_the_last_full_results(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     (tmp_path / "import_time.json").write_text(json.dumps(RESULT))
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n\n{command.BEGIN}\nold\n{command.END}\n\nafter\n")
+    readme.write_text("before\n\n<!-- figures -->\nold\n<!-- /figures -->\n\nafter\n")
     assert command.update_readme(readme) == 0
-    assert readme.read_text() == f"before\n\n{command.BEGIN}\n{table([RESULT])}\n{command.END}\n\nafter\n"
+    assert readme.read_text() == f"before\n\n<!-- figures -->\n{table([RESULT])}\n<!-- /figures -->\n\nafter\n"
     assert json.loads((tmp_path / "results.json").read_text()) == [RESULT]
 
 
@@ -89,14 +89,15 @@ def test_readme_without_markers_is_left_as_it_is(tmp_path: Path, monkeypatch: py
     (tmp_path / "README.md").write_text("text")
     assert command.update_readme(tmp_path / "README.md") == 1
     assert (tmp_path / "README.md").read_text() == "text"
-    assert command.BEGIN in capsys.readouterr().err
+    assert "<!-- figures -->" in capsys.readouterr().err
 
 
 def test_the_readme_and_the_kept_results_say_the_same() -> None:
     text = command.README.read_text(encoding="utf-8") if command.README.exists() else ""
-    if f"{command.BEGIN}\n|" not in text:
+    if "<!-- figures -->\n|" not in text:
         pytest.skip("there is no table in the README")
-    assert command.between_markers(text, table(json.loads(command.KEPT.read_text(encoding="utf-8")))) == text
+    for name, content in command.tables(json.loads(command.KEPT.read_text(encoding="utf-8"))).items():
+        assert command.between_markers(text, name, content) == text
 
 
 def test_the_command_runs_keeps_and_prints(

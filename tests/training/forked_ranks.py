@@ -32,6 +32,7 @@ class Ranks:
         for rank in range(len(self._pids)):
             self.kill(rank)
         self._server.stop()
+        self._server._httpd.server_close()
 
     def kill(self, rank: int) -> None:
         """End a rank with SIGKILL, if it has not ended."""

@@ -1,0 +1,96 @@
+"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks.network_pictures
+
+PNG, in docs/pictures/: how long a step takes by each communication scheme on each link, with what it learns; and ring
+allreduce beside parameter servers, as examples per second of so many workers.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from benchmarks import network_schemes, network_servers
+from benchmarks.measuring import FOLDER, KEPT
+
+PICTURES = FOLDER.parent / "docs" / "pictures"
+COLOURS = ("#1a73e8", "#d2691e", "#188038")
+Figures = Mapping[str, Mapping[str, Any]]
+
+
+def main() -> None:
+    """Draw what there are results of."""
+    kept = {result["benchmark"]: result for result in json.loads(KEPT.read_text())}
+    drawn: dict[str, Callable[[Figures, Path], None]] = {"network_schemes": schemes, "network_servers": servers}
+    for name, draw in drawn.items():
+        if name in kept:
+            path = PICTURES / f"{name.replace('_', '-')}.png"
+            draw({figure["what"]: figure for figure in kept[name]["figures"]}, path)
+            print(path.relative_to(FOLDER.parent))
+
+
+def schemes(figures: Figures, path: Path) -> None:
+    """Bars of step times, on a logarithmic scale, beside dots of accuracies."""
+    rates = [title for title in network_schemes.RATES if network_schemes.step_title(title, "dense") in figures]
+    names = [name for name in network_schemes.SCHEMES if network_schemes.step_title(rates[0], name) in figures][::-1]
+    picture, (times, accuracies) = pyplot.subplots(
+        1, 2, sharey=True, figsize=(10, 0.5 * len(names) + 1.2), width_ratios=(3, 1), layout="constrained"
+    )
+    height = 0.8 / len(rates)
+    for place, (title, colour) in enumerate(zip(rates, COLOURS, strict=False)):
+        measured = [figures[network_schemes.step_title(title, name)] for name in names]
+        places = [index + 0.4 - height * (place + 0.5) for index in range(len(names))]
+        medians = [figure["median"] for figure in measured]
+        spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
+        times.barh(places, medians, height, xerr=spreads, color=colour, label=title, error_kw={"linewidth": 0.8})
+    times.set_xscale("log")
+    times.set_xlabel("milliseconds a step, two workers, 4.2 million parameters")
+    times.set_yticks(range(len(names)), names)
+    times.legend(title="link")
+    of_names = [figures[network_schemes.accuracy_title(name)]["values"] for name in names]
+    for index, values in enumerate(of_names):
+        accuracies.plot(values, [index] * len(values), "o", color="#808080", markersize=4)
+        accuracies.plot(statistics.mean(values), index, "|", color="black", markersize=14)
+    accuracies.set_xlabel("accuracy on digits, %")
+    finish(picture, (times, accuracies), path)
+
+
+def servers(figures: Figures, path: Path) -> None:
+    """The old figure of Horovod: throughput over the number of workers, and what it would be without communication."""
+    counts = [count for count in network_servers.WORKERS if f"{count} workers, ring allreduce" in figures]
+    picture, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for way, colour in zip(
+        ("ring allreduce", *map(network_servers.title, network_servers.SERVERS)), COLOURS, strict=True
+    ):
+        measured = [figures[f"{count} workers, {way}"] for count in counts]
+        medians = [figure["median"] for figure in measured]
+        spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
+        axes.errorbar(counts, medians, spreads, marker="o", color=colour, label=way, capsize=3)
+    axes.set_xticks(counts)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("workers, each on a link of 100 Mbit/s")
+    axes.set_ylabel("examples a second, one million parameters")
+    axes.legend()
+    finish(picture, (axes,), path)
+
+
+def finish(picture: Any, every: tuple[Axes, ...], path: Path) -> None:
+    """Take away what says nothing, and save."""
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    picture.savefig(path, dpi=120)
+    pyplot.close(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What the ranks of ``network_schemes`` run: communication schemes by turns, timed, or trained to the end.
+
+    python network_ranks.py time FILE LAYERS TURNS STEPS SCHEME ...
+    python network_ranks.py learn FILE SEEDS EPOCHS SCHEME ...
+
+Rank 0 writes JSON to the file: for each scheme a list, with an entry for each turn or seed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from muster.training import horovod, partition
+from muster.training.communication import (
+    FP16,
+    BlockMomentum,
+    Dense,
+    KBit,
+    ModelAveraging,
+    OneBit,
+    PartialSynchronisation,
+    Reducer,
+    Scheme,
+    TopK,
+)
+
+WIDTH = 724  # half a million parameters a layer, and so few examples that sending takes far longer than computing
+BATCH_SIZE = 8
+HIDDEN = (128, 128, 128)
+DIGITS_BATCH_SIZE = 16
+LEARNING_RATE, MOMENTUM = 0.05, 0.9
+PERIOD = 8  # steps between two exchanges of the schemes that do not send in every step
+FOLDS = 3
+COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+SCHEMES: Mapping[str, Callable[[str], Scheme]] = {
+    "dense": lambda name: Dense(name=name),
+    "fp16": lambda name: Reducer(FP16(), name=name),
+    "8-bit": lambda name: Reducer(KBit(8), name=name),
+    "4-bit": lambda name: Reducer(KBit(4), name=name),
+    "1-bit": lambda name: Reducer(OneBit(), name=name),
+    "top-K 10 %": lambda name: Reducer(TopK(0.1), name=name),
+    "top-K 1 %": lambda name: Reducer(TopK(0.01), name=name),
+    "partial, 8 chunks": lambda name: PartialSynchronisation(PERIOD, name=name),
+    "averaging every 8 steps": lambda name: ModelAveraging(PERIOD, name=name),
+    "block momentum, 8 steps": lambda name: BlockMomentum(
+        PERIOD * DIGITS_BATCH_SIZE * horovod.size(), DIGITS_BATCH_SIZE, name=name
+    ),
+}
+PERIODIC = ("partial, 8 chunks", "averaging every 8 steps", "block momentum, 8 steps")
+
+
+class Training:
+    """A network of dense layers with stochastic gradient descent, whose ranks speak by one scheme.
+
+    Args:
+        name: of the scheme.
+        widths: of the layers, from the inputs to the outputs.
+        seed: of the initial weights.
+    """
+
+    def __init__(self, name: str, widths: Sequence[int], seed: int = 0) -> None:
+        random = np.random.RandomState(seed)
+        self.layers = []
+        for inputs, outputs in zip(widths, widths[1:], strict=False):
+            kernel = random.normal(scale=(2 / inputs) ** 0.5, size=(inputs, outputs))
+            self.layers.append((tf.Variable(kernel, dtype=tf.float32), tf.Variable(tf.zeros(outputs))))
+        self.variables = [variable for layer in self.layers for variable in layer]
+        self.velocities = [tf.Variable(tf.zeros_like(variable)) for variable in self.variables]
+        self.scheme = SCHEMES[name](f"scheme_{list(SCHEMES).index(name)}_{seed}")
+        self.scheme.build(self.variables, self.velocities)
+        self.step = tf.function(self._step, reduce_retracing=True)
+
+    def logits(self, x: tf.Tensor) -> tf.Tensor:
+        for kernel, bias in self.layers[:-1]:
+            x = tf.nn.relu(x @ kernel + bias)
+        kernel, bias = self.layers[-1]
+        return x @ kernel + bias
+
+    def _step(self, x: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(x))
+            loss = tf.reduce_mean(loss)
+
+        def apply(gradients: Sequence[tf.Tensor]) -> None:
+            for variable, velocity, gradient in zip(self.variables, self.velocities, gradients, strict=True):
+                velocity.assign(MOMENTUM * velocity + gradient)
+                variable.assign_sub(rate * velocity)
+
+        self.scheme.step(tape.gradient(loss, self.variables), self.variables, apply)
+
+
+def time_schemes(names: Sequence[str], layers: int, turns: int, steps: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds and bytes of a step; every scheme in every turn, in turned order from one to the next."""
+    random = np.random.RandomState(horovod.rank())
+    x = tf.constant(random.normal(size=(BATCH_SIZE, WIDTH)), tf.float32)
+    labels, rate = tf.constant(random.randint(0, WIDTH, BATCH_SIZE)), tf.constant(0.001)
+    trainings = {name: Training(name, [WIDTH] * (layers + 1)) for name in names}
+    for training in trainings.values():
+        for _ in range(2):  # what is traced, allocated and agreed on only once
+            training.step(x, labels, rate)
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for turn in range(turns):
+        for name in names if turn % 2 == 0 else reversed(names):
+            training, count = trainings[name], PERIOD if name in PERIODIC else steps
+            horovod.allreduce(tf.zeros(1), name="together")
+            before, sent, started = counted(), training.scheme.bytes_sent, time.perf_counter()
+            for _ in range(count):
+                training.step(x, labels, rate)
+            seconds = time.perf_counter() - started
+            horovod.allreduce(tf.zeros(1), name="together")  # what has been sent has arrived now, and is counted
+            taken[name].append(
+                {
+                    "seconds": seconds / count,
+                    "bytes": (training.scheme.bytes_sent - sent) / count,
+                    "counted": (counted() - before) / count,
+                }
+            )
+    return taken
+
+
+def counted() -> int:
+    """Bytes that this host has sent, by its network interface."""
+    return int(COUNTER.read_text())
+
+
+def learn(names: Sequence[str], seeds: int, epochs: int) -> dict[str, list[dict[str, float]]]:
+    """Accuracy on digits that were not trained on: scikit-learn's 1,797, a third of them for each seed."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    examples, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
+    folds = np.random.RandomState(0).permutation(len(labels)) % FOLDS
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for seed in range(seeds):
+        train, test = folds != seed % FOLDS, folds == seed % FOLDS
+        for name in names:
+            training = Training(name, [examples.shape[1], *HIDDEN, 10], seed)
+            for epoch in range(epochs):
+                rate = tf.constant(LEARNING_RATE * (1 - epoch / epochs), tf.float32)
+                shuffled: dict[str, Any] = {"batch_size": DIGITS_BATCH_SIZE, "epoch": epoch, "seed": seed}
+                for x, y in partition.batches(examples[train], labels[train], **shuffled):
+                    training.step(tf.constant(x), tf.constant(y), rate)
+            training.scheme.synchronise(training.variables)
+            right = tf.argmax(training.logits(examples[test]), 1).numpy() == labels[test]
+            taken[name].append({"accuracy": float(right.mean())})
+    return taken
+
+
+def main() -> None:
+    what, out, *rest = sys.argv[1:]
+    numbers, names = [int(text) for text in rest if text.isdecimal()], [text for text in rest if not text.isdecimal()]
+    horovod.init()
+    measured = (time_schemes if what == "time" else learn)(names, *numbers)
+    if horovod.rank() == 0:
+        Path(out).write_text(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

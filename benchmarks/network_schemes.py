@@ -1,0 +1,131 @@
+"""What communication schemes cost and gain between two hosts, on links of 100 Mbit/s, 1 Gbit/s and without a limit.
+
+Every rank is a host of its own (``network.py``). Step times are of a model by far most of whose time goes into sending
+when the link is slow; accuracies are of a small network that learns handwritten digits, over three seeds, each of which
+is tested on another third of them. The floor of both is dense, which is plain Horovod, by turns in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Figure, Target, main
+from benchmarks.network import Network, network
+from benchmarks.network_ranks import SCHEMES
+
+RATES = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "no limit": None}
+RANKS = 2
+LAYERS = 8  # four million parameters
+SCRIPT = Path(__file__).parent / "network_ranks.py"
+DENSE = "dense"
+PROMISED = ("top-K 1 %", "1-bit")
+# A thousand times a second Horovod's ranks ask each other for news, 0.3 MB/s of it; where bytes are counted, 50 times.
+RARE_CONTROL = {"HOROVOD_CYCLE_TIME": "20"}  # milliseconds
+SPEED_UP, POINTS_LOST, OVERHEAD = 8, 0.3, 1.08  # what is promised of these
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Times and bytes at each rate, then accuracies."""
+    schemes = [DENSE, *PROMISED] if quick else [*SCHEMES]
+    figures = []
+    with network(RANKS) as hosts:
+        for title, rate in RATES.items():
+            if quick and title != "100 Mbit/s":
+                continue
+            hosts.limit(rate)
+            taken = on_ranks(hosts, "time", LAYERS, *((2, 2) if quick else (5, 2)), *schemes)
+            figures += [step(title, name, taken) for name in schemes]
+        hosts.limit("1gbit")
+        sent = on_ranks(hosts, "time", LAYERS, 2, 4, *schemes, variables=RARE_CONTROL)
+        figures += [counted(name, sent[name]) for name in schemes]
+        hosts.limit(None)
+        learned = on_ranks(hosts, "learn", *((1, 2) if quick else (3, 20)), *schemes)
+    for name in schemes:
+        figures += accuracy(name, learned)
+    return figures
+
+
+def on_ranks(
+    hosts: Network, *arguments: object, variables: Mapping[str, str] | None = None
+) -> dict[str, list[dict[str, float]]]:
+    """What the script measures with these arguments, by scheme."""
+    what, *rest = map(str, arguments)
+    with tempfile.TemporaryDirectory() as name:
+        out = Path(name) / "measured.json"
+        command = [sys.executable, str(SCRIPT), what, str(out), *rest]
+        hosts.wait(hosts.start_ranks(RANKS, command, Path(name), variables))
+        hosts.stop()
+        taken: dict[str, list[dict[str, float]]] = json.loads(out.read_text())
+        return taken
+
+
+def step(title: str, name: str, taken: dict[str, list[dict[str, float]]]) -> Figure:
+    """The milliseconds of a step by a scheme."""
+    values, floor = ([turn["seconds"] * 1000 for turn in taken[scheme]] for scheme in (name, DENSE))
+    if name == DENSE:
+        return Figure(step_title(title, name), "ms", values)
+    is_promised = name in PROMISED and title == "100 Mbit/s"
+    return Figure(step_title(title, name), "ms", values, DENSE, floor, Target(1 / SPEED_UP) if is_promised else None)
+
+
+def step_title(title: str, name: str) -> str:
+    """What the figure of a step is called."""
+    return f"{title}: a step, {name}"
+
+
+def counted(name: str, turns: list[dict[str, float]]) -> Figure:
+    """What a rank says that it sends in a step, and what its host's network interface counts."""
+    by_rank, by_interface = ([turn[key] / 1e6 for turn in turns] for key in ("bytes", "counted"))
+    target = Target(OVERHEAD) if name in (DENSE, *PROMISED) else None
+    return Figure(f"bytes on the wire in a step, {name}", "MB", by_interface, "by `bytes_sent`", by_rank, target)
+
+
+def accuracy(name: str, learned: dict[str, list[dict[str, float]]]) -> list[Figure]:
+    """What a scheme learns with each seed, and what it loses on average."""
+    values, floor = ([100 * seed["accuracy"] for seed in learned[scheme]] for scheme in (name, DENSE))
+    if name == DENSE:
+        return [Figure(accuracy_title(name), "%", values)]
+    lost = statistics.mean(floor) - statistics.mean(values)
+    target = Target(POINTS_LOST, "points") if name in PROMISED else None
+    return [
+        Figure(accuracy_title(name), "%", values, DENSE, floor),
+        Figure(f"lost on average by {name}", "points", [lost], target=target),
+    ]
+
+
+def accuracy_title(name: str) -> str:
+    """What the figure of an accuracy is called."""
+    return f"digits: accuracy, {name}"
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The figures as the README shows them, a line for each scheme."""
+    figures = {figure["what"]: figure for figure in result["figures"]}
+    rates = [title for title in RATES if step_title(title, DENSE) in figures]
+    heads = ["scheme", "MB a step", *(f"ms a step, {title}" for title in rates), "accuracy, %"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    for name in SCHEMES:
+        if step_title(rates[0], name) in figures:
+            cells = [name, f"{figures[f'bytes on the wire in a step, {name}']['median']:.3g}"]
+            for title in rates:
+                cells.append(with_gain(figures[step_title(title, name)]))
+            values = figures[accuracy_title(name)]["values"]
+            cells.append(f"{statistics.mean(values):.2f} ({min(values):.1f} to {max(values):.1f})")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_gain(figure: dict[str, Any]) -> str:
+    """Milliseconds, and how many times faster than dense that is."""
+    gain = f" ({1 / figure['ratio']['median']:.2g} ×)" if figure["ratio"] else ""
+    return f"{figure['median']:.3g}{gain}"
+
+
+if __name__ == "__main__":
+    main("network_schemes")

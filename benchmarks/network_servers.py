@@ -1,0 +1,98 @@
+"""Ring allreduce beside one and two parameter servers, on links of 100 Mbit/s: examples per second of 1 to 4 workers.
+
+Every worker and every server is a host of its own (``network.py``). Ranks average their gradients in every step, with
+Horovod; workers with parameter servers train asynchronously, which is the faster of their two ways. Both train the same
+model, by far most of whose time goes into sending. The floor is one worker alone, times their number.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Figure, main
+from benchmarks.network import Network, network
+from benchmarks.network_ranks import BATCH_SIZE
+
+RATE = "100mbit"
+WORKERS = (2, 3, 4)
+SERVERS = (1, 2)
+LAYERS = 2  # a million parameters
+PORT = 2222
+RANKS = Path(__file__).parent / "network_ranks.py"
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Each number of workers by each way."""
+    workers, turns, steps = ((2,), 2, 2) if quick else (WORKERS, 5, 4)
+    figures = []
+    with network(max(workers) + max(SERVERS), RATE) as hosts:
+        alone = by_allreduce(hosts, 1, turns, steps)
+        for count in workers:
+            floor = [count * rate for rate in alone]
+            ways = {"ring allreduce": by_allreduce(hosts, count, turns, steps)}
+            for servers in SERVERS:
+                ways[title(servers)] = by_parameter_servers(hosts, servers, count, turns, steps)
+            figures += [
+                Figure(f"{count} workers, {way}", "examples/s", rates, f"{count} times one alone", floor)
+                for way, rates in ways.items()
+            ]
+    return figures
+
+
+def title(servers: int) -> str:
+    """What a number of parameter servers is called."""
+    return f"{servers} parameter server{'s' * (servers > 1)}"
+
+
+def by_allreduce(hosts: Network, workers: int, turns: int, steps: int) -> list[float]:
+    """Examples per second of all ranks together, for each turn."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        out = folder / "measured.json"
+        numbers = map(str, (LAYERS, turns, steps))
+        command = [sys.executable, str(RANKS), "time", str(out), *numbers, "dense"]
+        hosts.wait(hosts.start_ranks(workers, command, folder))
+        hosts.stop()
+        return [workers * BATCH_SIZE / turn["seconds"] for turn in json.loads(out.read_text())["dense"]]
+
+
+def by_parameter_servers(hosts: Network, servers: int, workers: int, turns: int, steps: int) -> list[float]:
+    """The same with parameter servers, for each so many steps of every worker."""
+    addresses = [f"{address}:{PORT}" for address in hosts.addresses]
+    spec = json.dumps({"ps": addresses[:servers], "worker": addresses[servers : servers + workers]})
+    tasks = [("ps", index) for index in range(servers)] + [("worker", index) for index in range(workers)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        out = folder / "measured"
+        script, numbers = [sys.executable, "-m", "benchmarks.network_tasks"], (str(LAYERS), str(turns * steps))
+        processes = [
+            hosts.start(host, [*script, spec, job, str(index), str(out), *numbers], {}, folder)
+            for host, (job, index) in enumerate(tasks)
+        ]
+        hosts.wait(processes[servers:])
+        hosts.stop()
+        taken = [json.loads(Path(f"{out}-{index}.json").read_text()) for index in range(workers)]
+    return [
+        sum(steps * BATCH_SIZE / sum(seconds[turn * steps : (turn + 1) * steps]) for seconds in taken)
+        for turn in range(turns)
+    ]
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The figures as the README shows them, a line for each number of workers."""
+    rates = {figure["what"]: figure["median"] for figure in result["figures"]}
+    ways = ["ring allreduce", *map(title, SERVERS)]
+    lines = [f"| workers | {' | '.join(ways)} |", "|---:|" + "---:|" * len(ways)]
+    for count in WORKERS:
+        if f"{count} workers, {ways[0]}" in rates:
+            cells = [f"{rates[f'{count} workers, {way}']:.3g}" for way in ways]
+            lines.append(f"| {count} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main("network_servers")
