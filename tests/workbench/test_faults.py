@@ -115,13 +115,13 @@ def test_looks_and_stops_survive_it(platform: WorkbenchPlatform, proxy: Proxy, r
     assert platform.poll(workers)[0].status is Status.STOPPED
 
 
-@pytest.mark.parametrize("how", ["refuse", "500", "429", "garble", "401"])
+@pytest.mark.parametrize("how", ["refuse", "500", "401"])
 def test_a_run_does_not_need_the_workbench_once_its_workers_run(
     proxy: Proxy, workbench_session: WorkbenchSession, tmp_path: Path, how: str
 ) -> None:
     """Its agents speak for themselves, and end when the session does."""
     script = tmp_path / "train.py"
-    script.write_text("import time; time.sleep(1); print('trained')")
+    script.write_text("import time; time.sleep(0.5); print('trained')")
     cluster = muster.run_cluster(2, worker_script=script, strategy=Plain(), wait=False).cluster
     for method in ("GET", "PUT"):
         proxy.harm(method, how)

@@ -17,6 +17,7 @@ from muster.platforms.workbench import launching
 from muster.platforms.workbench.clients import Client, find_client
 from muster.platforms.workbench.launch import Launch
 
+STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
 GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stopped
 GONE_LOOK = 0.25  # seconds between two looks meanwhile
 NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
@@ -120,14 +121,18 @@ class WorkbenchPlatform(Platform):
         return self._look(known, self._client.list())
 
     def stop(self, workers: Sequence[Worker]) -> None:
-        """Ask the workbench to end each of them, whatever it says about the others."""
-        failures = []
+        """Ask the workbench to end each of them, whatever it says about the others, while it answers in time."""
+        deadline = time.monotonic() + STOP_SECONDS
+        failures: list[PlatformError] = []
         for worker in workers:
-            if not self._workers.get(worker.id, worker).status.is_final:
-                try:
-                    self._client.stop(worker.id)
-                except PlatformError as error:
-                    failures.append(error)
+            if self._workers.get(worker.id, worker).status.is_final:
+                continue
+            if failures and time.monotonic() > deadline:
+                break
+            try:
+                self._client.stop(worker.id)
+            except PlatformError as error:
+                failures.append(error)
         if failures:
             raise failures[0]
 
@@ -142,15 +147,17 @@ class WorkbenchPlatform(Platform):
         Raises:
             PlatformError: some have not, or the workbench cannot be asked.
         """
-        living = self.poll([*self._workers.values()])
-        self.stop(living)
+        trouble = ""
+        try:
+            self.stop([*self._workers.values()])
+        except PlatformError as error:  # which does not matter where they end by themselves
+            trouble = f" {error.message}"
         deadline = time.monotonic() + GONE_SECONDS
-        while not all(worker.status.is_final for worker in living):
+        while living := [worker for worker in self.poll([*self._workers.values()]) if not worker.status.is_final]:
             if time.monotonic() > deadline:
-                left = " and ".join(f"{worker.name} ({worker.id})" for worker in living if not worker.status.is_final)
-                raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.")
+                left = " and ".join(f"{worker.name} ({worker.id})" for worker in living)
+                raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.{trouble}")
             time.sleep(GONE_LOOK)
-            living = self.poll(living)
         for spec in self._specs.values():
             shutil.rmtree(spec.scratch, ignore_errors=True)  # left by agents that were killed on this very machine
 
