@@ -124,7 +124,7 @@ def summary(result: dict[str, Any]) -> str:
 def with_gain(figure: dict[str, Any]) -> str:
     """Milliseconds, and how many times faster than dense that is."""
     gain = f" ({1 / figure['ratio']['median']:.2g} ×)" if figure["ratio"] else ""
-    return f"{figure['median']:.3g}{gain}"
+    return f"{figure['median']:,.{1 if figure['median'] < 100 else 0}f}{gain}"
 
 
 if __name__ == "__main__":
