@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,20 @@ def test_the_log_of_a_workers_only_rank_is_its_workers() -> None:
     assert cluster.logs("rank-1") == cluster.logs("worker-1") == "hello\n"
     with pytest.raises(RunNotFound):
         cluster.logs("rank-2")
+
+
+def test_each_rank_sees_one_gpu_of_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def visible() -> str:
+        import os
+
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    stand_in = tmp_path / "bin" / "nvidia-smi"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\n[ "$1" = -L ] && for n in a b; do echo "GPU 0: Tesla T4 (UUID: GPU-$n)"; done\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}")
+    assert run(visible, slots=3, nvidia_gpu=2).result.values == ["GPU-a", "GPU-b", "GPU-a"]
 
 
 def test_one_that_is_over_does_not_end_the_others() -> None:

@@ -122,7 +122,13 @@ def test_horovod(tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["mnist_ps_tf1.py --steps 3", "mnist_ps_tf1.py --steps 3 --sync", "mnist_ps_tf2.py --steps 3", "mnist_horovod.py"],
+    [
+        "mnist_ps_tf1.py --steps 3",
+        "mnist_ps_tf1.py --steps 3 --sync",
+        "mnist_ps_tf2.py --steps 3",
+        "mnist_horovod.py",
+        "mnist_multi_worker.py",
+    ],
 )
 def test_alone_in_one_process(command):
     script, *arguments = command.split()
