@@ -109,8 +109,8 @@ def test_an_interrupt_leaves_the_platform_in_order(platform: LocalPlatform, run:
     workers = platform.launch([run.spec(process=shell("sleep 600"))])
     interrupted = 0
     for delay in range(30):
-        signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
             platform.poll(workers)
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
