@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from muster.errors import ResourceError
 from muster.platforms.local import LocalPlatform
 from muster.serve import engines as engines_module
 from muster.serve.engines import Caller, Engines, Limits, Refused
@@ -41,6 +42,12 @@ def test_the_oldest_workers_that_have_ended_are_forgotten(engines: Engines, monk
     assert Path(done[-1]["log"]).exists()
     with pytest.raises(Refused, match="no worker"):
         engines.stop(CLIENT, done[0]["id"])
+
+
+def test_a_refused_worker_leaves_no_code(engines: Engines, muster_home: Path) -> None:
+    with pytest.raises(ResourceError):
+        engines.launch(CLIENT, order().model_copy(update={"cpu": 4096}), "127.0.0.1")
+    assert list(muster_home.glob("serve/*/*.py")) == []
 
 
 def ended(engines: Engines, worker_id: str) -> bool:

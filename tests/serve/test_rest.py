@@ -138,6 +138,19 @@ def test_what_is_no_order_is_refused(client: Client, body: bytes, status: int) -
     assert set(answer.json()) == {"message", "engineId"}
 
 
+def test_a_disk_that_cannot_be_written_is_said(client: Client, service: Service) -> None:
+    assert service.home
+    (folder,) = (service.home / "serve").glob("serve-*")
+    moved = folder.rename(folder.with_name("moved"))
+    try:
+        answer = client.launch(code="1")
+    finally:
+        moved.rename(folder)
+    assert answer.status_code == 503
+    assert str(folder) in answer.json()["message"]
+    assert client.list().json() == []
+
+
 def test_workers_are_limited_in_a_session_and_in_all(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-workers", "3", "--max-session-workers", "2") as service:
         one, other = Client(service.client_environment()), Client(service.client_environment())

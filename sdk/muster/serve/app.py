@@ -31,7 +31,7 @@ REFUSALS = {
     413: "The body is too long.",
     422: "The request is not as described.",
     429: "There are too many workers.",
-    503: "The platform cannot do it.",
+    503: "The platform cannot do it, or the disk is full.",
 }
 
 Result = TypeVar("Result")
@@ -169,6 +169,6 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
     app.state.executor = executor
     app.include_router(router)
     app.add_middleware(Bounds)
-    for kind in (Refused, RequestValidationError, AnyHTTPException, MusterError):
+    for kind in (Refused, RequestValidationError, AnyHTTPException, MusterError, OSError):
         app.add_exception_handler(kind, refuse)
     return app

@@ -141,7 +141,11 @@ class Engines:
         self._check_limits(session)
         worker_id = secrets.token_hex(8)
         spec = self._spec(order, worker_id, session)
-        (worker,) = self._platform.launch([spec])
+        try:
+            (worker,) = self._platform.launch([spec])
+        except Exception:
+            self._record.forget(worker_id)
+            raise
         self._record.add(worker)
         self._sessions[session.engine_id] = session
         self._launched[worker_id] = launched = Launched(worker_id, worker, session, spec.log)

@@ -102,6 +102,7 @@ def make_server(options: Options, app: FastAPI) -> uvicorn.Server:
         lifespan="off",
         log_level="warning",
         server_header=False,
+        proxy_headers=False,  # nobody is taken for somewhere else because they say so
         timeout_graceful_shutdown=GRACE,
     )
     server = uvicorn.Server(config)
