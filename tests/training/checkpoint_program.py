@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from muster.training import communication, horovod, partition
 from muster.training import keras as distributed
-from muster.training.checkpoint import Checkpoint, CheckpointError, Position, SaveCheckpoints, latest
+from muster.training.checkpoint import Checkpoint, CheckpointError, Position, latest
 from training.forked_ranks import Ranks
 
 EPOCHS = 3
@@ -88,7 +88,7 @@ def note(folder: Path, name: str, **found: Any) -> None:
 
 def die_at(total: int) -> None:
     """Kill the last rank; the others lose it in the middle of a collective."""
-    if total == 10 and horovod.rank() == horovod.size() - 1:
+    if total == 11 and horovod.rank() == horovod.size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -107,7 +107,7 @@ def fit(folder: Path, name: str, checkpoints: str, dies: bool = False) -> None:
         if dies:
             die_at(len(steps))
 
-    saving = SaveCheckpoints(checkpoint, every=3)
+    saving = distributed.SaveCheckpoints(checkpoint, every=4)
     history = model.fit(
         data,
         steps_per_epoch=partition.steps(EXAMPLES, BATCH_SIZE),
@@ -204,8 +204,10 @@ def mistakes(folder: Path) -> None:
     """What is refused on both ranks, also where only one of them has the problem."""
 
     class Failing(Residuals):
+        is_broken = False
+
         def state_dict(self) -> dict[str, Any]:
-            if horovod.rank() == 1:
+            if self.is_broken:
                 raise OSError("No space left on device")
             return super().state_dict()
 
@@ -217,13 +219,14 @@ def mistakes(folder: Path) -> None:
         return "nothing was raised"
 
     model = network("top-k")
-    Checkpoint(folder, model).save(Position(0, 3, 3))
+    failing = Failing()
+    saved = Checkpoint(folder, model, own={"failing": failing})
+    saved.save(Position(0, 3, 3))
+    failing.is_broken = horovod.rank() == 1
     other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5)])
-    restored = Checkpoint(folder, model)
-    restored.restore()
-    saving = SaveCheckpoints(restored)
+    saving = distributed.SaveCheckpoints(saved)
     found = {
-        "failing rank": refusal(lambda: Checkpoint(folder, model, own={"failing": Failing()}).save(Position(0, 4, 4))),
+        "failing rank": refusal(lambda: saved.save(Position(0, 4, 4))),
         "another training": refusal(lambda: Checkpoint(folder, model).save(Position(0, 2, 2))),
         "another model": refusal(Checkpoint(folder, other).restore),
         "other own": refusal(Checkpoint(folder, model, own={"residuals": Residuals()}).restore),
@@ -237,7 +240,7 @@ def mistakes(folder: Path) -> None:
             )
         ),
     }  # fmt: skip
-    restored.save(restored.position)  # nothing new, so nothing to save
+    saved.save(saved.position)  # nothing new, so nothing to save
     note(folder, "mistakes", found=found, left=sorted(name for name in os.listdir(folder) if "step" in name))
 
 
@@ -256,10 +259,10 @@ def main(folder: Path) -> None:
     codes = {"fit": run_whole_and_killed_and_resumed("fit", fit)}
     for scheme in ("top-k", "partial"):
         codes[scheme] = run_whole_and_killed_and_resumed(scheme, functools.partial(loop, scheme=scheme))
-    for size in (1, 3):
-        name = f"top-k-on-{size}"
-        shutil.copytree(folder / "top-k-left", folder / name)
-        codes[name] = [run(size, loop, name, name)]
+    for size, scheme, before in ((1, "one-bit", "fit"), (3, "top-k", "top-k")):
+        name = f"{scheme}-on-{size}"
+        shutil.copytree(folder / f"{before}-left", folder / name)
+        codes[name] = [run(size, functools.partial(loop, scheme=scheme), name, name)]
     kills = folder / "kills"
     found = kill_at_random_moments(kills)
     (folder / "mistakes").mkdir()

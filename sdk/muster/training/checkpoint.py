@@ -1,13 +1,13 @@
 """Checkpoints of a training on one rank or many, from which it goes on as if it had never been interrupted.
 
-    from muster.training import horovod, partition, keras as distributed
-    from muster.training.checkpoint import Checkpoint, SaveCheckpoints
+    from muster.training import partition, keras as distributed
+    from muster.training.checkpoint import Checkpoint
 
     checkpoint = Checkpoint("checkpoints", model, keep=3)
     start = checkpoint.restore()                       # Position(epoch=0, step=0, total=0) where there is none yet
     model.fit(partition.epochs(x, y, batch_size=64, first=start.epoch), steps_per_epoch=partition.steps(len(x), 64),
               initial_epoch=start.epoch, epochs=8,
-              callbacks=[*distributed.callbacks(), SaveCheckpoints(checkpoint, every=100)])
+              callbacks=[*distributed.callbacks(), distributed.SaveCheckpoints(checkpoint, every=100)])
 
 and in loops of one's own:
 
@@ -52,7 +52,6 @@ from . import horovod, states
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{8,})")
-Logs = Optional[Dict[str, Any]]
 
 
 class CheckpointError(Exception):
@@ -88,8 +87,9 @@ class Checkpoint:
         model: Built.
         optimizer: Default: the one that the model is compiled with, if any.
         own: What else each rank has for itself, by name: objects with `state_dict()`, which returns NumPy arrays,
-            numbers and strings, or dicts and lists of them, and `load_state_dict(state)`. The scheme of a
-            `DistributedOptimizer` is among them without being named.
+            numbers and strings, or dicts and lists of them, and `load_state_dict(state)`; and, where the mean over the
+            ranks would be wrong, `merge_states(states)`, from the states of other ranks than these to one for this
+            rank. The scheme of a `DistributedOptimizer` is among them without being named.
         keep: So many of the newest stay, the others are removed.
 
     Raises:
@@ -140,7 +140,7 @@ class Checkpoint:
         differing = _differing(values)
         final = self._path(position.total)
         building = self.folder / f".{final.name}.part"
-        _together(f"prepare {final}", lambda: self._prepare(building, position), only_first=True)
+        _together(f"prepare {final}", lambda: self._prepare(building), only_first=True)
         _together(f"write its part of {final}", lambda: self._write(building, position, values, differing))
         _together(f"complete {final}", lambda: self._publish(building, final), only_first=True)
         self.position = position
@@ -165,17 +165,21 @@ class Checkpoint:
             _together(f"restore {path} (remove it to go back to the one before)", lambda: self._load(path))
         return self.position
 
+    def refuse_another_training(self) -> None:
+        """Raise CheckpointError where there are newer checkpoints than this training has restored or saved."""
+        newest = latest(self.folder)
+        if newest is not None and _total(newest) > self.position.total:
+            raise CheckpointError(
+                f"{newest} is there, and this training has not gone on from it. Begin with restore(), or save another "
+                "training in another folder."
+            )
+
     def _path(self, total: int) -> Path:
         return self.folder / f"step-{total:08d}"
 
-    def _prepare(self, building: Path, position: Position) -> None:
+    def _prepare(self, building: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        newest = latest(self.folder)
-        if newest is not None and _total(newest) >= position.total:
-            raise CheckpointError(
-                f"{newest} is there already, and this is step {position.total}. Begin with restore(), or save another "
-                "training in another folder."
-            )
+        self.refuse_another_training()
         for leftover in self.folder.glob(".step-*"):  # of ranks that were killed while they saved
             shutil.rmtree(leftover)
         building.mkdir()
@@ -185,7 +189,7 @@ class Checkpoint:
     ) -> None:
         if horovod.rank() == 0:
             states.write(building / "model.npz", list(values))
-            manifest = {"version": 1, "ranks": horovod.size(), "differing": differing, **position._asdict()}
+            manifest = {"ranks": horovod.size(), "differing": differing, **position._asdict()}
             (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         state = {
             "variables": [values[index] for index in differing],
@@ -245,7 +249,8 @@ class Checkpoint:
             raise CheckpointError(f"own={sorted(self.own)}, and the checkpoint has {sorted(saved[0])}.")
         for name, thing in self.own.items():
             try:
-                state = states.merged([rank[name] for rank in saved])
+                merge = getattr(thing, "merge_states", states.merged)
+                state = saved[0][name] if len(saved) == 1 else merge([rank[name] for rank in saved])
             except ValueError:
                 warnings.warn(
                     f"{name} was saved by {len(saved)} ranks in states that cannot be merged for {horovod.size()}, and "
@@ -261,74 +266,6 @@ class Checkpoint:
         metrics = {id(variable) for variable in self.model.metrics_variables}
         of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
         return of_model if self.optimizer is None else [*of_model, *self.optimizer.variables]
-
-
-class SaveCheckpoints(keras.callbacks.Callback):
-    """Saves in `model.fit`, at the end of every epoch and in between; and goes on in the middle of an epoch.
-
-    There the batches that have been trained on already are taken from the data and passed over: the data must come in
-    the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
-
-    Args:
-        checkpoint: Restored before `model.fit`, which begins with `initial_epoch=checkpoint.position.epoch`.
-        every: Steps between two checkpoints within an epoch; None for none.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, every: Optional[int] = None) -> None:
-        super().__init__()
-        self.checkpoint = checkpoint
-        self.every = every
-        self.position = checkpoint.position
-
-    def on_train_begin(self, logs: Logs = None) -> None:
-        """Arrange for the batches to pass over."""
-        self.position = self.checkpoint.position
-        if self.position.step:
-            self._pass_over(self.position.step)
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Refuse another epoch than the one that is due."""
-        if epoch != self.position.epoch:
-            raise ValueError(
-                f"model.fit begins with epoch {epoch}, and the checkpoint with {self.position.epoch}: "
-                "initial_epoch=checkpoint.position.epoch"
-            )
-        if self.position == self.checkpoint.position:
-            self.checkpoint.take_up()
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Save where it is time to."""
-        if batch >= self.position.step:  # not one that is passed over
-            self.position = self.position.after_step(batch + 1 - self.position.step)
-            if self.every and self.position.total - self.checkpoint.position.total >= self.every:
-                self.checkpoint.save(self.position)
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Save, unless the last step was followed by a checkpoint already."""
-        self.position = self.position.after_epoch()
-        self.checkpoint.save(self.position)
-
-    def _pass_over(self, steps: int) -> None:
-        """Let `model.fit` take so many steps without training."""
-        train = self.model.train_function
-
-        def take(iterator: Any) -> Dict[str, Any]:
-            nonlocal steps
-            for _ in range(self.model.steps_per_execution):
-                batch = next(iterator)
-                steps -= 1
-            if steps > 0:
-                return {}
-            self.model.train_function = train
-            # Keras makes the variables of metrics when they are computed for the first time.
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-            self.model.compute_metrics(x, y, self.model(x, training=False), weights)
-            self.checkpoint.take_up_metrics()
-            self.checkpoint.take_up()
-            result: Dict[str, Any] = self.model.get_metrics_result()
-            return result
-
-        self.model.train_function = take
 
 
 def _together(what: str, action: Callable[[], None], only_first: bool = False) -> None:

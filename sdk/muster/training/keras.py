@@ -27,6 +27,7 @@ import keras
 import tensorflow as tf
 
 from . import communication, horovod
+from .checkpoint import Checkpoint
 from .progress import report
 
 Logs = Optional[Dict[str, Any]]
@@ -252,6 +253,78 @@ class ReportProgress(keras.callbacks.Callback):
             bytes_sent=scheme and scheme.bytes_sent,
             **(logs or {}),
         )
+
+
+class SaveCheckpoints(keras.callbacks.Callback):
+    """Saves in `model.fit`, at the end of every epoch and in between; and goes on in the middle of an epoch.
+
+    There the batches that have been trained on already are taken from the data and passed over: the data must come in
+    the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
+
+    Args:
+        checkpoint: Restored before `model.fit`, which begins with `initial_epoch=checkpoint.position.epoch`.
+        every: Steps between two checkpoints within an epoch; None for none.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, every: Optional[int] = None) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.every = every
+        self.position = checkpoint.position
+        self._is_resumed = False
+
+    def on_train_begin(self, logs: Logs = None) -> None:
+        """Refuse a folder of another training; arrange for the batches to pass over."""
+        self.checkpoint.refuse_another_training()
+        self.position = self.checkpoint.position
+        self._is_resumed = True
+        if self.position.step:
+            self._pass_over(self.position.step)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Refuse another epoch than the one that is due; in the first, undo what others did since `restore`."""
+        if epoch != self.position.epoch:
+            raise ValueError(
+                f"model.fit begins with epoch {epoch}, and the checkpoint with {self.position.epoch}: "
+                "initial_epoch=checkpoint.position.epoch"
+            )
+        if self._is_resumed:
+            self.checkpoint.take_up()
+            self._is_resumed = False
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Save where it is time to."""
+        if batch >= self.position.step:  # not one that is passed over
+            self.position = self.position.after_step(batch + 1 - self.position.step)
+            if self.every and self.position.total - self.checkpoint.position.total >= self.every:
+                self.checkpoint.save(self.position)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Save, unless the last step was followed by a checkpoint already."""
+        self.position = self.position.after_epoch()
+        self.checkpoint.save(self.position)
+
+    def _pass_over(self, steps: int) -> None:
+        """Let `model.fit` take so many steps without training."""
+        train = self.model.train_function
+
+        def take(iterator: Any) -> Dict[str, Any]:
+            nonlocal steps
+            for _ in range(self.model.steps_per_execution):
+                batch = next(iterator)
+                steps -= 1
+            if steps > 0:
+                return {}
+            self.model.train_function = train
+            # Keras makes the variables of metrics when they are computed for the first time.
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+            self.model.compute_metrics(x, y, self.model(x, training=False), weights)
+            self.checkpoint.take_up_metrics()
+            self.checkpoint.take_up()
+            result: Dict[str, Any] = self.model.get_metrics_result()
+            return result
+
+        self.model.train_function = take
 
 
 def callbacks(

@@ -167,6 +167,13 @@ def _widths(columns: int) -> List[int]:
     return [columns // horovod.size() + (rank < columns % horovod.size()) for rank in range(horovod.size())]
 
 
+def restriped(stripes: Sequence[np.ndarray]) -> np.ndarray:
+    """This rank's stripe of a matrix, out of the stripes of as many ranks as there were."""
+    matrix = np.concatenate(stripes, axis=1)
+    ends = np.cumsum(_widths(matrix.shape[1]))
+    return np.split(matrix, ends[:-1], axis=1)[horovod.rank()]
+
+
 def _stripes(payload: Payload, columns: int) -> List[Payload]:
     """A payload cut by columns into one for each rank."""
     return list(zip(*[tf.split(part, _widths(columns), axis=-1) for part in payload]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,9 +38,21 @@ class Wrapper(Scheme):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of both; ValueError as for every scheme."""
-        inner = {key[len("scheme/") :]: value for key, value in state.items() if key.startswith("scheme/")}
-        super().load_state_dict({key: value for key, value in state.items() if not key.startswith("scheme/")})
+        own, inner = _divided(state)
+        super().load_state_dict(own)
         self.scheme.load_state_dict(inner)
+
+    def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+        """As for every scheme, the one inside by its own way."""
+        own, inner = zip(*map(_divided, saved))
+        merged = self.scheme.merge_states(inner)
+        return {**super().merge_states(own), **{f"scheme/{key}": value for key, value in merged.items()}}
+
+
+def _divided(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """The state of a wrapper, and that of the scheme inside."""
+    inner = {key[len("scheme/") :]: value for key, value in state.items() if key.startswith("scheme/")}
+    return {key: value for key, value in state.items() if not key.startswith("scheme/")}, inner
 
 
 class WarmStart(Wrapper):
@@ -101,7 +113,7 @@ class LocalAggregation(Wrapper):
     def _build(self, variables: List[Any], slots: List[Any]) -> None:
         self._passed = self._state.variable("passed", np.int64(0))
         self._sums = [
-            self._state.variable(f"sum/{index}", np.zeros(variable.shape, variable.dtype))
+            self._state.variable(f"sum/{index}", np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
             for index, variable in enumerate(variables)
         ]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import tensorflow as tf
 
 from .. import horovod
-from .collectives import Collective
+from .collectives import Collective, restriped
 from .compressors import Compressor
 from .memory import ErrorFeedback, Memory
 from .scheme import Apply, Dense, Gradient, Scheme, allreduce_bytes, bytes_of, densified
@@ -76,6 +76,12 @@ class Reducer(Scheme):
             apply([None if g is None else tf.cast(means[index], g.dtype) for index, g in enumerate(gradients)])
 
         tf.cond(finite_everywhere, take, lambda: None)
+
+    def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+        """As for every scheme; stripes are put together and cut anew."""
+        stripes = {name: restriped([state[name] for state in saved]) for name in saved[0] if name.startswith("stripe/")}
+        merged = super().merge_states([{name: state[name] for name in state if name not in stripes} for state in saved])
+        return {**merged, **stripes}
 
     def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], tf.Tensor]:
         """The means of small tensors, and whether all gradients of all ranks are finite."""

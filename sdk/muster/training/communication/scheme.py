@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from .. import horovod
+from .. import horovod, states
 
 Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
 Apply = Callable[[List[Gradient]], Any]
@@ -137,6 +137,18 @@ class Scheme(ABC):
             ValueError: The state is of another model, scheme or number of ranks (before `build`: raised by that).
         """
         self._state.load(state)
+
+    def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+        """A state for this rank out of those of all ranks that saved theirs, where they were more or fewer than now.
+
+        What ranks remember becomes its mean, as gradients do when they are sent at last.
+
+        Raises:
+            ValueError: They differ in something that has no mean.
+        """
+        merged: Dict[str, Any] = states.merged([{**state, "bytes_sent": 0} for state in saved])
+        merged["bytes_sent"] = np.int64(np.mean([state["bytes_sent"] for state in saved]))
+        return merged
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
         """Make variables with `self._state.variable`."""
