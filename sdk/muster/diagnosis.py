@@ -50,8 +50,8 @@ class Failure:
     Attributes:
         kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
             ``stopped`` (its agent ended it, and not because the session said so), ``hung_up`` (the launcher let go of
-            it), ``daemon`` (what the launcher had started on a worker was killed), or ``driver``, whose name is in
-            ``message``.
+            it), ``daemon`` (what the launcher starts on a worker was killed, or cannot run there), or ``driver``, whose
+            name is in ``message``.
         time: when it happened, seconds since the epoch by the clock nearest to it.
         worker, rank: to whom; None for the driver.
         type, message, traceback: of the exception.
@@ -159,9 +159,10 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
         )  # fmt: skip
     elif failure.kind == "daemon":
         log = logs / "driver.log"
+        what = f"was ended by {signal_name(failure.signal)}" if failure.signal else "cannot be run there"
         error = DriverFailed(
-            f"What the launcher had started on {name} was ended by {signal_name(failure.signal)}.",
-            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_signal(failure.signal),
+            f"What the launcher starts on {name} {what}.", worker=failure.worker, log=log, details=tail(log),
+            advice=_advice_on_signal(failure.signal) if failure.signal else "the workers need the same MPI, too",
         )  # fmt: skip
     elif failure.kind == "hung_up":
         return _aborted(logs) or _let_go(failure, logs)

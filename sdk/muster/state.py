@@ -221,8 +221,10 @@ class RunState:
     def _on_hung_up(self, worker: str, message: dict[str, Any]) -> None:
         self.fail(Failure("hung_up", time.time(), worker, message.get("rank")))
 
-    def _on_killed(self, worker: str, message: dict[str, Any]) -> None:
-        self.fail(Failure("daemon", time.time(), worker, signal=message["signal"]))
+    def _on_broken(self, worker: str, message: dict[str, Any]) -> None:
+        code = int(message["code"])
+        signal, exit_code = (code - 128, None) if code > 128 else (None, code)
+        self.fail(Failure("daemon", time.time(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
         """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""

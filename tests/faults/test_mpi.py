@@ -32,7 +32,7 @@ def training(scene: Scene, mpi: Installed, **options: Any) -> Cluster:
         ("rank 1", WorkerKilled, "rank 1 (worker-1) was ended by signal 9 (SIGKILL)"),
         ("agent worker-1", WorkerLost, "worker-1 was lost"),
         ("sshd worker-1", WorkerLost, "worker-1 was lost"),
-        ("daemon worker-1", DriverFailed, "had started on worker-1 was ended by signal 9 (SIGKILL)"),
+        ("daemon worker-1", DriverFailed, "starts on worker-1 was ended by signal 9 (SIGKILL)"),
         ("mpiexec", DriverFailed, "itself failed: it ended with signal 9 (SIGKILL)"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import muster
 import pytest
 from muster.agent import linux
-from muster.errors import RunFailed, ScriptFailed, WorkerKilled
+from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled
 from support import command_line
 
 from tests.mpi.conftest import Installed
@@ -120,6 +120,15 @@ def test_users_arguments_reach_mpiexec(mpi: Installed) -> None:
     word, answer = ("--display-map", "JOB MAP") if mpi.flavour == "Open MPI" else ("-verbose", "host: 127.")
     cluster = muster.run_cluster(1, worker_script=mpi.program, strategy=mpi.strategy(mpi_args=(word,))).cluster
     assert answer in cluster.logs("driver")
+
+
+def test_a_worker_without_that_mpi_is_named_at_once(mpi: Installed, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "mpiexec"  # MPICH's looks beside itself for what it starts on workers
+    shutil.copy(mpi.mpiexec, elsewhere)
+    arguments = ("--prefix", str(tmp_path)) if mpi.flavour == "Open MPI" else ()
+    with pytest.raises(DriverFailed, match="starts on worker-0 cannot be run there") as raised:
+        muster.run_cluster(1, worker_script=mpi.program, strategy="mpi", mpiexec=str(elsewhere), mpi_args=arguments)
+    assert "the same MPI" in str(raised.value.advice)
 
 
 def test_an_mpi_script_runs_in_another_interpreter(mpi: Installed, other_python: str) -> None:

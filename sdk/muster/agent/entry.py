@@ -1,9 +1,9 @@
 """What sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
 
 A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command,
-such as mpiexec's daemon, is run as usual, in the worker's environment and folder, and the agent hears of it if a signal
-ends it. In both cases the kernel kills this process when its parent, the sshd of this one connection, ends; the agent
-sees that, and ends the rank. Nothing may fork in between.
+such as mpiexec's daemon, is run as usual, in the worker's environment and folder; the agent hears of it if it cannot
+run, or a signal ends it. In both cases the kernel kills this process when its parent, the sshd of this one connection,
+ends; the agent sees that, and ends the rank. Nothing may fork in between.
 """
 
 import json
@@ -20,6 +20,7 @@ from . import linux
 RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 FAILED = 255  # what ssh itself exits with when it fails
+CANNOT_RUN = (126, 127)  # what shells exit with where a program may not be run, or is not there
 BY_SIGNAL = 128  # what shells add to the number of a signal
 
 
@@ -58,8 +59,8 @@ def main(agent_socket: str) -> None:
         if rank is None:
             answer = _ask(connection, {"type": "environment"})
             code = _run(command, answer["env"], answer["cwd"])
-            if BY_SIGNAL < code < FAILED:
-                connection.sendall(_line({"type": "killed", "signal": code - BY_SIGNAL}))
+            if code in CANNOT_RUN or BY_SIGNAL < code < FAILED:
+                connection.sendall(_line({"type": "broken", "code": code}))
             sys.exit(code)
         else:
             answer = _ask(connection, dict(rank, type="rank"))

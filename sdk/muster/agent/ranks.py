@@ -82,8 +82,8 @@ class Request:
         for message in messages:
             if message["type"] == "rank":
                 self._start(message["argv"], message["env"], message["rank"], message.get("cores"))
-            elif message["type"] == "killed":
-                self._agent.tell_session("killed", signal=message["signal"])
+            elif message["type"] == "broken":
+                self._agent.tell_session("broken", code=message["code"])
             else:
                 self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 

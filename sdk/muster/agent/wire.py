@@ -8,7 +8,8 @@ Each message is one JSON object on one line, with its type under ``type``. From 
 ``started``   ``pid``, ``rank``: a process runs
 ``exited``    ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or null), ``memory`` (bytes)
 ``hung_up``   ``rank``: what the launcher had started for this rank is gone, and the rank will be ended
-``killed``    ``signal``: it ended what a launcher had started here by ssh, and that was no rank
+``broken``    ``code``: exit status of what a launcher started here by ssh, not as a rank, and which was not there
+              (127, 126) or was ended by a signal (128 and its number)
 ``listening`` ``port``: somebody listens on it
 ``output``    ``text``: what the worker's processes printed; bytes that are not UTF-8 come as lone surrogates
 ``report``    ``report``: one datagram of ``muster.training`` or of the runner, as it came
