@@ -194,6 +194,18 @@ def test_an_address_that_is_taken_is_not_used(
             platform.close()
 
 
+def test_an_sshd_that_takes_its_time(run: Run, stub_session: StubSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = run.folder / "sshd"
+    slow.write_text(f'#!/bin/sh\n[ "$1" = -V ] || sleep 1.2\nexec {machine.ssh_server().path} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(machine, "SSHD_PATHS", (str(slow),))
+    with contextlib.closing(LocalPlatform()) as platform:
+        assert Ssh(run, stub_session, platform).answer("echo hello") == (0, "hello\n")
+        assert (
+            stub_session.messages[0][1]["type"] == "hello"
+        )  # and no report of what it uses, which is sent each second
+
+
 def test_a_machine_without_sshd(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SSHD_PATHS", ())
     monkeypatch.setenv("PATH", "/nowhere")

@@ -129,8 +129,7 @@ class Agent:
             self._start(**self.config["process"])
 
     def _say_hello(self, address: str, token: str) -> None:
-        self._link.send(
-            "hello",
+        self._link.introduce(
             version=wire.VERSION,
             token=token,
             worker=self.config["name"],

@@ -32,6 +32,7 @@ class Link:
         self._decoder = wire.Decoder(limit=None)  # the session, whose certificate is pinned, may send long orders
         self._unsent = bytearray()
         self._socket: "ssl.SSLSocket | None" = None
+        self._is_introduced = False
 
     def dial(self, host: str, port: int, certificate: str) -> None:
         """Connect to the session that owns ``certificate`` (PEM), and to no other. No proxies are involved.
@@ -63,13 +64,18 @@ class Link:
 
     @property
     def takes_output(self) -> bool:
-        """Whether there is room for output. Without it, output stays in the log file until there is."""
-        return self._socket is not None and len(self._unsent) < OUTPUT_ROOM
+        """Whether there is room for output, which there is none before the hello. Until then it stays in the log."""
+        return self._is_introduced and self._socket is not None and len(self._unsent) < OUTPUT_ROOM
 
     @property
     def takes_reports(self) -> bool:
         """Whether there is room for reports, which can be waited with nowhere."""
-        return self._socket is not None and len(self._unsent) < REPORT_ROOM
+        return self._is_introduced and self._socket is not None and len(self._unsent) < REPORT_ROOM
+
+    def introduce(self, **fields: object) -> None:
+        """Say hello, which must come before anything else."""
+        self._is_introduced = True
+        self.send("hello", **fields)
 
     def send(self, kind: str, **fields: object) -> None:
         """Send one message as soon as possible. Does nothing once the connection is gone."""
