@@ -34,6 +34,7 @@ ECHOES = re.compile(
     r"CancelledError|Cancelled by|RST_STREAM|Connection refused|session .*is not found|Step was cancelled",
     re.IGNORECASE,
 )
+OF_LAUNCHER = {"driver", "daemon", "hung_up"}
 OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
 OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
@@ -151,21 +152,8 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
             worker=failure.worker, log=log, details=tail(log),
             advice=_advice_on_loss(failure.message),
         )  # fmt: skip
-    elif failure.kind == "driver":
-        error = DriverFailed(
-            f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
-            + (" before all ranks had been started." if failure.exit_code == 0 else "."),
-            log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
-        )  # fmt: skip
-    elif failure.kind == "daemon":
-        log = logs / "driver.log"
-        what = f"was ended by {signal_name(failure.signal)}" if failure.signal else "cannot be run there"
-        error = DriverFailed(
-            f"What the launcher starts on {name} {what}.", worker=failure.worker, log=log, details=tail(log),
-            advice=_advice_on_signal(failure.signal) if failure.signal else "the workers need the same MPI, too",
-        )  # fmt: skip
-    elif failure.kind == "hung_up":
-        return _aborted(logs) or _let_go(failure, logs)
+    elif failure.kind in OF_LAUNCHER:
+        return (_aborted(logs) if failure.kind == "hung_up" else None) or _launcher_failed(failure, logs)
     else:
         verb = (
             "ended, which a server never does by itself" if failure.kind == "ended" else f"ended with {_how(failure)}"
@@ -181,13 +169,23 @@ def _log_of(failure: Failure, logs: Path) -> Path:
     return own if own.exists() else logs / f"{failure.worker or 'driver'}.log"
 
 
-def _let_go(failure: Failure, logs: Path) -> RunFailed:
+def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
+    """The error for a launcher, or for what it had started on a worker; its own words say more."""
     log = logs / "driver.log"
-    error = DriverFailed(
-        f"The launcher let go of {who(str(failure.worker), failure.rank)}: what it had started on {failure.worker} "
-        "ended before the rank did.",
-        worker=failure.worker, log=log, details=tail(log), advice=_advice_on_driver(tail(log)),
-    )  # fmt: skip
+    advice = _advice_on_driver(tail(log))
+    if failure.kind == "hung_up":
+        name = who(str(failure.worker), failure.rank)
+        message = f"The launcher let go of {name}: what it had started on {failure.worker} ended before the rank did."
+    elif failure.kind == "driver":
+        message = f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
+        message += " before all ranks had been started." if failure.exit_code == 0 else "."
+    elif failure.signal:
+        message = f"What the launcher starts on {failure.worker} was ended by {signal_name(failure.signal)}."
+        advice = _advice_on_signal(failure.signal)
+    else:
+        message = f"What the launcher starts on {failure.worker} cannot be run there."
+        advice = "the workers need the same MPI as the session, in the same place"
+    error = DriverFailed(message, worker=failure.worker, log=log, details=tail(log), advice=advice)
     error.rank = failure.rank
     return error
 

@@ -12,7 +12,7 @@ import muster
 import pytest
 from muster.agent import linux
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled
-from support import command_line
+from support import command_line, eventually
 
 from tests.mpi.conftest import Installed
 
@@ -107,8 +107,7 @@ def test_stacks_show_where_every_rank_stands(mpi: Installed) -> None:
 
     cluster = muster.run_cluster(1, worker_script=wait_for_ever, strategy=mpi.strategy(slots=2), wait=False).cluster
     try:
-        while cluster.logs("worker-0").count("ready") < 2:
-            pass
+        eventually(lambda: cluster.logs("worker-0").count("ready") == 2, "both ranks run")
         stacks = cluster.stacks()
     finally:
         cluster.stop()

@@ -88,8 +88,8 @@ class MPI:
 
     @staticmethod
     def _environment(facts: Facts) -> dict[str, str]:
-        root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # no matter to others
-        return {**driver_environment(facts), "TMPDIR": str(facts.scratch), **root}
+        as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # else it refuses
+        return {**driver_environment(facts), **as_root, "TMPDIR": str(facts.scratch)}
 
     def _open_mpi(self, interface: str, members: Sequence[Member], facts: Facts) -> list[str]:
         options = {"--hostfile": str(facts.scratch / "hostfile"), "--map-by": "slot", "--bind-to": self.binding}
@@ -103,11 +103,8 @@ class MPI:
             parameters["btl"] = "tcp,self"
         if any(member.cores < self.slots for member in members):  # ranks that wait would keep others from running
             parameters["mpi_yield_when_idle"] = "1"
-        words = ["--leave-session-attached"]  # its daemons then end with their logins
-        words += [word for option in options.items() if option[0] not in self.mpi_args for word in option]
-        for name, value in parameters.items():
-            words += ["--mca", name, value] if name not in self.mpi_args else []
-        return words
+        # Its daemons end with their logins where they stay attached to them.
+        return ["--leave-session-attached", *self._defaults(options), *self._defaults(parameters, "--mca")]
 
     def _mpich(self, interface: str, facts: Facts) -> list[str]:
         options = {
@@ -117,4 +114,8 @@ class MPI:
             "-iface": interface,
             "-bind-to": self.binding,
         }
-        return [word for option in options.items() if option[0] not in self.mpi_args for word in option]
+        return self._defaults(options)
+
+    def _defaults(self, options: Mapping[str, str], *before: str) -> list[str]:
+        """These options as arguments, each behind the words ``before``, but for those that the user has set."""
+        return [word for name, value in options.items() if name not in self.mpi_args for word in (*before, name, value)]
