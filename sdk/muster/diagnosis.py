@@ -158,7 +158,8 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
         verb = (
             "ended, which a server never does by itself" if failure.kind == "ended" else f"ended with {_how(failure)}"
         )
-        error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=tail(log))
+        words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
+        error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=words)
     error.rank = failure.rank
     return error
 
