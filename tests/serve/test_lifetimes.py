@@ -19,6 +19,7 @@ from support import command_line, descendants_of, environment, eventually, is_go
 
 from tests.serve.service import Client, Service, serving
 
+pytestmark = pytest.mark.slow
 SLEEPS = "import subprocess\nprint('child', subprocess.Popen(['sleep', '600']).pid, flush=True)"
 
 
@@ -51,7 +52,6 @@ def test_a_service_that_is_told_to_end_ends_its_workers_first(tmp_path: Path, si
     assert list(folder.glob("*.log")), "logs are kept"
 
 
-@pytest.mark.slow
 def test_ending_does_not_wait_long_for_a_request_under_way(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
         host, port = service.url.removeprefix("http://").split(":")
