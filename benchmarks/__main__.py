@@ -21,6 +21,7 @@ NAMES = (
     "startup",
     "first_step",
     "throughput",
+    "codec_cost",
     "serve_ready",
     "thousand_agents",
     "dashboard_cost",
@@ -41,7 +42,7 @@ def main() -> int:
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"there is no benchmark {' or '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if arguments.readme:
-        return update_readme(README)
+        return update_readme(README) or draw_pictures()
     results = []
     for name in arguments.names or NAMES:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -81,8 +82,17 @@ def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for result in results:
         if result["benchmark"] in OF_NETWORKS:
             module = importlib.import_module(f"benchmarks.{result['benchmark']}")
-            found[result["benchmark"]] = f"{module.summary(result)}\n\n{described(result['machine'])}"
+            picture = f"![{module.TITLE}](docs/pictures/{result['benchmark'].replace('_', '-')}.png)"
+            found[result["benchmark"]] = "\n\n".join([module.summary(result), described(result["machine"]), picture])
     return found
+
+
+def draw_pictures() -> int:
+    """Draw the pictures beside the tables."""
+    from benchmarks import network_pictures  # matplotlib is only needed here
+
+    network_pictures.draw_all()
+    return 0
 
 
 def between_markers(text: str, name: str, content: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks.network_pictures
+"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks --readme
 
 PNG, in docs/pictures/: how long a step takes by each communication scheme on each link, with what it learns; and ring
 allreduce beside parameter servers, as examples per second of so many workers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ COLOURS = ("#1a73e8", "#d2691e", "#188038")
 Figures = Mapping[str, Mapping[str, Any]]
 
 
-def main() -> None:
+def draw_all() -> None:
     """Draw what there are results of."""
     kept = {result["benchmark"]: result for result in json.loads(KEPT.read_text())}
     drawn: dict[str, Callable[[Figures, Path], None]] = {"network_schemes": schemes, "network_servers": servers}
@@ -38,19 +38,15 @@ def main() -> None:
 
 
 def schemes(figures: Figures, path: Path) -> None:
-    """Bars of step times, on a logarithmic scale, beside dots of accuracies."""
+    """Step times, on a logarithmic scale, beside accuracies."""
     rates = [title for title in network_schemes.RATES if network_schemes.step_title(title, "dense") in figures]
     names = [name for name in network_schemes.SCHEMES if network_schemes.step_title(rates[0], name) in figures][::-1]
     picture, (times, accuracies) = pyplot.subplots(
-        1, 2, sharey=True, figsize=(10, 0.5 * len(names) + 1.2), width_ratios=(3, 1), layout="constrained"
+        1, 2, sharey=True, figsize=(10, 0.35 * len(names) + 1.5), width_ratios=(3, 1), layout="constrained"
     )
-    height = 0.8 / len(rates)
-    for place, (title, colour) in enumerate(zip(rates, COLOURS, strict=False)):
-        measured = [figures[network_schemes.step_title(title, name)] for name in names]
-        places = [index + 0.4 - height * (place + 0.5) for index in range(len(names))]
-        medians = [figure["median"] for figure in measured]
-        spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
-        times.barh(places, medians, height, xerr=spreads, color=colour, label=title, error_kw={"linewidth": 0.8})
+    for title, colour in zip(rates, COLOURS, strict=False):
+        medians, spreads = of([figures[network_schemes.step_title(title, name)] for name in names])
+        times.errorbar(medians, range(len(names)), xerr=spreads, fmt="o", color=colour, label=title, capsize=3)
     times.set_xscale("log")
     times.set_xlabel("milliseconds a step, two workers, 4.2 million parameters")
     times.set_yticks(range(len(names)), names)
@@ -70,9 +66,7 @@ def servers(figures: Figures, path: Path) -> None:
     for way, colour in zip(
         ("ring allreduce", *map(network_servers.title, network_servers.SERVERS)), COLOURS, strict=True
     ):
-        measured = [figures[f"{count} workers, {way}"] for count in counts]
-        medians = [figure["median"] for figure in measured]
-        spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
+        medians, spreads = of([figures[f"{count} workers, {way}"] for count in counts])
         axes.errorbar(counts, medians, spreads, marker="o", color=colour, label=way, capsize=3)
     axes.set_xticks(counts)
     axes.set_ylim(bottom=0)
@@ -80,6 +74,12 @@ def servers(figures: Figures, path: Path) -> None:
     axes.set_ylabel("examples a second, one million parameters")
     axes.legend()
     finish(picture, (axes,), path)
+
+
+def of(measured: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[list[float]]]:
+    """Medians, and how far the quartiles are below and above them."""
+    spreads = [[abs(figure["quartiles"][side] - figure["median"]) for figure in measured] for side in (0, 1)]
+    return [figure["median"] for figure in measured], spreads
 
 
 def finish(picture: Any, every: tuple[Axes, ...], path: Path) -> None:
@@ -90,7 +90,3 @@ def finish(picture: Any, every: tuple[Axes, ...], path: Path) -> None:
         axes.set_axisbelow(True)
     picture.savefig(path, dpi=120)
     pyplot.close(picture)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,7 @@ from benchmarks.measuring import Figure, Target, main
 from benchmarks.network import Network, network
 from benchmarks.network_ranks import SCHEMES
 
+TITLE = "Milliseconds of a step and accuracy on digits, by communication scheme and link"
 RATES = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "no limit": None}
 RANKS = 2
 LAYERS = 8  # four million parameters

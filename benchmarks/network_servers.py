@@ -17,6 +17,7 @@ from benchmarks.measuring import Figure, main
 from benchmarks.network import Network, network
 from benchmarks.network_ranks import BATCH_SIZE
 
+TITLE = "Examples per second of two to four workers, by ring allreduce and with parameter servers"
 RATE = "100mbit"
 WORKERS = (2, 3, 4)
 SERVERS = (1, 2)
