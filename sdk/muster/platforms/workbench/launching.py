@@ -20,7 +20,13 @@ from muster.platforms.agents import agent_config, default_log_cap
 from muster.ssh import write_private
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
-ELSEWHERE = ("bootstrap.py", "guard.py", "claims.py", "runner.py")  # files of the agent's package that no worker needs
+ELSEWHERE = (
+    "bootstrap.py",
+    "guard.py",
+    "claims.py",
+    "runner.py",
+    "mpi_rank.py",
+)  # files of the agent's package that no worker needs
 LINE = 100  # characters of a line of packed source
 
 

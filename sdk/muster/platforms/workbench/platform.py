@@ -22,7 +22,7 @@ GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stop
 GONE_LOOK = 0.25  # seconds between two looks meanwhile
 NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
 REASONS = {
-    Status.FAILED: "The workbench says that it has failed.",
+    Status.FAILED: "The workbench says that it has failed; its log there may say why.",
     Status.TIMEDOUT: "The workbench has ended it, because it ran for too long or its session was idle.",
 }
 STATUSES = {str(status): status for status in Status}
@@ -91,18 +91,15 @@ class WorkbenchPlatform(Platform):
 
     def _undo(self, launch: Launch, workers: Sequence[Worker]) -> str:
         """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
-        took = {spec.name: launching.withdraw(spec) for spec in launch.specs}
-        late = [
-            self._note(spec, {"id": engine})
-            for spec in launch.specs
-            if spec.name in launch.failed
-            for engine in took[spec.name]
-        ]
+        late = []
+        for spec in launch.specs:
+            engines = launching.withdraw(spec)
+            if spec.name in launch.failed:
+                late += [self._note(spec, {"id": engine}) for engine in engines]
         said = []
         if late:
-            said.append(
-                f"It had started all the same, as {' and '.join(worker.id for worker in late)}, and was stopped."
-            )
+            names = " and ".join(worker.id for worker in late)
+            said.append(f"It had started all the same, as {names}, and was stopped.")
         elif launch.may_have_started:
             said.append("Should it have been launched all the same, it will find nothing to do, and end.")
         if workers:
