@@ -46,7 +46,7 @@ def measure(quick: bool) -> list[Figure]:
         sent = on_ranks(hosts, "time", LAYERS, 2, 4, *schemes, variables=RARE_CONTROL)
         figures += [counted(name, sent[name]) for name in schemes]
         hosts.limit(None)
-        learned = on_ranks(hosts, "learn", *((1, 2) if quick else (3, 20)), *schemes)
+        learned = on_ranks(hosts, "learn", *((1, 2) if quick else (3, 40)), *schemes)
     for name in schemes:
         figures += accuracy(name, learned)
     return figures
