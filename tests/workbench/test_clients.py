@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from muster.platforms import get_platform
 from muster.platforms.local import LocalPlatform
 from muster.platforms.workbench import clients
 from muster.platforms.workbench.clients import RestClient, find_client
-from muster.platforms.workbench.detection import find_library
+from muster.platforms.workbench.detection import REST_VARIABLES, find_library
 from muster.platforms.workbench.platform import WorkbenchPlatform
 
 from tests.workbench.scripted import ScriptedWorkbench
@@ -144,3 +145,17 @@ def test_an_error_of_the_library_names_the_call(scripted: ScriptedWorkbench) -> 
     library = ModuleType("cdsw")
     with pytest.raises(PlatformError, match="cdsw.list_workers failed: AttributeError"):
         clients.LibraryClient(library).list()
+
+
+def test_a_refusal_that_the_library_passes_on_is_an_error(
+    scripted: ScriptedWorkbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in REST_VARIABLES:
+        monkeypatch.setenv(f"LIBRARY_{name}", os.environ[name])
+    monkeypatch.delitem(sys.modules, "tests.workbench.client_library", raising=False)
+    client = clients.LibraryClient(importlib.import_module("tests.workbench.client_library"))
+    scripted.key = "another"
+    with pytest.raises(PlatformError, match=r"list_workers failed: .*no such key"):
+        client.list()
+    with pytest.raises(PlatformError, match="does not accept the key"):
+        client.stop("engine-0")

@@ -97,12 +97,15 @@ class LibraryClient:
     def list(self) -> list[dict[str, Any]]:
         """The session's workers; see :class:`Client`."""
         with self._translated("list_workers"):
-            return list(self._library.list_workers())
+            return _checked(self._library.list_workers())
 
     def stop(self, worker_id: str) -> None:
         """Ask a worker to end; see :class:`Client`."""
         with self._translated("stop_workers"):
-            self._library.stop_workers(worker_id)
+            answers = self._library.stop_workers(worker_id)
+        for answer in answers or ():
+            if isinstance(answer, requests.Response):
+                _check_stopped(answer)
 
     @contextlib.contextmanager
     def _translated(self, call: str) -> Iterator[None]:
@@ -195,7 +198,11 @@ def _launched(worker: Any) -> dict[str, Any]:
 def _workers(response: requests.Response) -> list[dict[str, Any]]:
     if not response.ok:
         raise _refusal(response)
-    found = response.json()
+    return _checked(response.json())
+
+
+def _checked(found: Any) -> list[dict[str, Any]]:
+    """A listing, if it is one."""
     if not isinstance(found, list) or not all(isinstance(worker, dict) and "id" in worker for worker in found):
         raise requests.exceptions.InvalidJSONError(f"no list of workers: {str(found)[:EXCERPT]}")
     return found
