@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.errors import ResourceError
+from muster.errors import PlatformError, ResourceError
+from muster.job import Status
 from muster.platforms.local import LocalPlatform
 from muster.serve import engines as engines_module
 from muster.serve.engines import Caller, Engines, Limits, Refused
@@ -19,9 +20,14 @@ CLIENT = Caller(0)
 
 
 @pytest.fixture
-def engines(tmp_path: Path) -> Iterator[Engines]:
+def platform() -> LocalPlatform:
+    return LocalPlatform()
+
+
+@pytest.fixture
+def engines(tmp_path: Path, platform: LocalPlatform) -> Iterator[Engines]:
     site = Site("http://127.0.0.1:1", "project", "127.0.0.1")
-    engines = Engines(LocalPlatform(), tmp_path, Record(), site, ["k" * 32], Limits(8, 8))
+    engines = Engines(platform, tmp_path, Record(), site, ["k" * 32], Limits(8, 8))
     yield engines
     engines.close()
 
@@ -48,6 +54,28 @@ def test_a_refused_worker_leaves_no_code(engines: Engines, muster_home: Path) ->
     with pytest.raises(ResourceError):
         engines.launch(CLIENT, order().model_copy(update={"cpu": 4096}), "127.0.0.1")
     assert list(muster_home.glob("serve/*/*.py")) == []
+
+
+def test_a_worker_that_cannot_be_noted_is_stopped(engines: Engines, platform: LocalPlatform, muster_home: Path) -> None:
+    (folder,) = muster_home.glob("serve/serve-*")
+    (folder / "workers").mkdir()
+    with pytest.raises(IsADirectoryError):
+        engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
+    eventually(lambda: [worker.status for worker in platform.list()] == [Status.STOPPED], "it is stopped")
+
+
+def test_a_session_whose_workers_could_not_be_stopped_can_be_ended_again(
+    engines: Engines, platform: LocalPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(workers: object) -> None:
+        raise PlatformError("it does not answer")
+
+    engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
+    with monkeypatch.context() as patch, pytest.raises(PlatformError):
+        patch.setattr(platform, "stop", fail)
+        engines.end(CLIENT, "session")
+    engines.end(CLIENT, "session")
+    eventually(lambda: [worker.status for worker in platform.list()] == [Status.STOPPED], "it is stopped")
 
 
 def ended(engines: Engines, worker_id: str) -> bool:

@@ -140,13 +140,17 @@ class Engines:
         self._refresh()
         self._check_limits(session)
         worker_id = secrets.token_hex(8)
-        spec = self._spec(order, worker_id, session)
         try:
+            spec = self._spec(order, worker_id, session)
             (worker,) = self._platform.launch([spec])
         except Exception:
             self._record.forget(worker_id)
             raise
-        self._record.add(worker)
+        try:
+            self._record.add(worker)
+        except OSError:
+            self._platform.stop([worker])
+            raise
         self._sessions[session.engine_id] = session
         self._launched[worker_id] = launched = Launched(worker_id, worker, session, spec.log)
         return launched.describe()
@@ -170,15 +174,17 @@ class Engines:
         """Stop a session's workers and void their credential. Raises Refused where it is not the caller's."""
         session = self._session(caller, engine_id)
         if session is not None:
-            del self._sessions[engine_id]
             self._platform.stop(
                 [launched.worker for launched in self._launched.values() if launched.session is session]
             )
+            del self._sessions[engine_id]  # not before: where they could not be stopped it can be ended again
 
     def close(self) -> None:
         """End all workers and wait until they are gone."""
-        self._platform.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        try:
+            self._platform.close()
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _session(self, caller: Caller, engine_id: str) -> Session | None:
         """The session of that name; None where nothing has been launched in it. Raises Refused as said above."""
