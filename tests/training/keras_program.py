@@ -75,6 +75,7 @@ def fit() -> dict[str, Any]:
         "last_epoch": {name: values[-1] for name, values in history.items()},
         "seen_by_later_callbacks": seen,
         "steps": int(model.optimizer.iterations),
+        "bytes_sent": model.optimizer.communication.bytes_sent,
         "predictions": model.predict(np.eye(8, dtype="float32"), verbose=0).tolist(),
     }
 

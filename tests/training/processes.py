@@ -62,8 +62,8 @@ def alone(script: Path, *arguments: object, **variables: str) -> str:
     return finish(start([sys.executable, str(script), *map(str, arguments)], environment(**variables)))
 
 
-def horovodrun(script: Path, *arguments: object, **variables: str) -> str:
-    """Run a script as two ranks on this machine."""
-    launcher = ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2", "--network-interfaces", "lo"]
+def horovodrun(script: Path, *arguments: object, ranks: int = 2, seconds: float = 120, **variables: str) -> str:
+    """Run a script as some ranks on this machine, for so many seconds at most."""
+    launcher = ["horovodrun", "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", "--network-interfaces", "lo"]
     command = [*launcher, sys.executable, str(script), *map(str, arguments)]
-    return finish(start(command, environment(**variables)))
+    return finish(start(command, environment(**variables)), seconds)

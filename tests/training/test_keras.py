@@ -130,3 +130,5 @@ def test_every_rank_reports_its_progress(runs):
         last = first_fit[-1]
         assert (last["epoch"], last["step"], last["steps"], last["examples"]) == (2, 6, 6, 2 * 6 * 16)
         assert last["metrics"] == pytest.approx(runs.ranks[rank]["fit"]["last_epoch"])
+        # 8 * 16 + 16 + 16 * 3 + 3 parameters of 4 bytes in 12 steps; two ranks send as much as that.
+        assert last["bytes_sent"] == runs.ranks[rank]["fit"]["bytes_sent"] == 12 * 4 * 195

@@ -83,11 +83,14 @@ class ModelAveraging(PeriodicScheme):
         ValueError: No whole number from 1 on.
     """
 
-    period = 1
-
     def __init__(self, period: int, *, name: str = "parameter") -> None:
         super().__init__(name)
-        self.period = whole("period", period)
+        self._period = whole("period", period)
+
+    @property
+    def period(self) -> int:
+        """As given."""
+        return self._period
 
     def _synchronise(self, variables: List[Any]) -> None:
         self._count(average(variables, [f"{self.name}_{index}" for index in range(len(variables))]))

@@ -85,11 +85,11 @@ class WarmStart(Wrapper):
         return self.built and bool(self._steps.numpy() >= self.steps_alone)
 
     def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
-        tf.cond(
-            self._steps >= self.steps_alone,
-            lambda: self.scheme.step(gradients, variables, apply),
-            lambda: _nothing(apply(gradients)),
-        )
+
+        def alone() -> None:
+            apply(gradients)
+
+        tf.cond(self._steps < self.steps_alone, alone, lambda: self.scheme.step(gradients, variables, apply))
         self._steps.assign_add(1)
 
 
@@ -132,7 +132,3 @@ class LocalAggregation(Wrapper):
             self._passed.assign(0)
 
         tf.cond(self._passed >= self.passes, take, lambda: None)
-
-
-def _nothing(_: Any) -> None:
-    """What a branch of `tf.cond` gives back beside one that gives nothing."""

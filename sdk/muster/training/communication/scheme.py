@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -30,35 +30,42 @@ class State:
 
     def __init__(self) -> None:
         self._variables: Dict[str, tf.Variable] = {}
+        self._is_complete = False
         self._waiting: Optional[Dict[str, Any]] = None
 
     def variable(self, name: str, initial: Any) -> tf.Variable:
-        """A new variable; what was loaded under its name goes before the initial value."""
+        """A new variable, of the type and shape of its initial value."""
         initial = np.asarray(initial)
-        value = initial if self._waiting is None else self._fitting(name, self._waiting, initial.shape)
-        self._variables[name] = tf.Variable(value, trainable=False, dtype=initial.dtype, name=name.replace("/", "_"))
+        self._variables[name] = tf.Variable(initial, trainable=False, dtype=initial.dtype, name=name.replace("/", "_"))
         return self._variables[name]
+
+    def complete(self) -> None:
+        """Take all variables for made: give them the values that wait for them."""
+        self._is_complete = True
+        if self._waiting is not None:
+            self.load(self._waiting)
 
     def values(self) -> Dict[str, Any]:
         """What every variable holds now, or what waits for it."""
-        waiting = dict(self._waiting or {})
-        return {**waiting, **{name: variable.numpy() for name, variable in self._variables.items()}}
+        if not self._is_complete:
+            return dict(self._waiting or {})
+        return {name: variable.numpy() for name, variable in self._variables.items()}
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Set all variables, or keep the values for them; ValueError where they are those of something else."""
-        self._waiting = dict(values)
-        for name, variable in self._variables.items():
-            variable.assign(self._fitting(name, self._waiting, tuple(variable.shape)))
-
-    @staticmethod
-    def _fitting(name: str, values: Mapping[str, Any], shape: Tuple[int, ...]) -> Any:
-        if name not in values or np.shape(values[name]) != shape:
-            found = f"of shape {np.shape(values[name])}" if name in values else "nothing of that name"
+        """Set all variables, or keep the values for them; ValueError, and nothing set, where they are of others."""
+        if not self._is_complete:
+            self._waiting = dict(values)
+            return
+        here = {name: tuple(variable.shape) for name, variable in self._variables.items()}
+        saved = {name: np.shape(value) for name, value in values.items()}
+        if saved != here:
+            different = min(name for name in {*here, *saved} if here.get(name) != saved.get(name))
             raise ValueError(
-                f"The saved state is of another model, scheme or number of ranks: {name} has the shape {shape} here, "
-                f"there is {found}."
+                f"The saved state is of another model, scheme or number of ranks: {different} has the shape "
+                f"{here.get(different)} here and {saved.get(different)} there."
             )
-        return values[name]
+        for name, variable in self._variables.items():
+            variable.assign(values[name])
 
 
 class Scheme(ABC):
@@ -97,6 +104,7 @@ class Scheme(ABC):
         with tf.init_scope():  # so that variables are made once, whoever is being traced
             self._sent = self._state.variable("bytes_sent", np.int64(0))
             self._build(list(variables), list(slots))
+            self._state.complete()
         self.built = True
 
     @tf.autograph.experimental.do_not_convert

@@ -1,0 +1,30 @@
+"""Two ranks that learned handwritten digits, each seed tested on another third of them."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from training.processes import horovodrun
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "digits_program.py"
+
+
+@pytest.fixture(scope="module")
+def accuracies(tmp_path_factory):
+    file = tmp_path_factory.mktemp("digits") / "accuracies.json"
+    horovodrun(PROGRAM, file, seconds=280)
+    return {name: mean(seeds) for name, seeds in json.loads(file.read_text()).items()}
+
+
+def test_what_memory_is_for(accuracies):
+    assert accuracies["1 bit"] - accuracies["1 bit, no memory"] > 1
+    assert accuracies["top-k"] - accuracies["top-k, no memory"] > 1
+
+
+def test_one_bit_learns_almost_what_dense_does(accuracies):
+    # The benchmarks say how much exactly; rounding, and with it these numbers, differs from machine to machine.
+    assert accuracies["dense"] > 97
+    assert accuracies["dense"] - accuracies["1 bit"] < 1.5

@@ -1,0 +1,232 @@
+"""What each code makes of a tensor, in this process alone."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from muster.training.communication import (
+    FP16,
+    AllReduce,
+    BlockMomentum,
+    KBit,
+    LocalAggregation,
+    ModelAveraging,
+    OneBit,
+    PartialSynchronisation,
+    Reducer,
+    Threshold,
+    TopK,
+    TwoPhase,
+    WarmStart,
+)
+from muster.training.communication.collectives import from_bytes, to_bytes
+from muster.training.communication.compressors import SAMPLE
+from muster.training.communication.quantization import packed, unpacked
+from muster.training.communication.reducer import all_finite
+
+pytestmark = pytest.mark.slow  # imports TensorFlow
+
+EXACT = [TopK(0.001), TopK(0.3), TopK(1.0), Threshold(0.0), Threshold(1.0), FP16(), KBit(32)]
+ROUNDING = [OneBit(), KBit(2), KBit(4), KBit(8)]
+SPECIAL = {
+    "zeros": np.zeros((9, 7)),
+    "one element": np.full((1, 1), -3.5),
+    "one row": np.arange(5.0)[None],
+    "rows not by eight": np.linspace(-2, 2, 11 * 3).reshape(11, 3),
+    "all equal": np.full((8, 4), 0.1),
+    "one sign": np.linspace(1, 2, 12).reshape(6, 2),
+    "one column": np.linspace(-1, 1, 13)[:, None],
+    "three dimensions": np.linspace(-1, 1, 24).reshape(2, 3, 4),
+    "negative zeros": np.array([[-0.0, 0.0, -1.0]]),
+}
+tensors = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 20), st.integers(1, 9)),
+    elements=st.floats(-60_000, 60_000, width=32, allow_subnormal=False),
+)
+
+
+def named(codes):
+    return pytest.mark.parametrize("code", codes, ids=lambda code: f"{type(code).__name__} {vars(code)}")
+
+
+def decoded(code, tensor):
+    return code.decompress(code.compress(tf.constant(tensor)), tensor.shape).numpy()
+
+
+def assert_conserves(code, tensor, ulps):
+    """That what is sent and what is left make the tensor again."""
+    sent = decoded(code, tensor)
+    left = tensor - sent
+    largest = np.float32(np.abs(tensor).max(initial=0))
+    np.testing.assert_array_less(np.abs((sent + left) - tensor), ulps * np.spacing(largest) if ulps else 1e-45)
+
+
+@named(EXACT)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_sent_and_left_make_the_tensor_bit_for_bit(code, name):
+    assert_conserves(code, SPECIAL[name].astype(np.float32), ulps=0)
+
+
+@named(EXACT)
+@settings(deadline=None, max_examples=25)
+@given(tensor=tensors)
+def test_sent_and_left_make_any_tensor_bit_for_bit(code, tensor):
+    assert_conserves(code, tensor, ulps=0)
+
+
+@named(ROUNDING)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_sent_and_left_make_the_tensor_within_rounding(code, name):
+    assert_conserves(code, SPECIAL[name].astype(np.float32), ulps=2)
+
+
+@named(ROUNDING)
+@settings(deadline=None, max_examples=25)
+@given(tensor=tensors)
+def test_sent_and_left_make_any_tensor_within_rounding(code, tensor):
+    assert_conserves(code, tensor, ulps=2)
+
+
+@named(EXACT + ROUNDING)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_told_before_it_is_coded(code, value):
+    tensor = np.float32([[1, 2, 3], [4, value, 6], [7, 8, 9]])
+    assert decoded(code, tensor).shape == tensor.shape
+    assert not all_finite([tf.zeros(3), tf.constant(tensor)])
+    assert all_finite([tf.zeros(3), tf.constant(tensor[:1])])
+
+
+def test_the_same_check_finds_a_value_that_is_lost():
+    class Lossy(TopK):
+        def decompress(self, payload, shape):
+            return super().decompress(payload, shape) * np.float32(3e38)  # so that nothing is left of the rest
+
+    with pytest.raises(AssertionError):
+        assert_conserves(Lossy(1.0), np.float32([[0.1, 1.0]]), ulps=0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(tensor=tensors, ratio=st.floats(1e-6, 1))
+def test_top_k_is_the_k_largest(tensor, ratio):
+    values, indices = (part.numpy() for part in TopK(ratio).compress(tf.constant(tensor)))
+    k = math.ceil(ratio * tensor.size)
+    assert len(values) == len(set(indices.tolist())) == k
+    np.testing.assert_array_equal(values, tensor.reshape(-1)[indices])
+    np.testing.assert_array_equal(np.sort(np.abs(values)), np.sort(np.abs(tensor), axis=None)[-k:])
+
+
+@pytest.mark.parametrize("kind", ["normal", "sparse", "equal", "periodic", "few large"])
+def test_top_k_of_large_tensors_is_exact(kind):
+    n = 3 * SAMPLE + 17
+    random = np.random.RandomState(0)
+    values = {
+        "normal": random.normal(size=n),
+        "sparse": np.where(random.random_sample(n) < 0.001, random.normal(size=n), 0),
+        "equal": np.ones(n),
+        "periodic": np.where(np.arange(n) % 64 == 0, 100.0, 1.0),
+        "few large": np.where(np.arange(n) < 10, 1e9, 1e-9),
+    }[kind].astype(np.float32)
+    sent, indices = (part.numpy() for part in TopK(0.01).compress(tf.constant(values)))
+    k = math.ceil(0.01 * n)
+    assert len(set(indices.tolist())) == k
+    np.testing.assert_array_equal(np.sort(np.abs(sent)), np.sort(np.abs(values))[-k:])
+
+
+@settings(deadline=None, max_examples=50)
+@given(tensor=tensors, threshold=st.floats(0, 1e5, width=32))
+def test_threshold_is_all_that_reach_it(tensor, threshold):
+    _, indices = Threshold(threshold).compress(tf.constant(tensor))
+    np.testing.assert_array_equal(indices, np.flatnonzero(np.abs(tensor) >= np.float32(threshold)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(tensor=tensors)
+def test_one_bit_is_the_means_of_both_signs(tensor):
+    expected = np.empty_like(tensor, dtype=np.float64)
+    for column in range(tensor.shape[1]):
+        for chosen in (tensor[:, column] >= 0, tensor[:, column] < 0):
+            expected[chosen, column] = tensor[chosen, column].astype(np.float64).mean() if chosen.any() else 0
+    largest = np.abs(tensor).max()
+    np.testing.assert_allclose(
+        decoded(OneBit(), tensor), expected, rtol=1e-5, atol=1e-6 * largest + 1e-37
+    )  # TensorFlow flushes denormals
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@settings(deadline=None, max_examples=25)
+@given(tensor=tensors)
+def test_k_bit_is_the_nearest_level(bits, tensor):
+    half = (tensor.max(0) - tensor.min(0)) / (2**bits - 1) / 2
+    error = np.abs(decoded(KBit(bits), tensor) - tensor)
+    assert (error <= half * 1.001 + 1e-6 * np.abs(tensor).max(0) + 1e-37).all()  # TensorFlow flushes denormals
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 7, 8, 9])
+def test_packed_codes_are_as_many_to_a_byte_as_fit(bits, rows):
+    codes = np.random.RandomState(0).randint(0, 2**bits, (rows, 5)).astype(np.uint8)
+    together = packed(tf.constant(codes), bits)
+    assert together.shape == (math.ceil(rows * bits / 8), 5)
+    np.testing.assert_array_equal(unpacked(together, bits, rows), codes)
+
+
+def test_bytes_of_one_bit_are_an_eighth_of_a_byte_and_eight_for_each_column():
+    assert to_bytes([OneBit().compress(tf.zeros((800, 30)))]).shape[0] == 800 * 30 / 8 + 8 * 30
+
+
+def test_what_goes_into_a_buffer_comes_out_of_it():
+    payloads = [(tf.constant([1.5, -2.0]), tf.constant([[1, 2]])), (tf.constant([7], tf.uint8), tf.zeros([0, 3]))]
+    (again,) = from_bytes(to_bytes(payloads), [payloads])
+    for before, after in zip(payloads, again, strict=True):
+        for part, other in zip(before, after, strict=True):
+            assert part.dtype == other.dtype
+            np.testing.assert_array_equal(part, other)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda: TopK(0),
+        lambda: TopK(1.5),
+        lambda: Threshold(-1),
+        lambda: Threshold(math.nan),
+        lambda: KBit(3),
+        lambda: Reducer(TopK(0.1), collective=AllReduce),
+        lambda: Reducer(OneBit(), collective=AllReduce),
+        lambda: Reducer(TopK(0.1), collective=TwoPhase),
+        lambda: Reducer(Threshold(1), collective=TwoPhase),
+        lambda: ModelAveraging(0),
+        lambda: PartialSynchronisation(2.5),
+        lambda: BlockMomentum(100, 0),
+        lambda: BlockMomentum(100, 10, momentum=0.5, time_constant=100),
+        lambda: BlockMomentum(100, 10, momentum=1),
+        lambda: BlockMomentum(100, 10, time_constant=0),
+        lambda: LocalAggregation(None, 0),
+        lambda: WarmStart(OneBit(), -1, 10),
+        lambda: PartialSynchronisation(3).build([tf.Variable(0.0)]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(attempt):
+    with pytest.raises(ValueError):
+        attempt()
+
+
+def test_state_of_something_else_is_refused():
+    state = Reducer(TopK(0.1)).state_dict()
+    assert state == {}
+    scheme = Reducer(TopK(0.1))
+    scheme.load_state_dict({"gradient/0/residual": np.zeros((50, 41), np.float32), "bytes_sent": 0})
+    with pytest.raises(ValueError, match="another model, scheme or number of ranks"):
+        scheme.build([tf.Variable(tf.zeros((50, 40)))])
+
+
+@named([TopK(0.1), Threshold(1), OneBit(), FP16()])
+def test_models_of_small_tensors_only(code):
+    variable = tf.Variable([1.0, 2.0])
+    Reducer(code).step([tf.constant([0.5, -1.0])], [variable], lambda means: variable.assign_sub(means[0]))
+    np.testing.assert_array_equal(variable, [0.5, 3.0])
