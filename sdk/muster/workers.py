@@ -14,6 +14,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -147,7 +148,7 @@ def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
     platform = session_platform()
     wanted = {_id(item) for several in ids for item in _several(several)}
     chosen = [worker for worker in platform.list() if not ids or worker.id in wanted]
-    platform.stop([worker for worker in chosen if not worker.status.is_final])
+    platform.stop(chosen)
     return [describe(worker) for worker in chosen]
 
 
@@ -200,7 +201,7 @@ def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker |
     if worker.status is Status.RUNNING and not worker.address:
         reasons[Status.RUNNING] = "it runs, but its address is still unknown at the deadline"
     reason = worker.reason or reasons.get(worker.status, f"it is still {worker.status} at the deadline")
-    return {**describe(worker), "reason": reason, "log_tail": "\n".join(list(platform.logs(worker))[-LOG_TAIL:])}
+    return {**describe(worker), "reason": reason, "log_tail": "\n".join(deque(platform.logs(worker), LOG_TAIL))}
 
 
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
@@ -234,8 +235,10 @@ def _session_scratch() -> Path:
 
 def _remove_scratch(path: Path, pid: int) -> None:
     if os.getpid() == pid:  # a forked child inherits what runs at exit
-        session_platform().close()
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            session_platform().close()
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def session_platform() -> Platform:

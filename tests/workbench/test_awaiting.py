@@ -72,6 +72,16 @@ def test_one_of_muster_s_own_that_vanishes_says_so(scripted: ScriptedWorkbench) 
     assert "vanished" in failure["reason"]
 
 
+def test_one_that_had_only_vanished_from_a_listing_is_stopped(scripted: ScriptedWorkbench) -> None:
+    muster.launch_workers(1, 1, 1, code="print()")
+    (worker,) = scripted.workers
+    scripted.workers.clear()
+    muster.list_workers()
+    scripted.workers.append(worker)
+    muster.stop_workers()
+    assert worker["status"] == "stopped"
+
+
 def test_a_refused_launch_is_a_failure_with_its_message(scripted: ScriptedWorkbench) -> None:
     done = scripted.add("succeeded")
     refused = {"message": "no more GPUs", "engineId": "session"}

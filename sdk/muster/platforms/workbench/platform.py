@@ -25,6 +25,7 @@ REASONS = {
     Status.FAILED: "The workbench says that it has failed; its log there may say why.",
     Status.TIMEDOUT: "The workbench has ended it, because it ran for too long or its session was idle.",
 }
+VANISHED = "It has vanished from the workbench's list of workers."
 STATUSES = {str(status): status for status in Status}
 
 
@@ -122,7 +123,8 @@ class WorkbenchPlatform(Platform):
         deadline = time.monotonic() + STOP_SECONDS
         failures: list[PlatformError] = []
         for worker in workers:
-            if self._workers.get(worker.id, worker).status.is_final:
+            known = self._workers.get(worker.id, worker)
+            if known.status.is_final and known.reason != VANISHED:  # which may live all the same
                 continue
             if failures and time.monotonic() > deadline:
                 break
@@ -164,10 +166,7 @@ class WorkbenchPlatform(Platform):
         return [self._seen(worker, entries.get(worker.id)) for worker in workers]
 
     def _seen(self, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
-        if entry is None:
-            now = worker.moved(Status.FAILED, reason="It has vanished from the workbench's list of workers.")
-        else:
-            now = _as_listed(worker, entry)
+        now = worker.moved(Status.FAILED, reason=VANISHED) if entry is None else _as_listed(worker, entry)
         spec = self._specs.get(worker.id)
         if spec is None:
             return now
