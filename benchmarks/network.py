@@ -95,7 +95,7 @@ class Network:
         """Start a process on a host, with some variables beside what it needs; what it prints goes to a file."""
         log = folder / f"host-{host}.log"
         environment = {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath, "/usr/sbin", "/sbin"]),
             "PYTHONPATH": os.pathsep.join([str(Path(muster.__file__).parents[1]), str(Path(__file__).parents[1])]),
             "HOME": str(folder),
             "CUDA_VISIBLE_DEVICES": "-1",

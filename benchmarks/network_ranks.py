@@ -11,52 +11,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from muster.training import horovod, partition
-from muster.training.communication import (
-    FP16,
-    BlockMomentum,
-    Dense,
-    KBit,
-    ModelAveraging,
-    OneBit,
-    PartialSynchronisation,
-    Reducer,
-    Scheme,
-    TopK,
-)
+from muster.training import communication, horovod, partition
 
-WIDTH = 724  # half a million parameters a layer, and so few examples that sending takes far longer than computing
-BATCH_SIZE = 8
-HIDDEN = (128, 128, 128)
+from benchmarks.network_schemes import BATCH_SIZE, DIGITS_BATCH_SIZE, PERIOD, PERIODIC, SCHEMES, WIDTH
+
 # Dense training stands more, such as half the batch at a rate of 0.05; but compressed gradients, part of which are old,
 # lose more than half a point then.
-DIGITS_BATCH_SIZE = 32
 LEARNING_RATE, MOMENTUM = 0.03, 0.9
-PERIOD = 8  # steps between two exchanges of the schemes that do not send in every step
+HIDDEN = (128, 128, 128)
 FOLDS = 3
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
-
-SCHEMES: Mapping[str, Callable[[str], Scheme]] = {
-    "dense": lambda name: Dense(name=name),
-    "fp16": lambda name: Reducer(FP16(), name=name),
-    "8-bit": lambda name: Reducer(KBit(8), name=name),
-    "4-bit": lambda name: Reducer(KBit(4), name=name),
-    "1-bit": lambda name: Reducer(OneBit(), name=name),
-    "top-K 10 %": lambda name: Reducer(TopK(0.1), name=name),
-    "top-K 1 %": lambda name: Reducer(TopK(0.01), name=name),
-    "partial, 8 chunks": lambda name: PartialSynchronisation(PERIOD, name=name),
-    "averaging every 8 steps": lambda name: ModelAveraging(PERIOD, name=name),
-    "block momentum, 8 steps": lambda name: BlockMomentum(
-        PERIOD * DIGITS_BATCH_SIZE * horovod.size(), DIGITS_BATCH_SIZE, name=name
-    ),
-}
-PERIODIC = ("partial, 8 chunks", "averaging every 8 steps", "block momentum, 8 steps")
 
 
 class Training:
@@ -76,7 +46,7 @@ class Training:
             self.layers.append((tf.Variable(kernel, dtype=tf.float32), tf.Variable(tf.zeros(outputs))))
         self.variables = [variable for layer in self.layers for variable in layer]
         self.velocities = [tf.Variable(tf.zeros_like(variable)) for variable in self.variables]
-        self.scheme = SCHEMES[name](f"scheme_{list(SCHEMES).index(name)}_{seed}")
+        self.scheme = SCHEMES[name](communication, f"scheme_{list(SCHEMES).index(name)}_{seed}")
         self.scheme.build(self.variables, self.velocities)
         self.step = tf.function(self._step, reduce_retracing=True)
 

@@ -11,19 +11,39 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Figure, Target, main
 from benchmarks.network import Network, network
-from benchmarks.network_ranks import SCHEMES
 
 TITLE = "Milliseconds of a step and accuracy on digits, by communication scheme and link"
 RATES = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "no limit": None}
 RANKS = 2
 LAYERS = 8  # four million parameters
 SCRIPT = Path(__file__).parent / "network_ranks.py"
+WIDTH = 724  # half a million parameters a layer, and so few examples that sending takes far longer than computing
+BATCH_SIZE = 8
+DIGITS_BATCH_SIZE = 32
+PERIOD = 8  # steps between two exchanges of the schemes that do not send in every step
+PERIODIC = ("partial, 8 chunks", "averaging every 8 steps", "block momentum, 8 steps")
+
+# Out of muster.training.communication, which only the ranks import, and the name of the scheme's collectives.
+SCHEMES: Mapping[str, Callable[[Any, str], Any]] = {
+    "dense": lambda c, name: c.Dense(name=name),
+    "fp16": lambda c, name: c.Reducer(c.FP16(), name=name),
+    "8-bit": lambda c, name: c.Reducer(c.KBit(8), name=name),
+    "4-bit": lambda c, name: c.Reducer(c.KBit(4), name=name),
+    "1-bit": lambda c, name: c.Reducer(c.OneBit(), name=name),
+    "top-K 10 %": lambda c, name: c.Reducer(c.TopK(0.1), name=name),
+    "top-K 1 %": lambda c, name: c.Reducer(c.TopK(0.01), name=name),
+    "partial, 8 chunks": lambda c, name: c.PartialSynchronisation(PERIOD, name=name),
+    "averaging every 8 steps": lambda c, name: c.ModelAveraging(PERIOD, name=name),
+    "block momentum, 8 steps": lambda c, name: c.BlockMomentum(
+        PERIOD * DIGITS_BATCH_SIZE * RANKS, DIGITS_BATCH_SIZE, name=name
+    ),
+}
 DENSE = "dense"
 PROMISED = ("top-K 1 %", "1-bit")
 # A thousand times a second Horovod's ranks ask each other for news, 0.3 MB/s of it; where bytes are counted, 50 times.

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.measuring import Figure, main
 from benchmarks.network import Network, network
-from benchmarks.network_ranks import BATCH_SIZE
+from benchmarks.network_schemes import BATCH_SIZE
 
 TITLE = "Examples per second of two to four workers, by ring allreduce and with parameter servers"
 RATE = "100mbit"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.network_ranks import BATCH_SIZE, WIDTH
+from benchmarks.network_schemes import BATCH_SIZE, WIDTH
 
 WARM_UP = 2  # steps
 
