@@ -233,13 +233,18 @@ def _first_login(
 
 def _install(login: Login, public: str, client: paramiko.SSHClient) -> None:
     """Have the host accept the public key, beside those that it accepts already."""
-    with client:
-        stdin, stdout, stderr = client.exec_command("exec sh", timeout=CONNECT_SECONDS)
-        stdin.write(INSTALL.format(key=shlex.quote(public)))
-        stdin.channel.shutdown_write()
-        complaint = stderr.read().decode(errors="replace")
-        if stdout.channel.recv_exit_status():
-            raise TrustError(f"The key could not be installed on {login.host}.", details=complaint)
+    problem = f"The key could not be installed on {login.host}"
+    try:
+        with client:
+            stdin, stdout, stderr = client.exec_command("exec sh", timeout=CONNECT_SECONDS)
+            stdin.write(INSTALL.format(key=shlex.quote(public)))
+            stdin.channel.shutdown_write()
+            complaint = stderr.read().decode(errors="replace")
+            status = stdout.channel.recv_exit_status()
+    except (paramiko.SSHException, OSError) as error:
+        raise TrustError(f"{problem}: {error}.") from error
+    if status:
+        raise TrustError(f"{problem}.", details=complaint)
 
 
 def _public_part(private: Path) -> str:

@@ -38,13 +38,15 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHONS = (ROOT / ".venv-tf1" / "bin" / "python", *sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")))
 OLD_PYTHONS = [path for path in PYTHONS if path.exists()]
 IMPORTS = """\
-import json, click
+import contextlib, json, click
 from no_such_package import one, two
 from beside import deeper
 try:
     import cupy
 except ImportError:
     import numpy as cupy
+with contextlib.suppress(ImportError):
+    import no_such_extra
 if False:
     import only_sometimes
 def plot():

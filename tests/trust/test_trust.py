@@ -148,6 +148,15 @@ def test_a_host_without_sshd_is_named(host: Host, folder: Path) -> None:
         trust(host.address, folder=folder, **knows(host))
 
 
+def test_a_host_where_nothing_can_be_run_is_named(host: Host, folder: Path) -> None:
+    host.stop()
+    with (host.folder / "sshd_config").open("a") as config:
+        config.write("MaxSessions 0\n")
+    host.start()
+    with pytest.raises(TrustError, match=f"could not be installed on {host.address}: "):
+        trust(host.address, folder=folder, **knows(host))
+
+
 def test_what_is_no_host_is_refused(folder: Path) -> None:
     for name in ("-oProxyCommand=sh", "a b", "*", "../x"):
         with pytest.raises(JobError, match="no name or address"):

@@ -86,6 +86,11 @@ class Imports(ast.NodeVisitor):
         for statement in node.orelse + node.finalbody:
             self.visit(statement)
 
+    def visit_With(self, node: ast.With) -> None:
+        """``with suppress(ImportError):`` catches as well."""
+        if not any(_names(item.context_expr) & GUARDS for item in node.items):
+            self.generic_visit(node)
+
     def visit_If(self, node: ast.If) -> None:
         """Only one branch runs; but a script's main part does."""
         names = _names(node.test)
