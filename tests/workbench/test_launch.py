@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from types import ModuleType
 from typing import Any
 
 import pytest
 from muster.agent.worker import take_config
 from muster.errors import LaunchRefused
 from muster.platforms.workbench import launching
+from muster.platforms.workbench.clients import LibraryClient
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from support import Run
 
@@ -64,3 +67,16 @@ def test_after_a_refusal_no_more_are_tried(scripted: ScriptedWorkbench, run: Run
         WorkbenchPlatform().launch([run.spec(f"worker-{index}") for index in range(200)])
     assert scripted.count("POST") < 100
     assert statuses(scripted) == {"stopped"}
+
+
+def test_all_are_launched_at_the_same_time(scripted: ScriptedWorkbench, run: Run) -> None:
+    everybody = threading.Barrier(8)
+    library = ModuleType("cdsw")
+
+    def launch_workers(n: int, **order: Any) -> list[dict[str, Any]]:
+        everybody.wait(10)
+        return [scripted.add()]
+
+    vars(library).update(launch_workers=launch_workers)
+    launched = WorkbenchPlatform(LibraryClient(library)).launch([run.spec(f"worker-{index}") for index in range(8)])
+    assert [worker.name for worker in launched] == [f"worker-{index}" for index in range(8)]
