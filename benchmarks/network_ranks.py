@@ -63,8 +63,9 @@ class Training:
 
         def apply(gradients: Sequence[tf.Tensor]) -> None:
             for variable, velocity, gradient in zip(self.variables, self.velocities, gradients, strict=True):
-                velocity.assign(MOMENTUM * velocity + gradient)
-                variable.assign_sub(rate * velocity)
+                tf.raw_ops.ResourceApplyMomentum(  # in one pass over memory
+                    var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient, momentum=MOMENTUM
+                )
 
         self.scheme.step(tape.gradient(loss, self.variables), self.variables, apply)
 
