@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,8 @@ class Launch:
     def __init__(self, client: Client, specs: Sequence[WorkerSpec]) -> None:
         self._client = client
         self.specs = specs
+        self._changed = threading.Condition()
+        self._under_way = 0
         self._is_over = False
         self.started: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, PlatformError] = {}
@@ -35,7 +38,11 @@ class Launch:
                 for answered in [pool.submit(self._launch, spec) for spec in self.specs]:
                     answered.result()
             finally:
-                self._is_over = True  # an interrupt: what has not been tried is not
+                # After an interrupt no more are tried. Waiting for those that have been cannot be left to the pool, which
+                # forgets a thread if the interrupt came while that was being started.
+                with self._changed:
+                    self._is_over = True
+                    self._changed.wait_for(lambda: not self._under_way)
 
     @property
     def may_have_started(self) -> bool:
@@ -43,9 +50,15 @@ class Launch:
         return any(not isinstance(error, LaunchRefused) for error in self.failed.values())
 
     def _launch(self, spec: WorkerSpec) -> None:
-        if self.failed or self._is_over:
-            return
+        with self._changed:
+            if self.failed or self._is_over:
+                return
+            self._under_way += 1
         try:
             self.started[spec.name] = self._client.launch(launch_request(spec))
         except PlatformError as error:
             self.failed[spec.name] = error
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify()
