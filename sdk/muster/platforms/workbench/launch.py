@@ -38,8 +38,8 @@ class Launch:
                 for answered in [pool.submit(self._launch, spec) for spec in self.specs]:
                     answered.result()
             finally:
-                # After an interrupt no more are tried. Waiting for those that have been cannot be left to the pool, which
-                # forgets a thread if the interrupt came while that was being started.
+                # After an interrupt no more are tried. Waiting for those that have been cannot be left to the pool,
+                # which forgets a thread if the interrupt came while that was being started.
                 with self._changed:
                     self._is_over = True
                     self._changed.wait_for(lambda: not self._under_way)
