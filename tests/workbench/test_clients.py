@@ -6,6 +6,7 @@ import importlib
 import os
 import socket
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -138,6 +139,14 @@ def test_musters_own_stand_in_is_not_the_workbenchs_library(monkeypatch: pytest.
     import muster.cdsw
 
     monkeypatch.setitem(sys.modules, "cdsw", muster.cdsw)
+    assert find_library() is None
+
+
+def test_what_only_looks_like_the_library_is_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cml").mkdir()
+    (tmp_path / "cml" / "__init__.py").write_text("raise ImportError('half installed')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "cdsw", ModuleType("cdsw"))
     assert find_library() is None
 
 

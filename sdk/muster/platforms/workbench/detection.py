@@ -20,7 +20,7 @@ def is_session(environ: Mapping[str, str]) -> bool:
 def find_library() -> str | None:
     """The name of the workbench's client library, where there is one."""
     for name in LIBRARIES:
-        with contextlib.suppress(ModuleNotFoundError):  # the package around it
+        with contextlib.suppress(ImportError, ValueError):  # of the package around it; of a module without a spec
             spec = importlib.util.find_spec(name)
             if spec and spec.name == name:  # and not Muster's own stand-in for it
                 return name
