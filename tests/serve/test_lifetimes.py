@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from muster import runs
 from muster.agent import linux
 from muster.certificates import make_certificate
 from muster.cli import main
+from muster.serve.record import Record, clean_up
+from muster.serve.site import Site
 from support import command_line, descendants_of, environment, eventually, is_gone
 
 from tests.serve.service import Client, Service, serving
@@ -86,6 +89,19 @@ def test_the_next_service_ends_what_was_left(tmp_path: Path) -> None:
     with serving(tmp_path):
         assert left.wait(5) == -signal.SIGKILL
         assert not (folder / "service.json").exists()
+
+
+def test_what_cannot_be_ended_is_said_and_kept_for_the_next_start() -> None:
+    record = Record()
+    record.announce("workbench", Site("http://127.0.0.1:1", "project", "127.0.0.1"), Path("keys"))
+    owner = record.folder / "service.json"
+    facts = json.loads(owner.read_text())
+    with subprocess.Popen(["true"]) as ended:
+        facts["session"]["pid"] = ended.pid
+    owner.write_text(json.dumps(facts))
+    (trouble,) = clean_up()
+    assert trouble.startswith(f"What {record.id}, which was killed, left cannot be ended: This is no session")
+    assert owner.exists()
 
 
 def test_services_of_one_home_leave_one_another_alone(tmp_path: Path) -> None:

@@ -74,16 +74,23 @@ class Record:
         self._owner.unlink()
 
 
-def clean_up() -> None:
-    """End the workers of services that were killed on this machine; forget all but the last few that have ended."""
+def clean_up() -> list[str]:
+    """End the workers of services that were killed on this machine; forget all but the last few that have ended.
+
+    Returns what could not be done, and why; the next start tries it again.
+    """
+    troubles = []
     for owner, facts in _records():
         if not is_alive(facts["session"]):
-            with contextlib.suppress(MusterError):  # its platform does not answer: the next start tries again
+            try:
                 _end_workers(owner.parent, facts["platform"])
                 owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
+            except MusterError as error:
+                troubles.append(f"What {owner.parent.name}, which was killed, left cannot be ended: {error.message}")
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
     for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
+    return troubles
 
 
 def client_environment(port: int | None) -> str:

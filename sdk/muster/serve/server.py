@@ -71,7 +71,8 @@ def serve(options: Options) -> None:
     if make_key_file(options.keys):
         click.echo(f"Made an API key in {options.keys}.")
     keys = read_keys(options.keys)
-    clean_up()
+    for trouble in clean_up():
+        click.echo(trouble, err=True)
     with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
         record = Record()
         site = Site(
