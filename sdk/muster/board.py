@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ipaddress
 import os
 import select
 import subprocess
@@ -109,9 +110,23 @@ def _absolute(logdir: str | Path) -> str:
 
 
 def _application_port() -> int:
-    """The port that the workbench shows to the browser; 0, for any that is free, elsewhere."""
+    """The port that the workbench shows to the browser; 0, for any that is free, elsewhere.
+
+    The workbench shows it under a name of its domain for each engine, which an address has none of: that is where
+    ``muster serve`` says that it is, which shows nothing.
+    """
     is_workbench = all(os.environ.get(name) for name in ("CDSW_APP_PORT", "CDSW_DOMAIN", "CDSW_ENGINE_ID"))
-    return int(os.environ["CDSW_APP_PORT"]) if is_workbench else 0
+    if not is_workbench or _is_address(urlsplit(f"//{os.environ['CDSW_DOMAIN']}").hostname or ""):
+        return 0
+    return int(os.environ["CDSW_APP_PORT"])
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _application_url() -> str:

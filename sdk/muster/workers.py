@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import math
 import os
 import re
@@ -29,6 +30,7 @@ from muster.runs import muster_home
 from muster.scratch import make_scratch
 
 LOG_TAIL = 20  # lines
+IPYTHON_RUNNER = Path(__file__).with_name("ipython_runner.py")
 SHELL_LINE = re.compile(r"^\s*[!%]", re.MULTILINE)  # what only IPython understands
 
 Workers = str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
@@ -207,7 +209,7 @@ def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker |
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
     """What runs the script or the code, which is kept beside the logs in ``folder``.
 
-    Plain Python runs what plain Python understands; IPython runs the rest, which must be in an ``.ipy`` file.
+    Plain Python runs what plain Python understands, IPython the rest.
     """
     path = Path(script).expanduser().absolute()
     if script and not path.is_file():
@@ -216,13 +218,13 @@ def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
         raise JobError("There is nothing to run.", advice="script= a file, or code= some Python")
     text = path.read_text(encoding="utf-8", errors="replace") if script else code
     needs_ipython = bool(SHELL_LINE.search(text))
+    if needs_ipython and importlib.util.find_spec("IPython") is None:
+        raise JobError("Lines that begin with ! or % need IPython, which is not here.", advice="pip install ipykernel")
     folder.mkdir(mode=0o700, parents=True)
-    if needs_ipython or not script:
-        path = folder / ("code.ipy" if needs_ipython else "code.py")
+    if not script:
+        path = folder / "code.py"
         path.write_text(text, encoding="utf-8")
-    if needs_ipython:
-        return (sys.executable, "-m", "IPython", "--colors=NoColor", "--no-confirm-exit", str(path))
-    return (sys.executable, "-u", str(path))
+    return (sys.executable, "-u", *([str(IPYTHON_RUNNER)] if needs_ipython else []), str(path))
 
 
 @functools.lru_cache(maxsize=1)

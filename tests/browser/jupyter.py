@@ -44,6 +44,7 @@ class Server:
     address: str
     token: str
     root: Path
+    home: Path
 
     def url(self, name: str) -> str:
         """Where a notebook is shown."""
@@ -76,7 +77,7 @@ def serve(app: str, folder: Path, **settings: Any) -> Iterator[Server]:
         try:
             address = f"http://127.0.0.1:{port}"
             _await_answer(process, f"{address}/api/status?token={token}", state / "server.log")
-            yield Server(app, address, token, root)
+            yield Server(app, address, token, root, folder / "home")
         finally:
             process.terminate()  # it ends its kernels first
             try:

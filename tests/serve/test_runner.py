@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from muster.serve import runner
+from muster.workers import IPYTHON_RUNNER
 
 
 def run(path: Path, code: str) -> tuple[int, str]:
     """The exit status and the output of a file with that code."""
     path.write_text(code)
-    command = [sys.executable, "-u", "-W", "error", str(runner.__file__), str(path)]
+    command = [sys.executable, "-u", "-W", "error", str(IPYTHON_RUNNER), str(path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=path.parent)
     return done.returncode, done.stdout
 

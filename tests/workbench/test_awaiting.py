@@ -75,11 +75,21 @@ def test_one_of_muster_s_own_that_vanishes_says_so(scripted: ScriptedWorkbench) 
 def test_one_that_had_only_vanished_from_a_listing_is_stopped(scripted: ScriptedWorkbench) -> None:
     muster.launch_workers(1, 1, 1, code="print()")
     (worker,) = scripted.workers
+    muster.list_workers()
     scripted.workers.clear()
     muster.list_workers()
     scripted.workers.append(worker)
     muster.stop_workers()
     assert worker["status"] == "stopped"
+
+
+def test_one_that_is_listed_late_has_not_vanished(scripted: ScriptedWorkbench) -> None:
+    launched = muster.launch_workers(1, 1, 1, code="print()")
+    late = scripted.workers.pop()
+    assert [worker["status"] for worker in muster.list_workers()] == ["scheduling"]
+    scripted.looks = at_look(2, lambda: scripted.workers.append({**late, "status": "succeeded"}))
+    found = muster.await_workers(launched, timeout_seconds=30)
+    assert ids(found["workers"]) == ids(launched)
 
 
 def test_a_refused_launch_is_a_failure_with_its_message(scripted: ScriptedWorkbench) -> None:

@@ -27,7 +27,8 @@ def proxy(workbench: Service, workbench_session: WorkbenchSession, monkeypatch: 
     """A proxy through which this process's session reaches the workbench; its repeats come quickly."""
     for name in ("SAFE", "LAUNCH"):
         monkeypatch.setattr(clients, name, getattr(clients, name).new(backoff_factor=0.02, backoff_jitter=0.02))
-    monkeypatch.setattr(clients, "TIMEOUT", (1.0, 1.0))
+    for name in ("TIMEOUT", "LAUNCH_TIMEOUT"):
+        monkeypatch.setattr(clients, name, (1.0, 1.0))
     with proxying(workbench.url) as proxy:
         for name, value in workbench_session.through(proxy.url).environment.items():
             monkeypatch.setenv(name, value)

@@ -22,9 +22,8 @@ from muster.scratch import make_scratch
 from muster.serve.models import Order
 from muster.serve.record import Record
 from muster.serve.site import Site
-from muster.workers import describe
+from muster.workers import IPYTHON_RUNNER, describe
 
-RUNNER = Path(__file__).with_name("runner.py")
 KEPT = 1000  # workers that have ended and are still listed
 
 
@@ -241,7 +240,7 @@ class Engines:
             scratch=self._scratch / worker_id,
             cwd=cwd,
             env={name: str(value) for name, value in order.env.items()},
-            process=Process((sys.executable, "-u", str(RUNNER), str(program)), env=identity, cwd=cwd),
+            process=Process((sys.executable, "-u", str(IPYTHON_RUNNER), str(program)), env=identity, cwd=cwd),
         )
 
     def _script(self, script: str) -> Path:

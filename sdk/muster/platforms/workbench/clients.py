@@ -18,7 +18,8 @@ from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.workbench.detection import LIBRARIES, REST_VARIABLES, find_library
 
 CONNECTIONS = 16  # that are kept open
-TIMEOUT = (5.0, 30.0)  # seconds for connecting, and for each part of an answer
+TIMEOUT = (5.0, 10.0)  # seconds for connecting, and for each part of an answer
+LAUNCH_TIMEOUT = (5.0, 30.0)  # the same of a launch, which cannot be asked for again
 SERVER_ERROR = 500  # from this status on, what was asked for may have happened
 EXCERPT = 200  # characters of an answer that an error shows
 
@@ -33,6 +34,7 @@ TORN = (  # an answer that broke off, or is not what was asked for
 # was reached, or the workbench says that it has too much to do.
 SAFE = Retry(
     total=5,
+    read=2,  # a workbench that is silent is not waited for without end
     allowed_methods=None,
     status_forcelist=(429, 500, 502, 503, 504),
     backoff_factor=0.5,
@@ -152,7 +154,7 @@ class RestClient:
         """Launch one worker; see :class:`Client`."""
         with _translated():
             asked = {**request, "master_id": self._master_id}
-            response = self._launching.post(self._dashboards, json=asked, timeout=TIMEOUT)
+            response = self._launching.post(self._dashboards, json=asked, timeout=LAUNCH_TIMEOUT)
             if response.ok:
                 return _launched(response.json())
             raise _refusal(response, is_launch=True)

@@ -18,6 +18,7 @@ from muster.platforms.workbench.clients import Client, find_client
 from muster.platforms.workbench.launch import Launch
 
 STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
+LAG_SECONDS = 10.0  # that a worker may take to be listed once it has been launched
 GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stopped
 GONE_LOOK = 0.25  # seconds between two looks meanwhile
 NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
@@ -52,6 +53,7 @@ class WorkbenchPlatform(Platform):
         self._client = client or find_client(os.environ)
         self._workers: dict[str, Worker] = {}
         self._specs: dict[str, WorkerSpec] = {}
+        self._unlisted: dict[str, float] = {}  # launched workers that no listing has shown yet, and since when
 
     def usable_address(self) -> str:
         """The session's address, as the workbench says it (``CDSW_IP_ADDRESS``)."""
@@ -88,6 +90,7 @@ class WorkbenchPlatform(Platform):
         worker = _as_listed(Worker(str(entry["id"]), spec.name), entry)
         self._workers[worker.id] = worker
         self._specs[worker.id] = spec
+        self._unlisted[worker.id] = time.monotonic()
         return worker
 
     def _undo(self, launch: Launch, workers: Sequence[Worker]) -> str:
@@ -166,6 +169,10 @@ class WorkbenchPlatform(Platform):
         return [self._seen(worker, entries.get(worker.id)) for worker in workers]
 
     def _seen(self, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+        if entry is not None:
+            self._unlisted.pop(worker.id, None)
+        elif time.monotonic() - self._unlisted.get(worker.id, float("-inf")) < LAG_SECONDS:
+            return worker
         now = worker.moved(Status.FAILED, reason=VANISHED) if entry is None else _as_listed(worker, entry)
         spec = self._specs.get(worker.id)
         if spec is None:

@@ -1,6 +1,6 @@
-"""What a served worker runs: a file of Python in IPython, as the workbench's engines do.
+"""Runs a file of Python in IPython, as the workbench's engines do.
 
-    runner.py FILE
+    ipython_runner.py FILE
 
 ``!command`` lines and ``%magics`` work. A ``!command`` that fails ends the worker with its exit status, an exception
 with 1. Tracebacks name the file and its lines.
