@@ -286,6 +286,18 @@ def sparse_gradients() -> dict[str, str]:
     return found
 
 
+def few_columns() -> dict[str, str]:
+    """Weights after steps on a tensor of fewer columns than there are ranks, so that some average none of it."""
+    found = {}
+    for name in ("1 bit", "4 bit"):
+        variable, scheme = tf.Variable(tf.zeros((1_200, 1))), GRADIENT_SCHEMES[name]()
+        for seed in (0, 1):
+            own = tf.random.stateless_normal(variable.shape, (seed, horovod.rank()))
+            scheme.step([own], [variable], lambda means, variable=variable: variable.assign_add(means[0]))
+        found[name] = digest([variable])
+    return found
+
+
 def refusals() -> dict[str, str]:
     try:
         Dense(op="Adasum").build([tf.Variable(0.0)])
@@ -303,6 +315,7 @@ CHECKS = [
     not_finite,
     out_of_range,
     sparse_gradients,
+    few_columns,
     refusals,
 ]
 LONG_CHECKS = [resumed, hundred_steps, fit]  # for two ranks only

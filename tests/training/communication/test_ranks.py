@@ -227,6 +227,12 @@ def test_sparse_gradients_and_missing_ones(ranks):
     assert all(of_rank == found[0] for of_rank in found)
 
 
+def test_tensors_of_fewer_columns_than_ranks(ranks):
+    found = ranks.of_all("few_columns")
+    assert len(set(found[0].values())) == 2
+    assert all(of_rank == found[0] for of_rank in found)
+
+
 def test_adasum_is_refused_where_horovod_has_none(ranks):
     for found in ranks.of_all("refusals"):
         assert "Adasum needs a Horovod built with MPI" in found["adasum"]

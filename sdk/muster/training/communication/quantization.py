@@ -83,7 +83,7 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     """
     together = 8 // bits
     rows = tf.pad(codes, [[0, -codes.shape[0] % together], [0, 0]])
-    groups = tf.unstack(tf.reshape(rows, [-1, together, codes.shape[1]]), axis=1)
+    groups = tf.unstack(tf.reshape(rows, [rows.shape[0] // together, together, codes.shape[1]]), axis=1)
     return tf.add_n([group * 2 ** (bits * place) for place, group in enumerate(groups)])
 
 
@@ -95,7 +95,12 @@ def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
 
 
 def _columns(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tensor, [-1, tensor.shape[-1]])
+    return tf.reshape(tensor, [_rows(tensor.shape), tensor.shape[-1]])
+
+
+def _rows(shape: Sequence[int]) -> int:
+    """Counted, since -1 leaves it open where there are no columns: in the stripe of a rank that gets none."""
+    return int(np.prod(shape[:-1], dtype=int))
 
 
 def _column_sums(matrix: tf.Tensor) -> tf.Tensor:
@@ -104,5 +109,4 @@ def _column_sums(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def _between(data: tf.Tensor, bits: int, low: tf.Tensor, step: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    rows = int(np.prod(shape[:-1], dtype=int))
-    return tf.reshape(tf.cast(unpacked(data, bits, rows), tf.float32) * step + low, shape)
+    return tf.reshape(tf.cast(unpacked(data, bits, _rows(shape)), tf.float32) * step + low, shape)
