@@ -39,6 +39,7 @@ SPECIAL = {
     "rows not by eight": np.linspace(-2, 2, 11 * 3).reshape(11, 3),
     "all equal": np.full((8, 4), 0.1),
     "one sign": np.linspace(1, 2, 12).reshape(6, 2),
+    "no columns": np.zeros((9, 0)),
     "one column": np.linspace(-1, 1, 13)[:, None],
     "three dimensions": np.linspace(-1, 1, 24).reshape(2, 3, 4),
     "negative zeros": np.array([[-0.0, 0.0, -1.0]]),
@@ -230,3 +231,16 @@ def test_models_of_small_tensors_only(code):
     variable = tf.Variable([1.0, 2.0])
     Reducer(code).step([tf.constant([0.5, -1.0])], [variable], lambda means: variable.assign_sub(means[0]))
     np.testing.assert_array_equal(variable, [0.5, 3.0])
+
+
+def test_the_steps_of_a_warm_start_are_no_move_of_the_first_block():
+    variable = tf.Variable([0.0])
+    scheme = WarmStart(BlockMomentum(2, 1, momentum=0.5), distributed_after=3, batch_size=1)
+    weights = []
+    for _ in range(5):
+        scheme.step([tf.constant([-1.0])], [variable], lambda means: variable.assign_sub(means[0]))
+        weights.append(float(variable[0]))
+        if not scheme.distributed:
+            scheme.synchronise([variable])
+    # After a block of two steps: of the two that it has moved a half, and half of that again for Nesterov.
+    assert weights == [1, 2, 3, 4, 3 + 1.5]

@@ -169,6 +169,11 @@ class BlockMomentum(PeriodicScheme):
             self._state.variable(f"move/{index}", np.zeros_like(value)) for index, value in enumerate(values)
         ]
 
+    def follow(self, variables: Sequence[Any]) -> None:
+        """What others have done to the variables is no move of the next block."""
+        for own, common in zip(variables, self._globals):
+            common.assign(tf.convert_to_tensor(own))
+
     def _synchronise(self, variables: List[Any]) -> None:
         eta, zeta = self.momentum, self.learning_rate
         for index, (own, common, move) in enumerate(zip(variables, self._globals, self._moves)):

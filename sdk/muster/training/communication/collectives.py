@@ -109,7 +109,8 @@ class AllGather(Collective):
         lengths = tf.stack([tf.size(part) for payload in payloads for part in payload])
         every_length = tf.reshape(horovod.allgather(lengths, f"{self.name}_lengths"), [horovod.size(), -1])
         gathered = horovod.allgather(mine, self.name)
-        return from_bytes(gathered, alike, tf.unstack(every_length)), allgather_bytes(bytes_of(lengths) + tf.size(mine))
+        size = bytes_of(lengths) + tf.size(mine, tf.int64)
+        return from_bytes(gathered, alike, tf.unstack(every_length)), allgather_bytes(size)
 
 
 class TwoPhase(Collective):

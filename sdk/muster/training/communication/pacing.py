@@ -27,6 +27,10 @@ class Wrapper(Scheme):
     def _synchronise(self, variables: List[Any]) -> None:
         self.scheme.synchronise(variables)
 
+    def follow(self, variables: Sequence[Any]) -> None:
+        """As for the scheme inside."""
+        self.scheme.follow(variables)
+
     @property
     def bytes_sent(self) -> int:
         """What the scheme inside has sent."""
@@ -88,9 +92,13 @@ class WarmStart(Wrapper):
 
         def alone() -> None:
             apply(gradients)
+            self.scheme.follow(variables)
 
         tf.cond(self._steps < self.steps_alone, alone, lambda: self.scheme.step(gradients, variables, apply))
         self._steps.assign_add(1)
+
+    def _synchronise(self, variables: List[Any]) -> None:
+        tf.cond(self._steps < self.steps_alone, lambda: None, lambda: self.scheme.synchronise(variables))
 
 
 class LocalAggregation(Wrapper):

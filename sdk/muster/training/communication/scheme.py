@@ -134,6 +134,9 @@ class Scheme(ABC):
         self.build(variables)
         self._synchronise(list(variables))
 
+    def follow(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most schemes do not remember any
+        """Go on from variables that were changed without this scheme, on all ranks alike."""
+
     def state_dict(self) -> Dict[str, Any]:
         """What this rank's scheme remembers, as NumPy arrays by name; to be saved for every rank."""
         return self._state.values()
