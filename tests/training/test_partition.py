@@ -162,6 +162,7 @@ WORKERS = {"worker": ["a:1", "b:1"]}
     ("cluster", "kind", "index", "expected"),
     [
         (WORKERS, "worker", 1, (1, 2)),
+        (WORKERS, "worker", "1", (1, 2)),
         ({"ps": ["c:1"], **WORKERS}, "worker", 0, (0, 2)),
         ({"ps": ["c:1"], **WORKERS}, "ps", 0, (0, 1)),
         ({"ps": ["c:1"], "chief": ["d:1"], **WORKERS}, "chief", 0, (0, 1)),

@@ -143,10 +143,10 @@ def _check_compiled(model: keras.Model) -> None:
 
 def _check_steps(steps: Optional[int]) -> None:
     """Refuse ranks that would take different numbers of steps in an epoch, where that can be known beforehand."""
-    mine = tf.constant(float(steps or 0), tf.float64)
-    mean = float(horovod.allreduce(mine, name="steps"))
-    spread = float(horovod.allreduce(abs(mine - mean), name="steps_spread"))
-    if spread > 0:
+    mine = tf.constant(steps or 0, tf.int64)
+    total = horovod.allreduce(mine, name="steps", op="Sum")
+    differs = tf.cast(total != mine * horovod.size(), tf.int64)
+    if horovod.allreduce(differs, name="steps_differ", op="Sum") > 0:
         raise ValueError(
             f"The ranks would take different numbers of steps in an epoch, rank {horovod.rank()} {steps}, and wait for "
             'each other for ever: share the data out by partition.epochs(...) or partition.array(..., uneven="trim").'

@@ -53,7 +53,7 @@ def place() -> Tuple[int, int]:
     # Beside parameter servers a chief coordinates workers, and hands the data out by itself.
     trainers = ("worker",) if "ps" in cluster else ("chief", "master", "worker")
     members = [(kind, index) for kind in trainers for index in range(len(cluster.get(kind, ())))]
-    me = task.get("type"), task.get("index")
+    me = task.get("type"), int(task.get("index", 0))
     return (members.index(me), len(members)) if me in members else (0, 1)
 
 
