@@ -77,7 +77,9 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by
             inside = [None if gradient is None else tf.identity(gradient) for gradient in reduced]
             type(self).apply(self, inside, trainable_variables)
 
-        scheme.build(variables, [variable for variable in self.variables if len(variable.shape)])
+        averages = {id(average) for average in getattr(self, "_model_variables_moving_average", ())}  # of `use_ema`
+        slots = [slot for slot in self.variables if len(slot.shape) and id(slot) not in averages]
+        scheme.build(variables, slots)
         scheme.step(grads, variables, apply_reduced)
 
     # On the instance and not in a subclass: a subclass would be saved under a name that nobody can load.
