@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted([*_PUBLIC, "__version__"])
 
 
 def _show_in_notebooks() -> None:

@@ -340,6 +340,6 @@ def _stop_all() -> None:
     """End what lives when the session ends, so that it is recorded as stopped."""
     clusters = list(_live)
     for cluster in clusters:
-        cluster.interrupt()
+        cluster._execution.ask_to_stop("its session has ended, and has not waited for it")
     for cluster in clusters:
         cluster.stop()

@@ -95,7 +95,7 @@ class Execution:
 
     def ask_to_stop(self, reason: str) -> None:
         """Have it end, however far it has come. Takes no lock, as interrupts call it."""
-        if self.stop_reason != AT_ONCE:
+        if self.stop_reason is None or reason == AT_ONCE:
             self.stop_reason = reason
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._pass_stop_on)

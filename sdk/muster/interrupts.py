@@ -34,4 +34,4 @@ def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if count:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt from None  # whatever it made of the work it interrupted

@@ -12,6 +12,7 @@ from muster import interrupts
 from muster.cluster import Cluster, living_clusters
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
+from muster.errors import JobError
 from muster.events import Observer
 from muster.job import Job, Resources
 from muster.platforms.base import Platform
@@ -86,6 +87,8 @@ def run_cluster(
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
+    if isinstance(args, str):
+        raise JobError(f"args is a string, {args!r}; it must be a list.", advice=f"args={args.split()}")
     job = Job(
         script=make_script(worker_script, python=python) if worker_script is not None else None,
         n_workers=n_workers,

@@ -164,8 +164,12 @@ def _save_result(value):
     rank = _rank()
     name = os.environ["MUSTER_WORKER"] if rank is None else "rank-{}".format(rank)
     path = os.path.join(folder, name + ".pkl")
-    with open(path + ".part", "wb") as file:
-        cloudpickle.dump(value, file)
+    try:
+        with open(path + ".part", "wb") as file:
+            cloudpickle.dump(value, file)
+    except Exception as error:  # whatever its parts raise when they are pickled
+        what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
+        raise TypeError("{}: {}".format(what, error)) from error
     os.replace(path + ".part", path)
 
 

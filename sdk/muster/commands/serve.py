@@ -72,7 +72,9 @@ def serve(
         from muster.serve.server import Options, Tls
         from muster.serve.server import serve as serve_until_told
     except ModuleNotFoundError as error:
-        raise JobError(f"`muster serve` needs {error.name}.", advice="pip install 'muster[serve]'") from error
+        raise JobError(
+            f"`muster serve` needs {error.name}.", advice="install Muster with its extra: pip install -e '.[serve]'"
+        ) from error
     serve_until_told(
         Options(
             host=host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib import import_module
 from typing import Any
 
@@ -33,8 +34,13 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     if strategy not in STRATEGIES:
         raise JobError(f"There is no strategy {strategy!r}.", advice=f"strategy= one of {', '.join(STRATEGIES)}")
     module, _, attribute = STRATEGIES[strategy].partition(":")
-    try:
-        made: Strategy = getattr(import_module(module), attribute)(**options)
-    except TypeError as error:
-        raise JobError(f"Strategy {strategy!r} has no such option: {error}.") from error
+    kind = getattr(import_module(module), attribute)
+    known = [field.name for field in dataclasses.fields(kind)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise JobError(
+            f"Strategy {strategy!r} has no such option: {', '.join(unknown)}.",
+            advice=f"its options are {', '.join(known) or 'none'}; or is that a misspelt argument?",
+        )
+    made: Strategy = kind(**options)
     return made

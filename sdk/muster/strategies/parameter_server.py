@@ -33,9 +33,10 @@ class ParameterServer:
         has_chief = job.script is not None and not job.script.is_task
         if has_chief and job.n_ps < 1:
             raise JobError(
-                f"{job.script.target if job.script else ''} is a program for ClusterCoordinator, which needs a "
-                "parameter server, and n_ps is 0.",
-                advice="n_ps=1, or a script with a top-level run(cluster, server, task_index)",
+                f"{job.script.target if job.script else ''} is a program, which with parameter servers coordinates "
+                "workers (ClusterCoordinator), and needs at least one server; n_ps is 0.",
+                advice='strategy="horovod", "mpi", "processes" or "multi_worker" where it is written for that; else '
+                "n_ps=1, or a script with a top-level run(cluster, server, task_index)",
             )
         counts = {"chief": int(has_chief), "ps": job.n_ps, "worker": job.n_workers}
         return {role: count for role, count in counts.items() if count}
