@@ -67,6 +67,7 @@ def main() -> None:
     use_own_devices()
     pictures = cats_vs_dogs_data.find(arguments.images, arguments.drawn)
     rank, size = horovod.rank(), horovod.size()
+    keras.utils.set_random_seed(rank)  # the same training each time, but for the order of sums
 
     # Without end, and so many steps an epoch: every rank must take the same number, whatever its share of the pictures.
     train = pictures.train(rank, size).shuffle(1000, seed=rank).repeat().batch(arguments.batch_size)
