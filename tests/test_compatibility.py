@@ -92,6 +92,15 @@ print({worker["status"] for worker in cdsw.list_workers()})
 """
 
 
+HARDWARE = """
+import warnings
+import muster.cdsw as cdsw
+with warnings.catch_warnings(record=True) as warned:
+    launched = cdsw.launch_workers(1, 0.2, 0.5, 0, "python3", "", "pass", 7, None, 2, {"A": "B"}, "mine")
+print(warned[0].message, launched[0]["id"], cdsw.await_workers(launched)["failures"])
+"""
+
+
 def run(program: str, folder: Path) -> str:
     """What a script prints, whose processes must all be gone after it."""
     (folder / "main.py").write_text(program)
@@ -136,11 +145,11 @@ def test_the_tensorflow_helper_starts_servers_for_the_session(tmp_path: Path) ->
     assert output.rstrip().endswith("{'stopped'}")
 
 
-def test_hardware_of_the_workbench_is_ignored_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="hardware: accelerator_label_id, resource_group_id"):
-        launched = cdsw.launch_workers(1, 0.2, 0.5, 0, "python3", "", "pass", 7, None, 2, {"A": "B"}, "mine")
-    assert ".mine-" in launched[0]["id"]
-    assert not cdsw.await_workers(launched)["failures"]
+def test_hardware_of_the_workbench_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    output = run(HARDWARE, tmp_path)
+    assert "hardware: accelerator_label_id, resource_group_id" in output
+    assert ".mine-" in output
+    assert output.endswith("[]\n")
 
 
 def test_the_names_are_those_of_the_originals() -> None:
