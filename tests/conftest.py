@@ -59,9 +59,9 @@ def stub_session() -> Iterator[StubSession]:
     session.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A workbench, as far as ``muster serve`` is one; with a home of its own, for all tests that need one."""
+    """A workbench, as far as ``muster serve`` is one; with a home of its own, for the tests of one file."""
     project = tmp_path_factory.mktemp("project")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_HOME", str(project / ".muster"))
