@@ -38,7 +38,7 @@ class TestWhatIsLeft:
         assert demo.ports_left(run) == []
 
     def test_a_process(self, run: Run, straggler: subprocess.Popen[bytes]) -> None:
-        assert demo.processes_left(run) == [f"process {straggler.pid}"]
+        assert demo.processes_left(run) == [f"process {straggler.pid} ({sys.executable} -c input())"]
 
     def test_a_port_of_a_worker(self, run: Run) -> None:
         host = next(event.data["host"] for event in run.events() if event.kind == "worker_ready")

@@ -84,7 +84,7 @@ def test_one_package_has_one_pin_wherever_it_is_declared():
     pins = {}
     for line in SETUP_LINES:
         requirement = Requirement(split(line)[0])
-        pins.setdefault(requirement.name.lower(), set()).add(str(requirement.specifier))
+        pins.setdefault((requirement.name.lower(), str(requirement.marker)), set()).add(str(requirement.specifier))
     assert {name: found for name, found in pins.items() if len(found) > 1} == {}
 
 

@@ -132,7 +132,16 @@ def processes_left(run: Run) -> list[str]:
             process = psutil.Process(pid)
             if run.started_at <= process.create_time() <= ended:  # not a later process of the same number
                 pids.add(pid)
-    return [f"process {pid}" for pid in sorted(pids)]
+    return [f"process {pid} ({_title(pid)})" for pid in sorted(pids)]
+
+
+def _title(pid: int) -> str:
+    """A process as ``ps`` would show it, on one short line."""
+    try:
+        process = psutil.Process(pid)
+        return clean(" ".join(process.cmdline()) or process.name())[:80]
+    except psutil.Error:
+        return "it has just ended"
 
 
 def ports_left(run: Run) -> list[str]:
