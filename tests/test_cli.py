@@ -104,7 +104,8 @@ class TestOptions:
             (["absent.py"], "absent.py does not exist"),
             (["--slots", "2", "task.py"], "no such option"),
             (["-m", "no.such.module"], "no.such.module"),
-            (["--ps", "1", "-s", "horovod", "train.py"], "no parameter servers"),
+            (["--ps", "1", "-s", "horovod", "train.py"], "no parameter servers.\nTry: --ps 0, or --strategy param"),
+            (["-n", "20000", "task.py"], "--workers is 20000"),
         ],
     )
     def test_that_describe_no_job_exit_with_2(
@@ -156,14 +157,15 @@ class TestRun:
         assert result.stderr == ""
         assert "worker-1 succeeded" in result.stdout
         assert "test_accuracy 0.97" in result.stdout
-        assert result.stdout.endswith(f"Logs: muster logs {run.id}\n")
+        assert result.stdout.endswith(f"] logs: muster logs {run.id}\n")
         assert run.status == "succeeded"
 
     def test_failure_is_1_and_says_why_without_a_traceback_of_ours(self, script: str) -> None:
         result = muster("run", script, "--fail")
 
         assert result.exit_code == 1
-        assert "ValueError: the shard is empty" in result.stderr
+        assert "failed first: ValueError: the shard is empty" in result.stderr
+        assert "failed first" not in result.stdout
         assert "worker-0.log" in result.stderr
         assert "cluster.py" not in result.stderr
 
@@ -180,7 +182,11 @@ class TestRun:
         assert muster("run", limit, "0.5", "hang.py").exit_code == 124
 
     def test_a_cluster_that_does_not_come_up_is_3(self, script: str) -> None:
-        assert muster("run", "--timeout", "0.001", script).exit_code == 3
+        result = muster("run", "--timeout", "0.001", script)
+
+        assert result.exit_code == 3
+        assert "Try: a longer --timeout; and see" in result.stderr
+        assert "(--session-address)" in muster("explain").stdout
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:

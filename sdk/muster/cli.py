@@ -9,7 +9,7 @@ import click
 
 from muster import __version__
 from muster.commands.doctor import doctor
-from muster.commands.launch import plan, run
+from muster.commands.launch import as_options, plan, run
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
 from muster.commands.trust import trust
@@ -46,11 +46,19 @@ class ErrorsAsExitCodes(click.Group):
             return super().invoke(ctx)
         except MusterError as error:
             click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-            click.echo(clean(error), err=True)
+            click.echo(clean(_spelled(error)), err=True)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
+
+
+def _spelled(error: MusterError) -> MusterError:
+    """The error with what it says about the job, and what to try, in the words of the command line."""
+    if isinstance(error, JobError):
+        error.message = as_options(error.message)
+    error.advice = as_options(error.advice or "")
+    return error
 
 
 def exit_code(error: MusterError) -> int:

@@ -11,7 +11,7 @@ from muster.dashboard.terminal import TerminalDashboard
 from muster.errors import JobError
 from muster.events import Event
 
-from tests.dashboard.scenes import at, failing, training
+from tests.dashboard.scenes import at, failing, starting, training
 
 
 def lines(events: list[Event]) -> list[str]:
@@ -48,6 +48,12 @@ def test_a_run_that_succeeds_ends_with_its_metrics() -> None:
         "[  9.0 s] succeeded after 9.0 s",
         "[  9.0 s] loss 2, accuracy 0",
     ]
+
+
+def test_the_end_says_where_to_read_what_the_workers_printed() -> None:
+    ended = [*starting(1), at(9, "run_requested", job={}, run="the-run"), at(9, "run_ended", status="succeeded")]
+
+    assert lines(ended)[-1] == "[  0.0 s] logs: muster logs the-run"
 
 
 def test_says_nothing_after_the_end() -> None:

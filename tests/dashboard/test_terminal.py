@@ -145,6 +145,15 @@ def test_the_end_of_the_run_closes_it() -> None:
     assert terminal.getvalue() == text
 
 
+def test_the_end_says_where_to_read_what_the_workers_printed() -> None:
+    terminal = Terminal()
+    dashboard = TerminalDashboard(stream=terminal)
+    for event in [at(0, "run_requested", job={}, run="the-run"), *failing()[2:]]:
+        dashboard(event)
+
+    assert terminal.getvalue().endswith("Logs: muster logs the-run\n")
+
+
 def test_close_without_any_event_writes_nothing() -> None:
     terminal = Terminal()
     TerminalDashboard(stream=terminal).close()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from muster.commands.launch import OPTIONS, ScriptCommand, make_job
+from muster.commands.launch import OPTIONS, ScriptCommand, as_options, make_job
 
 
 def _doctor_options(command: Any) -> Any:
     """The options that describe a job, with a script that may be missing."""
     *options, _, args = OPTIONS
-    for option in reversed([*options, click.argument("script", required=False), args]):
+    for option in reversed([*options, click.argument("worker_script", metavar="[SCRIPT]", required=False), args]):
         command = option(command)
     return command
 
@@ -24,6 +25,7 @@ def _doctor_options(command: Any) -> Any:
 @_doctor_options
 @click.option(
     "--timeout",
+    "timeout_seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=60,
     show_default=True,
@@ -40,8 +42,8 @@ def _doctor_options(command: Any) -> Any:
 @click.option("--no-launch", is_flag=True, help="Launch no workers, and leave out what only they can tell.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(
-    script: str | None,
-    timeout: float,
+    worker_script: str | None,
+    timeout_seconds: float,
     run_timeout: float | None,
     session_address: str | None,
     no_launch: bool,
@@ -67,14 +69,14 @@ def doctor(
     from muster.doctor import Finding, Report
     from muster.errors import JobError, PlatformError
 
-    if script is None and options["strategy"] != "parameter_server":
-        script = shutil.which("true")  # these need one; it is not run
+    if worker_script is None and options["strategy"] != "parameter_server":
+        worker_script = shutil.which("true")  # these need one; it is not run
     try:
-        job, strategy = make_job(script=script, **options)
+        job, strategy = make_job(worker_script=worker_script, **options)
         cluster = Cluster(
             job,
             strategy=strategy,
-            timeout_seconds=timeout,
+            timeout_seconds=timeout_seconds,
             run_timeout=run_timeout,
             session_address=session_address,
         )
@@ -82,6 +84,7 @@ def doctor(
         report = Report([Finding.of_error("job", error)])
     else:
         report = cluster.doctor(launch=not no_launch)
+    report = Report(replace(finding, mend=as_options(finding.mend)) for finding in report.findings)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:

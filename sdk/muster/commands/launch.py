@@ -5,17 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster.events import Event, Observer
 from muster.job import Job, Resources
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from muster.dashboard import Dashboard
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,15 +92,17 @@ def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
         raise click.BadParameter(f"{error}.", ctx, parameter) from error
 
 
+# Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``as_options`` finds it.
 OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "-s", "--strategy", type=click.Choice(list(STRATEGIES)), default="parameter_server", show_default=True,
         help="How the workers become a cluster.",
     ),
     click.option(
-        "-n", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Workers that train."
+        "-n", "--workers", "n_workers", type=click.IntRange(min=1), default=1, show_default=True,
+        help="Workers that train.",
     ),
-    click.option("--ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
+    click.option("--ps", "n_ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
     click.option(
         "--slots", type=click.IntRange(min=1), help="Processes per worker (horovod, mpi, processes).  [default: 1]"
     ),
@@ -109,16 +117,18 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
     ),
     click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
     click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
-    click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."),
+    click.option(
+        "--gpus", "nvidia_gpu", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."
+    ),
     click.option("--python", default="", metavar="PATH", help="Interpreter that runs the script.  [default: this one]"),
     click.option(
-        "--env", "environment", multiple=True, metavar="NAME[=VALUE]", callback=_environment,
+        "--env", multiple=True, metavar="NAME[=VALUE]", callback=_environment,
         help="Environment variable of the script; repeatable. NAME alone takes the value from this environment, which "
         "keeps secrets off the command line. Values are never recorded.",
     ),
     click.option("--name", default="", help="What to call the run.  [default: the script's name]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m."),
-    click.argument("script"),
+    click.argument("worker_script", metavar="SCRIPT"),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
 )  # fmt: skip
 
@@ -131,8 +141,8 @@ def job_options(command: Command) -> Command:
 
 
 def make_job(
-    *, strategy: str, workers: int, ps: int, cpu: float, memory: float, gpus: int, python: str,
-    environment: dict[str, str], name: str, module: bool, script: str | None, args: tuple[str, ...],
+    *, strategy: str, n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu: int, python: str,
+    env: dict[str, str], name: str, module: bool, worker_script: str | None, args: tuple[str, ...],
     **strategy_options: Any,
 ) -> tuple[Job, Strategy]:  # fmt: skip
     """The job and the strategy that the options describe.
@@ -143,12 +153,12 @@ def make_job(
     from muster.script import make_script
 
     job = Job(
-        script=make_script(script, module=module, python=python) if script is not None else None,
-        n_workers=workers,
-        n_ps=ps,
-        resources=Resources(cpu=cpu, memory=memory, gpu=gpus),
+        script=make_script(worker_script, module=module, python=python) if worker_script is not None else None,
+        n_workers=n_workers,
+        n_ps=n_ps,
+        resources=Resources(cpu=cpu, memory=memory, gpu=nvidia_gpu),
         args=args,
-        env=environment,
+        env=env,
         python=python,
         name=name,
     )
@@ -161,6 +171,7 @@ def make_job(
 @job_options
 @click.option(
     "--timeout",
+    "timeout_seconds",
     type=click.FloatRange(min=0),
     default=60,
     show_default=True,
@@ -172,6 +183,7 @@ def make_job(
 )
 @click.option(
     "--stall",
+    "stall_seconds",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
     help="End the run when nothing has moved for so long, and show where every process hangs.",
@@ -179,9 +191,9 @@ def make_job(
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
 @click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
 def run(
-    timeout: float,
+    timeout_seconds: float,
     run_timeout: float | None,
-    stall: float | None,
+    stall_seconds: float | None,
     session_address: str | None,
     quiet: bool,
     **options: Any,
@@ -216,17 +228,40 @@ def run(
             with Cluster(
                 job,
                 strategy=strategy,
-                timeout_seconds=timeout,
+                timeout_seconds=timeout_seconds,
                 run_timeout=run_timeout,
-                stall_seconds=stall,
+                stall_seconds=stall_seconds,
                 session_address=session_address,
-                observers=[dashboard],
+                observers=[_without_cause(dashboard)],
             ) as cluster:
-                result = cluster.wait()
+                cluster.wait()
         finally:
             dashboard.close()
-    if not quiet:
-        click.echo(f"Logs: muster logs {result.run}")
+
+
+def _without_cause(dashboard: Dashboard) -> Observer:
+    """The dashboard, but for why the run failed: this command's error says that, with more around it."""
+
+    def show(event: Event) -> None:
+        is_end = event.kind == "run_ended"
+        dashboard(replace(event, data={"status": event.data["status"]}) if is_end else event)
+
+    return show
+
+
+def as_options(text: str) -> str:
+    """``text`` with the parameters of ``run_cluster`` that it names as the options of ``muster run``.
+
+    >>> as_options('memory=4, n_ps=0, or strategy="processes"; and a longer timeout_seconds (session_address=)')
+    '--memory 4, --ps 0, or --strategy processes; and a longer --timeout (--session-address)'
+    """
+    for parameter in run.params:
+        name = str(parameter.name)
+        option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+        alone = f"{name}=?" if "_" in name else f"{name}="  # the others are words as well
+        text = re.sub(rf'(?<![\w./-]){name}="?([^\s",;)]+)"?', rf"{option} \1", text)
+        text = re.sub(rf"(?<![\w./-]){alone}(?!\w|[./-]\w)", option, text)
+    return text
 
 
 @contextmanager

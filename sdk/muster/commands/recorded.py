@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from muster import runs as recorded
+from muster.commands.launch import as_options
 from muster.dashboard.text import GLYPHS, clean, duration
 
 POLL_SECONDS = 0.2
@@ -66,7 +67,8 @@ def explain(run: str) -> None:
 
     RUN is an id, the beginning of one, or "last", which is the default.
     """
-    click.echo(clean(recorded.open_run(run).explain()))
+    lines = clean(recorded.open_run(run).explain()).split("\n")
+    click.echo("\n".join(as_options(line) if line.startswith("Try: ") else line for line in lines))
 
 
 @click.command()
@@ -114,6 +116,7 @@ def _show_end(run: recorded.Run) -> None:
     from muster.dashboard.terminal import Screen
 
     view = replay(run)
+    view.advice = as_options(view.advice)
     Console(height=len(view.workers) + 30).print(Screen(view))
 
 

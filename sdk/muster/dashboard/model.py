@@ -114,6 +114,11 @@ class RunView:
         return f"{self.culprit}: {self.reason}" if self.culprit and self.culprit not in self.reason else self.reason
 
     @property
+    def logs_command(self) -> str:
+        """What prints what the workers have printed; empty where there is none of it."""
+        return f"muster logs {self.run}" if self.run and self.workers else ""
+
+    @property
     def census(self) -> str:
         """How many workers there are of each status, in words."""
         return ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))

@@ -97,10 +97,12 @@ def progress_line(view: RunView) -> str:
 
 
 def ending(view: RunView) -> list[str]:
-    """How the run ended: status, cause and advice, each in a line of its own."""
+    """How the run ended, why, what to try and where to read on, each in a line of its own."""
     lines = [f"{view.status} after {duration(view.elapsed)}" + (f": {view.reason}" if view.reason else "")]
     if view.status == "succeeded" and view.metrics:
         lines.append(", ".join(f"{name} {number(value)}" for name, value in view.metrics.items()))
     if view.advice:
         lines.append(f"try: {view.advice}")
+    if view.logs_command:
+        lines.append(f"logs: {view.logs_command}")
     return [line for text in lines for line in text.splitlines()]

@@ -61,7 +61,7 @@ class TerminalDashboard:
     observe = __call__
 
     def close(self) -> None:
-        """Paint the last frame and give the terminal back."""
+        """Paint the last frame, say where to read on, and give the terminal back."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -69,6 +69,8 @@ class TerminalDashboard:
             self._ticker.join()
             with self._lock:
                 self._live.stop()  # paints once more
+                if self.view.logs_command:
+                    self._console.print(Text(f"Logs: {self.view.logs_command}"), soft_wrap=True)
 
     def _start(self) -> None:
         self._ticker = threading.Thread(target=self._tick, name="muster-dashboard", daemon=True)

@@ -45,7 +45,7 @@ class Horovod:
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The ranks, the ``horovodrun`` that starts them, and the files that let it trust nobody else."""
         hosts = ",".join(f"{member.host}:{self.slots}" for member in members)
-        interface = self.network_interface or common_interface(members, 'Horovod(network_interface="...")')
+        interface = self.network_interface or common_interface(members)
         horovodrun = (
             "horovodrun", "--gloo", "--disable-cache",
             "-np", str(len(members) * self.slots), "-H", hosts,

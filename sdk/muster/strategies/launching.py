@@ -38,8 +38,8 @@ def place_ranks(members: Sequence[Member], slots: int) -> dict[int, str]:
     return {index * slots + slot: member.name for index, member in enumerate(members) for slot in range(slots)}
 
 
-def common_interface(members: Sequence[Member], option: str) -> str:
-    """The first network interface that all workers have; ``option`` is what to give where there is none.
+def common_interface(members: Sequence[Member]) -> str:
+    """The first network interface that all workers have.
 
     Raises:
         JobError: they have none in common.
@@ -49,7 +49,7 @@ def common_interface(members: Sequence[Member], option: str) -> str:
         raise JobError(
             "The workers have no network interface in common: "
             + "; ".join(f"{member.name} has {', '.join(member.interfaces) or 'none'}" for member in members),
-            advice=f"strategy={option}",
+            advice="network_interface= the one to talk over",
         )
     return shared[0]
 

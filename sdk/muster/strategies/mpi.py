@@ -58,7 +58,7 @@ class MPI:
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The ranks, the ``mpiexec`` that starts them, and the files that let it trust nobody else."""
         assert facts.mpiexec is not None, "whose mpiexec it is has been asked beforehand"
-        interface = self.network_interface or common_interface(members, 'MPI(network_interface="...")')
+        interface = self.network_interface or common_interface(members)
         is_open_mpi = facts.mpiexec.flavour == "Open MPI"
         options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
         python = job.python or facts.session_python

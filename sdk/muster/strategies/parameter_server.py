@@ -35,7 +35,7 @@ class ParameterServer:
             raise JobError(
                 f"{job.script.target if job.script else ''} is a program, which with parameter servers coordinates "
                 "workers (ClusterCoordinator), and needs at least one server; n_ps is 0.",
-                advice='strategy="horovod", "mpi", "processes" or "multi_worker" where it is written for that; else '
+                advice="strategy= horovod, mpi, processes or multi_worker, where it is written for that; else "
                 "n_ps=1, or a script with a top-level run(cluster, server, task_index)",
             )
         counts = {"chief": int(has_chief), "ps": job.n_ps, "worker": job.n_workers}
