@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -216,6 +217,11 @@ cli.main()
     def test_help_says_what_the_exit_status_means(self) -> None:
         assert "124  the run took too long, or stalled" in muster("--help").stdout
 
+    def test_help_has_room_for_what_each_command_does(self) -> None:
+        commands = muster("--help").stdout.partition("\nCommands:\n")[2]
+        assert "  runs " in commands
+        assert "..." not in commands
+
 
 def processes_of(run: str) -> list[str]:
     """Ids of the processes that belong to a run."""
@@ -250,6 +256,20 @@ class TestRuns:
         assert [line.split()[-1] for line in lines] == [newer.id, older.id]
         assert lines[0].startswith("✗ failed ")
         assert "horovod" in lines[0]
+
+    def test_a_terminal_shows_a_table_that_fits(self) -> None:
+        run = recorded("a-name-that-is-as-long-as-names-may-be-ab", status="lost")
+        ours, theirs = os.openpty()
+        environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+        subprocess.run([sys.executable, "-m", "muster", "runs"], stdout=theirs, env=environment, check=True)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", os.read(ours, 65536).decode()).splitlines()
+        os.close(ours)
+        os.close(theirs)
+
+        assert lines[0].split() == ["status", "took", "strategy", "run"]
+        assert " ".join(lines[1].split()[:5]) == "? lost ≥ 2.0 s"
+        assert max(map(len, lines)) <= 80
+        assert "".join(line.split()[-1] for line in lines[1:]) == run.id
 
     def test_none(self) -> None:
         result = muster("runs")

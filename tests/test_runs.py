@@ -115,6 +115,14 @@ class TestStatus:
     def test_a_run_whose_session_is_gone_is_lost(self) -> None:
         assert make("x", session=a_process_that_is_gone()).status == "lost"
 
+    def test_a_lost_run_lasted_until_its_workers_noticed(self) -> None:
+        run = make("x", session=a_process_that_is_gone(), days_ago=1)
+        log = run.path / "logs" / "worker-0.log"
+        log.write_text("the connection to the session is gone\n")
+        os.utime(log, (run.started_at + 60, run.started_at + 60))
+
+        assert run.seconds == pytest.approx(60)
+
     def test_another_process_of_the_same_pid_is_not_the_session(self) -> None:
         assert make("x", session={**runs.this_session(), "started": 1}).status == "lost"
 

@@ -241,9 +241,12 @@ class Run:
         return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.path / 'logs'}"]
 
     def _last_sign_of_life(self) -> float:
-        """When the journal was last written to, in seconds since the epoch."""
-        journal = self.path / "events.jsonl"
-        return journal.stat().st_mtime if journal.exists() else self.started_at
+        """When the session or a worker last wrote anything, in seconds since the epoch.
+
+        Agents write to their logs once they have lost the session.
+        """
+        written = [self.path / "events.jsonl", *(self.path / "logs").rglob("*.log")]
+        return max((path.stat().st_mtime for path in written if path.exists()), default=self.started_at)
 
     @property
     def _request(self) -> Event | None:

@@ -50,10 +50,11 @@ def doctor(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Look for what would make `muster run` fail with these options, and say how to mend it.
+    """Look for what would make `muster run` fail, and for its mend.
 
-    Looks at SCRIPT and at what it imports, in the interpreter that will run it, and at this machine. Then launches the
-    workers for some seconds, looks at what they have, and stops them. SCRIPT is not run.
+    Takes the options of `muster run`. Looks at SCRIPT and at what it imports, in the interpreter that will run it, and
+    at this machine. Then launches the workers for some seconds, looks at what they have, and stops them. SCRIPT is not
+    run.
 
     \b
     Examples:

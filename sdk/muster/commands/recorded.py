@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from muster import runs as recorded
 from muster.commands.launch import as_options
-from muster.dashboard.text import GLYPHS, clean, duration
+from muster.dashboard.text import COLOURS, GLYPHS, clean, duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
@@ -30,6 +35,8 @@ SHOWN_RUNS = 30
 def runs(as_json: bool, prune: bool, keep: int, older_than: float | None) -> None:
     """List the recorded runs, newest first.
 
+    In a terminal as a table, elsewhere a run a line, with when it started. The id of a run begins with that.
+
     \b
     Examples:
       muster runs
@@ -44,15 +51,42 @@ def runs(as_json: bool, prune: bool, keep: int, older_than: float | None) -> Non
     if as_json:
         click.echo(json.dumps([_as_data(run) for run in listed], indent=2))
         return
-    for run in listed[:SHOWN_RUNS]:
-        started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
-        status = run.status
-        took = duration(run.seconds)
-        click.echo(clean(f"{GLYPHS.get(status, ' ')} {status:<9}  {started}  {took:>8}  {run.strategy:<16}  {run.id}"))
+    if listed and sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(_table(listed[:SHOWN_RUNS]))
+    else:
+        for run in listed[:SHOWN_RUNS]:
+            started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
+            click.echo(clean(f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {run.id}"))
     if len(listed) > SHOWN_RUNS:
         click.echo(f"… and {len(listed) - SHOWN_RUNS} older")
     if not listed:
         click.echo(f"No run has been recorded in {recorded.muster_home() / 'runs'} yet.", err=True)
+
+
+def _table(listed: Sequence[recorded.Run]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
+    table.add_column("status", no_wrap=True)
+    table.add_column("took", no_wrap=True, justify="right")
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("run", overflow="fold")
+    for run in listed:
+        status = Text(_status(run), style=COLOURS.get(run.status, ""))
+        table.add_row(status, _took(run), Text(clean(run.strategy)), Text(run.id))
+    return table
+
+
+def _status(run: recorded.Run) -> str:
+    return f"{GLYPHS.get(run.status, ' ')} {run.status}"
+
+
+def _took(run: recorded.Run) -> str:
+    """How long the run took, or has taken so far; of a lost one nobody knows how long it went on."""
+    return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
 def _as_data(run: recorded.Run) -> dict[str, object]:
@@ -63,9 +97,10 @@ def _as_data(run: recorded.Run) -> dict[str, object]:
 @click.command()
 @click.argument("run", default="last")
 def explain(run: str) -> None:
-    """Say how RUN went: what failed first and why, the end of that log, and what to try.
+    """Say what failed first in RUN, why, and what to try.
 
-    RUN is an id, the beginning of one, or "last", which is the default.
+    It is shown with its traceback, or the end of its log. RUN is an id, the beginning of one, or "last", which is the
+    default.
     """
     lines = clean(recorded.open_run(run).explain()).split("\n")
     click.echo("\n".join(as_options(line) if line.startswith("Try: ") else line for line in lines))
@@ -78,9 +113,9 @@ def explain(run: str) -> None:
     help="Write one page instead, which needs nothing else, with the logs in it.",
 )  # fmt: skip
 def show(run: str, html: Path | None) -> None:
-    """Show RUN: as it ended, or live as long as it runs and this is a terminal.
+    """Show RUN as it ended, or live while it runs.
 
-    RUN is an id, the beginning of one, or "last", which is the default.
+    It is shown live in a terminal only. RUN is an id, the beginning of one, or "last", which is the default.
 
     \b
     Examples:
@@ -125,7 +160,7 @@ def _show_end(run: recorded.Run) -> None:
 @click.argument("worker", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 def logs(run: str, worker: str | None, follow: bool) -> None:
-    """Print what the workers of RUN have printed, or what one WORKER has.
+    """Print what the workers of RUN, or one of them, have printed.
 
     RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-3, or
     "driver" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out; the files

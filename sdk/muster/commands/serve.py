@@ -45,10 +45,11 @@ def serve(
     host: str, port: int | None, tls_cert: Path | None, tls_key: Path | None, keys: Path | None, platform: str,
     project: Path, max_workers: int, max_session_workers: int, print_env: bool,
 ) -> None:  # fmt: skip
-    """Serve the workbench's REST interface, so that clients written for it run unchanged.
+    """Serve the workbench's REST interface on this machine.
 
-    Whoever has an API key may launch workers, which run Python as the user who serves. Keys are kept in a file that
-    only this user can read; each sees its own workers only. Workers end when they are told to, or with the service.
+    Clients written for the workbench run unchanged. Whoever has an API key may launch workers, which run Python as the
+    user who serves. Keys are kept in a file that only this user can read; each sees its own workers only. Workers end
+    when they are told to, or with the service.
 
     \b
     Examples:

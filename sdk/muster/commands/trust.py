@@ -24,11 +24,12 @@ from muster.ssh import SSH_PORT
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Only try whether each host can be logged in to.")
 def trust(hosts: tuple[str, ...], user: str | None, port: int, accepted: tuple[str, ...], check: bool) -> None:
-    """Have `ssh HOST` log in without a prompt, as mpirun needs it, and make sure that it does.
+    """Have `ssh HOST` log in without a prompt, as mpirun needs it.
 
-    Makes a key pair if you have none, and installs its public key on each host, for which it may ask for your password
-    there. Writes the port into ~/.ssh/config. Asks before it believes the key of a host that is not known yet; without
-    a terminal, --accept says which are right. Nothing that is there already is overwritten.
+    Makes a key pair if you have none, installs its public key on each host, for which it may ask for your password
+    there, and makes sure that it is let in. Writes the port into ~/.ssh/config. Asks before it believes the key of a
+    host that is not known yet; without a terminal, --accept says which are right. Nothing that is there already is
+    overwritten.
 
     \b
     Examples:
