@@ -46,15 +46,15 @@ def test_the_rank_that_ends_all_others_is_named(
 
 
 def test_values_of_a_function_come_back_by_rank_and_its_environment_is_the_workers(mpi: Installed) -> None:
-    def place() -> tuple[str, str]:
+    def place() -> tuple[str, ...]:
         import os
 
-        return os.environ["MUSTER_WORKER"], os.environ["SECRET"]
+        return tuple(os.environ[name] for name in ("MUSTER_WORKER", "MUSTER_RANK", "MUSTER_WORLD_SIZE", "SECRET"))
 
     cluster = muster.run_cluster(
         2, worker_script=place, strategy=mpi.strategy(slots=2), env={"SECRET": "hunter2"}
     ).cluster
-    assert cluster.result.values == [(f"worker-{rank // 2}", "hunter2") for rank in range(4)]
+    assert cluster.result.values == [(f"worker-{rank // 2}", str(rank), "4", "hunter2") for rank in range(4)]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks cannot have a core each here")

@@ -220,6 +220,29 @@ class TestMpi:
         assert shlex.join(mpi_args) in command
         assert command.count("--bind-to") == command.count("--mca btl ") == 1
 
+    @pytest.mark.parametrize(
+        ("flavour", "mpi_args", "replaced"),
+        [
+            ("Open MPI", ("-bind-to", "core", "-mca", "btl", "tcp,self"), (" --bind-to ", " --mca btl ")),
+            ("MPICH", ("--bind-to", "core", "--iface=lo"), (" -bind-to ", " -iface ")),
+        ],
+    )
+    def test_they_win_with_one_dash_or_two(
+        self, mpiexecs: dict[str, str], flavour: str, mpi_args: tuple[str, ...], replaced: tuple[str, ...]
+    ) -> None:
+        strategy = MPI(mpiexec=mpiexecs[flavour], mpi_args=mpi_args)
+        plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
+        assert plan.driver is not None
+        command = shlex.join(plan.driver.argv)
+        assert shlex.join(mpi_args) in command
+        assert not [option for option in replaced if option in command]
+
+    @pytest.mark.parametrize("option", ["-n", "-np", "--np"])
+    def test_the_number_of_ranks_is_not_theirs_to_say(self, option: str) -> None:
+        with pytest.raises(JobError, match="say how many ranks there are") as refused:
+            MPI(mpi_args=(option, "4")).roles(JOB)
+        assert "slots=" in str(refused.value)
+
     def test_each_host_is_reached_on_its_own_port(self, mpiexecs: dict[str, str]) -> None:
         strategy = MPI(mpiexec=mpiexecs["MPICH"])
         first, second = members(JOB, strategy)

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 
-RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # Open MPI, MPICH
+RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # Open MPI, MPICH, and any launcher that speaks PMIx
 DESCRIPTOR = "PMI_FD"
 PR_SET_PDEATHSIG = 1
 FAILED = 127  # what a shell exits with when it cannot start a program
@@ -26,6 +26,7 @@ FAILED = 127  # what a shell exits with when it cannot start a program
 def main(argv):
     # type: (list) -> None
     """Ask for the rank, wait for its end, and end likewise."""
+    rank = given_rank()
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # mpiexec's daemon gone, nobody would end the rank
     if os.getppid() != parent:
@@ -33,7 +34,7 @@ def main(argv):
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect(os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock"))
-            ask(agent, argv)
+            ask(agent, argv, rank)
             with agent.makefile("rb") as answers:
                 answer = json.loads(answers.readline().decode("utf-8"))
     except (OSError, KeyError, ValueError) as error:
@@ -44,15 +45,27 @@ def main(argv):
     sys.exit(answer["code"])
 
 
-def ask(agent, argv):
-    # type: (socket.socket, list) -> None
+def given_rank():
+    # type: () -> str
+    """This process's number among all, which its launcher has put into the environment."""
+    for name in RANK:
+        if name in os.environ:
+            return os.environ[name]
+    sys.stderr.write(
+        "muster: what started this process gave it no rank: none of {} is in its environment. Muster needs the "
+        "mpiexec of Open MPI or MPICH: mpiexec= the path of one\n".format(", ".join(RANK))
+    )
+    sys.exit(FAILED)
+
+
+def ask(agent, argv, rank):
+    # type: (socket.socket, list, str) -> None
     """Send what the agent needs to start the rank."""
-    rank = next(os.environ[name] for name in RANK if name in os.environ)
     request = {
         "type": "rank",
         "rank": int(rank),
         "argv": argv,
-        "env": dict(os.environ),
+        "env": dict(os.environ, MUSTER_RANK=rank),
         "cores": sorted(os.sched_getaffinity(0)),
     }
     data = json.dumps(request).encode("ascii") + b"\n"

@@ -24,6 +24,7 @@ from muster.strategies.launching import (
 )
 
 LOOPBACK = "lo"
+NUMBER_OF_RANKS = frozenset({"--n", "--np", "--c"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class MPI:
         mpiexec: name or path of the launcher, such as ``mpirun.mpich``. The workers need the same MPI.
         network_interface: interface that mpiexec and ranks talk over; None for one that all workers have in common.
         binding: what each rank is bound to: ``none``, ``core``, ``socket`` or whatever else ``--bind-to`` takes.
-        mpi_args: further arguments of mpiexec, such as ``("--mca", "btl_tcp_links", "2")``. They win over these.
+        mpi_args: further arguments of mpiexec, such as ``("--mca", "btl_tcp_links", "2")``. They win over these,
+            but do not say how many ranks there are.
     """
 
     slots: int = 1
@@ -53,6 +55,11 @@ class MPI:
         check_slots(self.slots)
         if isinstance(self.mpi_args, str):
             raise JobError(f"mpi_args={self.mpi_args!r} must be a list of words.", advice="shlex.split() makes one")
+        if any(_spelled_out(word) in NUMBER_OF_RANKS for word in self.mpi_args):
+            raise JobError(
+                f"mpi_args={self.mpi_args!r} say how many ranks there are, which follows from workers and slots.",
+                advice="n_workers= and slots=",
+            )
         return workers_only(job, "MPI")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
@@ -64,8 +71,9 @@ class MPI:
         python = job.python or facts.session_python
         rank = (python, "-I", "-S", str(facts.library / "mpi_rank.py"), *script_command(job, facts))
         size = str(len(members) * self.slots)
+        environment = {**facts.environment, "MUSTER_WORLD_SIZE": size}  # not every launcher tells the ranks
         return Plan(
-            processes={member.name: Process((), facts.environment, job.cwd) for member in members},
+            processes={member.name: Process((), environment, job.cwd) for member in members},
             driver=Process(
                 (facts.mpiexec.path, "-n", size, *options, *self.mpi_args, *rank),
                 self._environment(facts),
@@ -118,4 +126,11 @@ class MPI:
 
     def _defaults(self, options: Mapping[str, str], *before: str) -> list[str]:
         """These options as arguments, each behind the words ``before``, but for those that the user has set."""
-        return [word for name, value in options.items() if name not in self.mpi_args for word in (*before, name, value)]
+        given = {_spelled_out(word) for word in self.mpi_args}
+        left = [item for item in options.items() if _spelled_out(item[0]) not in given]
+        return [word for name, value in left for word in (*before, name, value)]
+
+
+def _spelled_out(word: str) -> str:
+    """An option with two dashes, where launchers also take one, and without a value behind ``=``; other words as is."""
+    return "--" + word.lstrip("-").partition("=")[0] if word.startswith("-") else word
