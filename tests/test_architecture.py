@@ -16,7 +16,19 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 
 # Each part may import itself and the parts to its right; everything may import errors, events and job.
 NOUNS = {"errors", "events", "job", "forks"}
-PURE = {"strategies", "diagnosis", "script", "interpreter", "mpi", "ssh", "runs", "result", "planning", "scratch"}
+PURE = {
+    "strategies",
+    "diagnosis",
+    "failures",
+    "script",
+    "interpreter",
+    "mpi",
+    "ssh",
+    "runs",
+    "result",
+    "planning",
+    "scratch",
+}
 ENGINE = {
     "background",
     "session",
@@ -41,7 +53,7 @@ MAY_IMPORT = {
     "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "ending", "platforms"},
     "execution": NOUNS | PURE | ENGINE,
     "cluster": NOUNS | PURE | ENGINE | {"execution", "doctor"},
-    "state": NOUNS | {"diagnosis"},
+    "state": NOUNS | {"diagnosis", "failures"},
     "serve": NOUNS | {"serve", "platforms", "agent", "runs", "scratch", "workers", "__version__"},
 }
 

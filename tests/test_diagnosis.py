@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from muster.diagnosis import Failure, explain, root_cause, stalled, tail
+from muster.diagnosis import explain, stalled, tail
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
+from muster.failures import Failure, alike, root_cause
 
 RAISED = Failure("exception", 10.0, "worker-1", 1, type="ValueError", message="bad luck")
 ECHO = Failure("exception", 9.9, "worker-0", 0, type="HorovodInternalError", message="Horovod has been shut down")
@@ -73,6 +75,22 @@ def test_a_launcher_that_let_go_of_a_rank_is_the_cause_where_nothing_else_is() -
     assert root_cause([DRIVER, HUNG_UP, aborted]) == aborted
     daemon = Failure("daemon", 10.6, "worker-1", signal=signal.SIGKILL)
     assert root_cause([DRIVER, HUNG_UP, daemon]) == daemon
+
+
+@pytest.mark.parametrize(
+    ("ranks", "total", "words"),
+    [
+        ([1], 2, "rank 1 (worker-1) failed first: ValueError: bad luck"),
+        ([1, 0], 2, "All 2 ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
+        ([1, 3], 4, "2 of 4 ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
+    ],
+)
+def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, words: str, tmp_path: Path) -> None:
+    raised = [replace(RAISED, worker=f"worker-{rank}", rank=rank, time=10 + n / 100) for n, rank in enumerate(ranks)]
+    failures = [*raised, EXIT_0, EXIT_1, DRIVER]
+    cause = root_cause(failures)
+    assert cause is not None
+    assert explain(cause, tmp_path, alike=alike(cause, failures), total=total).message == words
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
-"""From what is known of a failed run to its cause, in words: which worker failed first, why, and what to try.
-
-The order of exits lies: when one rank raises, the others lose their peer and may well exit before it. So failures are
-sorted into primary ones and those that are only the echo of another, and the earliest primary one is the cause.
-"""
+"""The verdict on a failed run, in words: which worker failed first, why, where its log is, and what to try."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster.errors import (
@@ -26,112 +21,28 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
+from muster.failures import Failure
 
-# What the survivors say when somebody else has failed.
-ECHOES = re.compile(
-    r"Horovod has been shut ?down|HorovodInternalError|Connection reset by peer|Connection closed by peer|"
-    r"Broken pipe|Read error \[|Socket closed|failed to connect to all addresses|UnavailableError|AbortedError|"
-    r"CancelledError|Cancelled by|RST_STREAM|Connection refused|session .*is not found|Step was cancelled",
-    re.IGNORECASE,
-)
 OF_LAUNCHER = {"driver", "daemon", "hung_up"}
-OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
 OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
     "or session_address= an address and port that they reach"
 )
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
-OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One thing that went wrong in a run.
+def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1) -> RunFailed:
+    """The error for a cause: what happened, to which worker, where its log is, and what to try.
 
-    Attributes:
-        kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
-            ``stopped`` (its agent ended it, and not because the session said so), ``hung_up`` (the launcher let go of
-            it), ``daemon`` (what the launcher starts on a worker was killed, or cannot run there), or ``driver``, whose
-            name is in ``message``.
-        time: when it happened, seconds since the epoch by the clock nearest to it.
-        worker, rank: to whom; None for the driver.
-        type, message, traceback: of the exception.
-        exit_code, signal: of the process.
-        used, limit: memory in bytes.
+    Args:
+        alike: how many processes have raised the same.
+        total: how many there are that might have.
     """
-
-    kind: str
-    time: float
-    worker: str | None = None
-    rank: int | None = None
-    type: str = ""
-    message: str = ""
-    traceback: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-    used: int | None = None
-    limit: int | None = None
-
-    @property
-    def is_echo(self) -> bool:
-        """Whether it looks like the consequence of another failure."""
-        if self.kind == "exception":
-            # The built-in ones come from the script's own connections; frameworks raise their own.
-            return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
-        if self.kind == "driver":
-            return self.signal is None  # with a status it tells of a rank's end; a signal met itself
-        return self.kind in OTHERS_DOING or (self.kind in {"signal", "daemon"} and self.signal == signal.SIGTERM)
-
-
-def root_cause(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that explains the others; None where there is none.
-
-    A process that raised and then exited failed once: its exit takes on the exception. An exit without an exception
-    beside somebody else's exception or signal may be an echo that could not speak, so those come after.
-
-    >>> root_cause([Failure("exit", 1.0, "worker-0", 0, exit_code=1),
-    ...             Failure("exception", 2.0, "worker-1", 1, type="ValueError")]).worker
-    'worker-1'
-    """
-    merged = _merge(failures)
-    if not merged:
-        return None
-    return min(merged, key=lambda failure: (_distance(failure), failure.time))
-
-
-def _distance(failure: Failure) -> int:
-    """How far a kind of failure is from being a cause."""
-    if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
-        return 3  # it names nobody
-    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "daemon", "driver"})
-
-
-def _merge(failures: Iterable[Failure]) -> list[Failure]:
-    """One failure per process: the exception if it raised one, else how it ended. A lost agent covers its ranks."""
-    failures = sorted(failures, key=lambda failure: failure.time)
-    lost = {failure.worker for failure in failures if failure.kind == "lost"}
-    first: dict[tuple[str | None, int | None], Failure] = {}
-    for failure in failures:
-        source = (failure.worker, failure.rank if failure.worker not in lost else None)
-        known = first.get(source)
-        if (
-            known is None
-            or (known.kind in OTHERS_DOING and failure.kind not in OTHERS_DOING)
-            or (failure.kind == "memory" and known.kind == "signal")
-        ):
-            first[source] = failure
-        elif known.kind == "exception" and known.exit_code is None:
-            first[source] = replace(known, exit_code=failure.exit_code, signal=failure.signal)
-    return list(first.values())
-
-
-def explain(failure: Failure, logs: Path) -> RunFailed:
-    """The error for a cause: what happened, to which worker, where its log is, and what to try."""
     name = who(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind == "exception":
         error: RunFailed = ScriptFailed(
-            f"{name} failed first: {failure.type}: {_first_line(failure.message)}",
+            f"{_who_raised(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
             worker=failure.worker, log=log, details=failure.traceback, advice=_advice_on_exception(failure),
         )  # fmt: skip
     elif failure.kind == "memory":
@@ -162,6 +73,15 @@ def explain(failure: Failure, logs: Path) -> RunFailed:
         error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=words)
     error.rank = failure.rank
     return error
+
+
+def _who_raised(failure: Failure, alike: int, total: int) -> str:
+    """The process that raised first, and how many raised the same."""
+    name = who(failure.worker or "the launcher", failure.rank)
+    if alike == 1:
+        return f"{name} failed first"
+    count = f"All {alike}" if alike >= total else f"{alike} of {total}"
+    return f"{count} {'workers' if failure.rank is None else 'ranks'} failed alike, {name} first"
 
 
 def _log_of(failure: Failure, logs: Path) -> Path:

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from muster import diagnosis
+from muster import diagnosis, failures
 from muster.background import BlockingCalls
-from muster.diagnosis import Failure
 from muster.driver import Driver
 from muster.ending import Ending
 from muster.errors import MusterError, RunStopped
+from muster.failures import Failure
 from muster.job import Job, Limits, Plan, Process, Status
 from muster.platforms.base import Platform
 from muster.session import Session
@@ -287,15 +287,17 @@ class Orchestrator:
         """
         first_seen = time.monotonic()
         while True:
-            cause = diagnosis.root_cause(self.state.failures)
+            cause = failures.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or (cause.worker, cause.rank) in self.state.running
             if time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4):
                 break
             await asyncio.sleep(0.02)
         assert cause is not None, "only called once something has failed"
-        if self.plan is None and cause.worker:
+        plan = self.plan
+        if plan is None and cause.worker:
             return diagnosis.did_not_come_up(cause, self._logs())
-        return diagnosis.explain(cause, self._logs())
+        total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
+        return diagnosis.explain(cause, self._logs(), alike=failures.alike(cause, self.state.failures), total=total)
 
     def _workers_missing(self) -> MusterError:
         known = {name: worker.status for name, worker in self.state.workers.items()}

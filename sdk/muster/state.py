@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.diagnosis import Failure, who
+from muster.diagnosis import who
 from muster.events import Event
+from muster.failures import Failure
 from muster.job import Member, Status, Worker, WorkerSpec
 
 logger = logging.getLogger("muster")
