@@ -75,7 +75,9 @@ def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> r
 class TestOptions:
     def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
-        monkeypatch.setattr(launch, "make_job", lambda **options: made.append(MAKE_JOB(**options)) or made[0])
+        monkeypatch.setattr(
+            "muster.commands.plan.make_job", lambda **options: made.append(MAKE_JOB(**options)) or made[0]
+        )
         monkeypatch.setenv("SECRET", "from here")
 
         muster(
@@ -138,7 +140,8 @@ class TestPlan:
         result = muster("plan", "-s", "horovod", "-n", "2", "--slots", "2", script)
 
         assert "horovodrun --gloo" in result.stdout
-        assert "worker-1 (rank 2, 3)" in result.stdout
+        assert "worker-1 (rank 2, 3): cpu 1, memory 2 GB, gpu 0, sshd on port 2222\n" in result.stdout
+        assert result.stdout.count(f"program {Path(script).absolute()}\n") == 3  # both workers, and horovodrun
         assert "hostfile\n  <worker-0> slots=2\n  <worker-1> slots=2" in result.stdout
 
     def test_json(self, task: str) -> None:

@@ -9,7 +9,8 @@ import click
 
 from muster import __version__
 from muster.commands.doctor import doctor
-from muster.commands.launch import as_options, plan, run
+from muster.commands.launch import as_options, run
+from muster.commands.plan import plan
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
 from muster.commands.trust import trust

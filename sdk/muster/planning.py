@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def preview(job: Job, strategy: Strategy) -> Plan:
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
     """The plan as plain data to be recorded or printed, without the values of the user's environment variables."""
     return {
+        "resources": asdict(job.resources),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
         "processes": {name: _process(process, job.env) for name, process in plan.processes.items()},
         "driver": _process(plan.driver, job.env) if plan.driver else None,
@@ -129,7 +131,7 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
         "script": {"kind": script.kind, "target": script.target, "is_task": script.is_task} if script else None,
         "n_workers": job.n_workers,
         "n_ps": job.n_ps,
-        "resources": {"cpu": job.resources.cpu, "memory": job.resources.memory, "gpu": job.resources.gpu},
+        "resources": asdict(job.resources),
         "args": list(job.args),
         "env": sorted(job.env),
         "python": job.python,

@@ -30,7 +30,7 @@ def test_the_plan_of_mpi_shows_the_command_and_the_hostfile(script: str, mpiexec
     assert "-iface eth1 -bind-to core -verbose -errfile-pattern 'a b'" in result.stdout
     assert "hostfile\n  <worker-0>:2\n  <worker-1>:2" in result.stdout
     assert "mpi_rank.py" in result.stdout
-    assert result.stdout.count("train.py --epochs 3") == 1
+    assert result.stdout.count("train.py --epochs 3") == 3  # both workers, and mpiexec
 
 
 def test_the_plan_of_processes_shows_each_ranks_place(script: str) -> None:

@@ -1,9 +1,8 @@
-"""``muster run`` and ``muster plan``: from options to a job, and from a job to a cluster or to what it would be."""
+"""``muster run``: from options to a job, and from a job to a cluster."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import shlex
@@ -276,40 +275,3 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-@click.command(cls=ScriptCommand)
-@job_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def plan(as_json: bool, **options: Any) -> None:
-    """Show what `muster run` would start, and start nothing.
-
-    Addresses are placeholders: real ones are known once the workers have started.
-
-    \b
-    Example:
-      muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
-    """
-    from muster.planning import describe, preview
-
-    job, strategy = make_job(**options)
-    data = describe(preview(job, strategy), job)
-    click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
-
-
-def as_text(data: dict[str, Any]) -> str:
-    """A plan as people read it."""
-    lines = [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
-    processes = {**data["processes"], **({"driver": data["driver"]} if data["driver"] else {})}
-    for name, process in processes.items():
-        ranks = [rank for rank, worker in data["ranks"].items() if worker == name]
-        lines += ["", f"{name}" + (f" (rank {', '.join(ranks)})" if ranks else "")]
-        lines += [f"  {variable}={shlex.quote(value)}" for variable, value in sorted(process["env"].items())]
-        for rank in ranks if data["rank_env"] else ():
-            settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in data["rank_env"][rank].items())
-            lines += [f"  rank {rank}: {settings}"]
-        lines += [f"  $ {shlex.join(process['argv'])}"] if process["argv"] else ["  $ as the driver asks by ssh"]
-    for name, text in data["files"].items():
-        if text is not None:
-            lines += ["", name, *(f"  {line}" for line in text.splitlines())]
-    return "\n".join(lines).strip("\n")

@@ -52,9 +52,10 @@ class Horovod:
             *_common_port(members), "-i", str(facts.identity),
             "--network-interfaces", interface, *self.horovodrun_args,
         )  # fmt: skip
+        rank = script_command(job, facts)
         return Plan(
-            processes={member.name: Process((), facts.environment, job.cwd) for member in members},
-            driver=Process((*horovodrun, *script_command(job, facts)), driver_environment(facts), str(facts.scratch)),
+            processes={member.name: Process(rank, facts.environment, job.cwd) for member in members},
+            driver=Process((*horovodrun, *rank), driver_environment(facts), str(facts.scratch)),
             files={
                 **ssh_files(members, facts),
                 "hostfile": "".join(f"{member.host} slots={self.slots}\n" for member in members),

@@ -69,13 +69,14 @@ class MPI:
         is_open_mpi = facts.mpiexec.flavour == "Open MPI"
         options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
         python = job.python or facts.session_python
-        rank = (python, "-I", "-S", str(facts.library / "mpi_rank.py"), *script_command(job, facts))
+        rank = script_command(job, facts)
+        starter = (python, "-I", "-S", str(facts.library / "mpi_rank.py"), *rank)
         size = str(len(members) * self.slots)
         environment = {**facts.environment, "MUSTER_WORLD_SIZE": size}  # not every launcher tells the ranks
         return Plan(
-            processes={member.name: Process((), environment, job.cwd) for member in members},
+            processes={member.name: Process(rank, environment, job.cwd) for member in members},
             driver=Process(
-                (facts.mpiexec.path, "-n", size, *options, *self.mpi_args, *rank),
+                (facts.mpiexec.path, "-n", size, *options, *self.mpi_args, *starter),
                 self._environment(facts),
                 str(facts.scratch),
             ),
