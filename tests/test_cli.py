@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,7 +20,8 @@ from muster.cli import exit_code, main
 from muster.commands import launch
 from muster.commands.recorded import Tail
 from muster.events import Event
-from muster.job import Resources
+from muster.job import Job, Resources
+from muster.strategies.base import Strategy
 from muster.strategies.horovod import Horovod
 from plain import Plain
 
@@ -75,9 +77,12 @@ def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> r
 class TestOptions:
     def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
-        monkeypatch.setattr(
-            "muster.commands.plan.make_job", lambda **options: made.append(MAKE_JOB(**options)) or made[0]
-        )
+
+        def make_job(**options: Any) -> tuple[Job, Strategy]:
+            made.append(launch.make_job(**options))
+            return made[0]
+
+        monkeypatch.setattr("muster.commands.plan.make_job", make_job)
         monkeypatch.setenv("SECRET", "from here")
 
         muster(
@@ -120,9 +125,6 @@ class TestOptions:
             assert result.exit_code == 2
             assert message in result.stderr
         assert not home.exists()
-
-
-MAKE_JOB = launch.make_job
 
 
 class TestPlan:
