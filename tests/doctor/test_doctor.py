@@ -121,6 +121,24 @@ class TestTheScript:
         assert found["no_such_depth"].text.startswith(f"{folder}/beside/deeper.py, line 2,")
         assert not report.is_fine
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "import sys\nsys.path.insert(0, 'elsewhere')\nimport no_such_package\n",
+            "try:\n    int('3')\nexcept ValueError:\n    import no_such_package\n",
+            "def plot():\n    import plots\n",
+        ],
+        ids=["from another folder", "where something fails", "in a file that may not be imported"],
+    )
+    def test_an_import_that_may_never_fail_is_a_warning(self, folder: Path, text: str) -> None:
+        (folder / "train.py").write_text(text)
+        (folder / "plots.py").write_text("import no_such_package\n")
+
+        report = look()
+
+        assert problems(report) == [("warning", "imports")]
+        assert report.is_fine
+
     def test_what_the_session_has_counts_only_if_the_workers_interpreter_has_it(self, folder: Path) -> None:
         (folder / "train.py").write_text("import click\n")
         bare = interpreter(folder / "bare", 'set -- -S "$@"')

@@ -3,7 +3,8 @@
     SCRIPT FOLDER      FOLDER comes first on the path when the script runs
 
 Prints JSON: ``problem``, of a file that does not compile, and ``missing``, what is imported and not there. Imports are
-read, not run; those of files in the script's own folder are followed. Python 3.6 syntax, standard library only.
+read, not run; those of files in the script's own folder are followed. It is certain that one fails where it is run in
+any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
 
 import ast
@@ -19,8 +20,13 @@ SHIPPED = "training"  # of Muster's own modules, the one that workers get
 def main(script: str, folder: str) -> dict:
     """What was found of the script and of the files beside it that it imports."""
     sys.path[0] = folder
-    files, missing, named = [script], [], set()
-    for path in files:  # grows while it is walked
+    missing, named, walked, touches_path = [], set(), set(), False
+    todo = [(script, True)]  # files, and whether they are run in any case: those that are come first
+    while todo:
+        path, is_run = todo.pop(0)
+        if path in walked:
+            continue
+        walked.add(path)
         try:
             with open(path, "rb") as file:
                 tree = ast.parse(file.read(), path)
@@ -29,14 +35,23 @@ def main(script: str, folder: str) -> dict:
             line, text = getattr(error, "lineno", None), getattr(error, "text", None)
             message = getattr(error, "msg", str(error))
             return {"problem": {"file": path, "line": line, "message": message, "text": text}, "missing": []}
-        finder = Imports()
+        touches_path = touches_path or any(map(is_sys_path, ast.walk(tree)))
+        finder = Imports(is_run)
         finder.visit(tree)
         for names, line, is_certain in finder.found:
             if not is_there(names) and (path, line, names[0]) not in named:
                 named.add((path, line, names[0]))
                 missing.append({"file": path, "line": line, "name": ".".join(names), "is_certain": is_certain})
-            files.extend(file for file in files_of(names, folder) if file not in files)
+            files = [(file, is_certain) for file in files_of(names, folder)]
+            todo = files + todo if is_certain else todo + files
+    if touches_path:
+        missing = [dict(found, is_certain=False) for found in missing]
     return {"problem": None, "missing": missing}
+
+
+def is_sys_path(node: ast.AST) -> bool:
+    """Whether an expression is ``sys.path``."""
+    return isinstance(node, ast.Attribute) and node.attr == "path" and getattr(node.value, "id", "") == "sys"
 
 
 def is_there(names: "list[str]") -> bool:
@@ -60,11 +75,14 @@ class Imports(ast.NodeVisitor):
     """Finds the imports of a module: their names, their lines, and whether they are run in any case.
 
     Those whose failure is caught, or that are there for type checkers alone, count as none.
+
+    Args:
+        is_certain: whether the module itself is run in any case.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_certain: bool) -> None:
         self.found: "list[tuple[list[str], int, bool]]" = []
-        self._is_certain = True
+        self._is_certain = is_certain
 
     def visit_Import(self, node: ast.Import) -> None:
         """``import a.b``."""
@@ -80,11 +98,11 @@ class Imports(ast.NodeVisitor):
     def visit_Try(self, node: ast.Try) -> None:
         """What is tried may fail, and what is done then may not."""
         caught = {name for handler in node.handlers for name in _names(handler.type)}
-        if not caught & GUARDS:
-            self.generic_visit(node)
-            return
-        for statement in node.orelse + node.finalbody:
+        is_guarded = bool(caught & GUARDS)
+        for statement in ([] if is_guarded else node.body) + node.orelse + node.finalbody:
             self.visit(statement)
+        for handler in [] if is_guarded else node.handlers:
+            self._visit_within(handler, False)
 
     def visit_With(self, node: ast.With) -> None:
         """``with suppress(ImportError):`` catches as well."""
