@@ -14,8 +14,9 @@ An event is one timestamped fact. Its ``kind`` is one of:
 ``listening``       ``port``: the server of this worker accepts connections
 ``usage``           ``cpu`` (1.0 is one busy core), ``memory`` (bytes); about once a second, and not journalled
 ``output``          ``text``: what the worker printed; not journalled, the logs have it
-``progress``        ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``metrics``: what of these
-                    the script reported; in JSON, metrics that are not finite are "NaN", "Infinity", "-Infinity"
+``progress``        ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``bytes_sent``, ``metrics``:
+                    what of these the script reported; in JSON, metrics that are not finite are "NaN", "Infinity",
+                    "-Infinity"
 ``exception``       ``rank``, ``type``, ``message``, ``traceback``: a script raised
 ``stacks``          ``rank``, ``text``: Python stacks, asked for by the session
 ==================  ==========================================================================================

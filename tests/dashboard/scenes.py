@@ -30,7 +30,7 @@ def starting(n_workers: int = 3) -> list[Event]:
 
 
 def training(n_workers: int = 3, seconds: int = 20) -> list[Event]:
-    """Five epochs of ten seconds, 100 examples a second on each worker."""
+    """Five epochs of ten seconds; each worker takes 100 examples a second and sends 0.6 MB."""
     events = [*starting(n_workers), at(1, "run_phase", phase="connecting")]
     for index in range(n_workers):
         name = f"worker-{index}"
@@ -46,7 +46,7 @@ def training(n_workers: int = 3, seconds: int = 20) -> list[Event]:
             metrics = {"loss": 2 / second + index, "accuracy": 1 - 1 / second}
             events += [
                 at(2 + second, "progress", name, rank=index, step=1 + (second - 1) % 10, steps=10, epoch=epoch,
-                   epochs=5, examples=100 * second, metrics=metrics),
+                   epochs=5, examples=100 * second, bytes_sent=600_000 * second, metrics=metrics),
                 at(2 + second, "output", name, text=f"epoch {epoch}\n"),
                 at(2 + second, "usage", name, cpu=0.93, memory=612_000_000),
             ]  # fmt: skip

@@ -73,6 +73,12 @@ def test_a_huge_cluster_is_cut_and_counted() -> None:
     assert len(html) < 100_000
 
 
+def test_columns_that_say_nothing_are_left_out() -> None:
+    assert ">sent<" not in to_html(view_of(starting()))
+    html = to_html(view_of([*training(), at(22, "progress", "worker-0", rank=3, bytes_sent=500_000)]))
+    assert re.findall(r">([\d.]+ MB)<", html) == ["12.5 MB", "12.0 MB", "12.0 MB"], "of all ranks of a worker"
+
+
 def test_curves_are_images_that_need_nothing() -> None:
     html = to_html(view_of(training()))
 

@@ -56,7 +56,7 @@ def test_training() -> None:
     assert row[0] == "worker-0 r0"
     assert row[1:4] == ["● running", "10.0.0.0", "training 19.0 s"]
     assert row[4].endswith("epoch 2/5") or row[5] == "epoch 2/5"
-    assert row[-4:] == ["100", "0.9", "0.61/2 GB", "epoch 2"]
+    assert row[-5:] == ["100", "12.0 MB", "0.9", "0.61/2 GB", "epoch 2"]
 
 
 def test_failed_ones_come_first_below_the_cause_and_the_advice() -> None:

@@ -21,6 +21,7 @@ class Progress:
     steps: int | None = None
     epoch: int | None = None
     epochs: int | None = None
+    bytes_sent: int | None = None
     rate: float | None = None
     began: tuple[float, float] | None = None
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32), repr=False)
@@ -56,7 +57,7 @@ class Progress:
 
     def update(self, when: float, data: Mapping[str, Any]) -> None:
         """Take what one report says; what it leaves out stays as it was."""
-        for name in ("step", "steps", "epoch", "epochs"):
+        for name in ("step", "steps", "epoch", "epochs", "bytes_sent"):
             if isinstance(data.get(name), int):
                 setattr(self, name, data[name])
         if isinstance(data.get("examples"), int):

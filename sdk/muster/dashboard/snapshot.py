@@ -12,9 +12,9 @@ from itertools import compress
 
 from muster.dashboard.charts import charts
 from muster.dashboard.model import RunView, WorkerView
-from muster.dashboard.text import GLYPHS, duration, number, rate, size
+from muster.dashboard.text import GLYPHS, duration, number, rate, size, volume
 
-COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "cpu", "gpu", "memory", "last line")
+COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
 MAX_LINE = 44  # characters of a last line
 MAX_REASON = 2000  # characters
@@ -122,6 +122,7 @@ def _cells(view: RunView, worker: WorkerView) -> list[str]:
         escape(worker.address),
         ("" if part is None else f"{_bar(part, 60)} ") + escape(worker.leading.position),
         rate(worker.rate),
+        volume(worker.sent),
         "" if worker.cpu is None else f"{worker.cpu:.1f}",
         escape(worker.gpu_use),
         size(worker.memory, view.memory_limit),

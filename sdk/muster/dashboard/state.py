@@ -18,7 +18,7 @@ from muster.events import Event
 
 COLUMNS = (
     "status", "phase", "since", "address", "cpu", "memory", "gpu", "ranks", "epoch", "epochs", "step", "steps",
-    "rate", "line", "exit", "signal", "reason",
+    "rate", "sent", "line", "exit", "signal", "reason",
 )  # fmt: skip
 AGGREGATES_SECONDS = 1.0  # sums over all workers are made no more often than this
 Row = tuple[Any, ...]
@@ -131,7 +131,8 @@ def row_of(worker: WorkerView) -> Row:
         worker.status, worker.phase, worker.phase_since, worker.address,
         worker.cpu, worker.memory, worker.gpu_use, worker.ranks,
         leading.epoch, leading.epochs, leading.step, leading.steps,
-        None if rate is None else round(rate), worker.last_line, worker.exit_code, worker.signal, worker.reason,
+        None if rate is None else round(rate), worker.sent, worker.last_line,
+        worker.exit_code, worker.signal, worker.reason,
     )  # fmt: skip
 
 

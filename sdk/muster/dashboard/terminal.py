@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.dashboard.model import RunView, WorkerView, fold
-from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline
+from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
 from muster.events import Event
 
 SECONDS_PER_FRAME = 0.25
@@ -176,14 +176,14 @@ def metrics_columns(view: RunView) -> RenderableType:
 
 
 class Column(NamedTuple):
-    """A column of the table: what is in it, and what makes it worth its place: so wide a terminal, or GPUs."""
+    """A column of the table: what is in it, and what makes it worth its place: so wide a terminal, such workers."""
 
     title: str
     cell: Callable[[RunView, WorkerView], RenderableType]
     from_width: int = 0
     min_width: int | None = None
     ratio: int | None = None
-    of_gpus: bool = False
+    where: Callable[[WorkerView], object] | None = None
 
 
 def _status(view: RunView, worker: WorkerView) -> Text:
@@ -225,8 +225,9 @@ COLUMNS = (
     Column("phase", _phase, from_width=90),
     Column("progress", _progress, min_width=10),
     Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100),
+    Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
     Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
-    Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, of_gpus=True),
+    Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),
     Column("memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)), from_width=80),
     Column("last line", _last_line, from_width=60, min_width=12, ratio=1),
 )
@@ -237,8 +238,11 @@ def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
     ordered = view.in_order()
     shown, hidden = ordered[:rows], ordered[rows:]
     table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="bright_black")
-    has_gpus = any(worker.gpus for worker in shown)
-    columns = [column for column in COLUMNS if width >= column.from_width and (has_gpus or not column.of_gpus)]
+    columns = [
+        column
+        for column in COLUMNS
+        if width >= column.from_width and (column.where is None or any(map(column.where, shown)))
+    ]
     for column in columns:
         table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)
     for worker in shown:

@@ -28,6 +28,7 @@ COLOURS = {
     "timedout": "red",
     "lost": "magenta",
 }
+UNITS = ("B", "kB", "MB", "GB", "TB")
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 _ESCAPES = re.compile(
@@ -77,6 +78,20 @@ def size(count: float | None, limit: float | None = None) -> str:
     if count is None:
         return ""
     return f"{count / 1e9:.2f}/{limit / 1e9:g} GB" if limit else f"{count / 1e9:.2f} GB"
+
+
+def volume(count: float | None) -> str:
+    """A number of bytes in the unit that suits it.
+
+    >>> volume(87), volume(9_360), volume(3_200_000_000), volume(None)
+    ('87 B', '9.4 kB', '3.2 GB', '')
+    """
+    if count is None:
+        return ""
+    power = 0
+    while count >= 1000 and power < len(UNITS) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.1f} {UNITS[power]}" if power else f"{count:.0f} B"
 
 
 def rate(per_second: float | None) -> str:

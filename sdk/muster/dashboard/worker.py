@@ -95,6 +95,11 @@ class WorkerView:
         rates = [progress.rate for progress in self.progress.values() if progress.rate is not None]
         return sum(rates) if rates else None
 
+    @property
+    def sent(self) -> int | None:
+        """Bytes that its ranks have sent to the others for training; None where they have sent or told nothing."""
+        return sum(progress.bytes_sent or 0 for progress in self.progress.values()) or None
+
     def enter(self, phase: str, when: float) -> None:
         """Come to a phase, unless it is in it already or past it."""
         if phase != self.phase and PHASES.index(phase) > PHASES.index(self.phase):

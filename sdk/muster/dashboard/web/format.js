@@ -4,6 +4,7 @@ const GLYPHS = {
   "not started": "○", scheduling: "○", starting: "◔", running: "●", stopping: "◑", succeeded: "✓", failed: "✗",
   stopped: "■", timedout: "✗", lost: "?",
 };
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const FAILURES = new Set(["failed", "timedout", "lost"]);
 
 function duration(seconds) {
@@ -17,6 +18,13 @@ function duration(seconds) {
 function gigabytes(bytes, limit) {
   if (bytes == null) return "";
   return limit ? `${(bytes / 1e9).toFixed(2)} / ${limit / 1e9} GB` : `${(bytes / 1e9).toFixed(2)} GB`;
+}
+
+function volume(bytes) {
+  if (bytes == null) return "";
+  let [count, power] = [bytes, 0];
+  while (count >= 1000 && power < UNITS.length - 1) [count, power] = [count / 1000, power + 1];
+  return `${count.toFixed(power ? 1 : 0)} ${UNITS[power]}`;
 }
 
 function perSecond(rate) {

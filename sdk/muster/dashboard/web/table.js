@@ -11,6 +11,7 @@ const TABLE_COLUMNS = [
   { key: "address", title: "address" },
   { key: "progress", title: "progress" },
   { key: "rate", title: "ex/s" },
+  { key: "sent", title: "sent" },
   { key: "cpu", title: "cpu" },
   { key: "gpu", title: "gpu" },
   { key: "memory", title: "memory" },
@@ -62,7 +63,9 @@ class Table {
     this.window.style.height = `${Math.min(Math.max(this.order.length, 1), ROWS_IN_SIGHT) * ROW_HEIGHT}px`;
     this.element.setAttribute("aria-rowcount", String(this.order.length + 1));
     this.element.classList.toggle("muster-has-limit", this.store.run.memory_limit != null);
-    this.element.classList.toggle("muster-has-gpus", this.store.columns.gpu?.some((gpu) => gpu) ?? false);
+    const some = (title) => this.store.columns[title]?.some((value) => value) ?? false;
+    this.element.classList.toggle("muster-has-gpus", some("gpu"));
+    this.element.classList.toggle("muster-has-sent", some("sent"));
     this.paintRows();
   }
 
@@ -119,6 +122,7 @@ class Table {
     row.bar.setAttribute("aria-label", `progress of ${worker.name}`);
     setText(row.position, position(worker));
     setText(row.cells.rate, perSecond(worker.rate));
+    setText(row.cells.sent, volume(worker.sent));
     setText(row.cells.cpu, worker.cpu == null ? "" : worker.cpu.toFixed(1));
     setText(row.cells.gpu, worker.gpu);
     setText(row.cells.memory, gigabytes(worker.memory, run.memory_limit));
