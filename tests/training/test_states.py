@@ -46,6 +46,16 @@ def same(found, expected):
         assert found == expected
 
 
+def test_what_others_brought_to_numpy_is_read_as_what_it_was(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="it comes with TensorFlow")
+    state = {"half": np.float32([1, 2.5]).astype(ml_dtypes.bfloat16), "number": ml_dtypes.bfloat16(3)}
+    states.write(tmp_path / "state.npz", state)
+    found = states.read(tmp_path / "state.npz")
+    same(found, state)
+    merged = states.merged([found["half"], np.zeros_like(found["half"])])
+    assert (merged.dtype, merged.tolist()) == (ml_dtypes.bfloat16, [0.5, 1.25])
+
+
 @pytest.mark.parametrize("state", [object(), {"x": [object()]}, {1: 2}])
 def test_what_cannot_be_read_again_is_refused(tmp_path, state):
     with pytest.raises(TypeError, match="state"):

@@ -24,7 +24,7 @@ A checkpoint is a folder `step-00001234` that all ranks must be able to reach. R
 optimizer (`model.npz`), each rank what is its own (`rank-N.npz`): variables in which the ranks differ, such as the
 seeds of dropout and the moving averages of batch normalisation; the residuals of a communication scheme; random states
 of Python, NumPy and TensorFlow; and the objects in `own`. They write into a hidden folder, which rank 0 renames when
-all are done: whenever a process is killed, the checkpoints that are there are whole.
+all are done: whenever a process is killed or the power fails, the checkpoints that are there are whole.
 
 With another number of ranks than the one that saved, all get the means of what had been the ranks' own. For residuals
 that is what they still owe: gradients are averaged over the ranks, and so are residuals when they are sent at last. Of
@@ -37,8 +37,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
-import shutil
 import warnings
 import zlib
 from pathlib import Path
@@ -49,9 +47,11 @@ import numpy as np
 import tensorflow as tf
 
 from . import horovod, states
+from .store import Store, latest
+
+__all__ = ["Checkpoint", "CheckpointError", "Position", "latest"]
 
 MANIFEST = "manifest.json"
-NAME = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointError(Exception):
@@ -72,11 +72,6 @@ class Position(NamedTuple):
     def after_epoch(self) -> Position:
         """The beginning of the next epoch."""
         return Position(self.epoch + 1, 0, self.total)
-
-
-def latest(folder: Union[str, os.PathLike[str]]) -> Optional[Path]:
-    """The newest checkpoint in a folder; None where there is none."""
-    return max(_complete(Path(folder)), key=_total, default=None)
 
 
 class Checkpoint:
@@ -112,14 +107,13 @@ class Checkpoint:
             )
         if keep < 1:
             raise ValueError(f"keep={keep}: at least the newest checkpoint is kept.")
-        self.folder = Path(folder)
+        self._store = Store(folder, keep)
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         self.own = dict(own or {})
         scheme = getattr(self.optimizer, "communication", None)
         if scheme is not None:
             self.own["communication"] = scheme
-        self.keep = keep
         self.position = Position()
         self._saved: Optional[Mapping[str, Any]] = None  # by this rank, and restored
         self._differing: List[int] = []  # indices of variables
@@ -138,11 +132,10 @@ class Checkpoint:
             return
         values = _values(self._variables)
         differing = _differing(values)
-        final = self._path(position.total)
-        building = self.folder / f".{final.name}.part"
-        _together(f"prepare {final}", lambda: self._prepare(building), only_first=True)
-        _together(f"write its part of {final}", lambda: self._write(building, position, values, differing))
-        _together(f"complete {final}", lambda: self._publish(building, final), only_first=True)
+        path = self._store.path(position.total)
+        _together(f"prepare {path}", lambda: self._prepare(position.total), only_first=True)
+        _together(f"write its part of {path}", lambda: self._write(position, values, differing))
+        _together(f"complete {path}", lambda: self._store.publish(position.total), only_first=True)
         self.position = position
 
     def restore(self) -> Position:
@@ -155,56 +148,41 @@ class Checkpoint:
 
         def look() -> None:
             nonlocal newest
-            found = latest(self.folder)
-            newest = -1 if found is None else _total(found)
+            newest = self._store.newest()
 
-        _together(f"look for checkpoints in {self.folder}", look, only_first=True)
+        _together(f"look for checkpoints in {self._store.folder}", look, only_first=True)
         newest = int(horovod.broadcast(tf.constant(newest, tf.int64), 0, name="newest_checkpoint"))
         if newest >= 0:
-            path = self._path(newest)
+            path = self._store.path(newest)
             _together(f"restore {path} (remove it to go back to the one before)", lambda: self._load(path))
         return self.position
 
     def refuse_another_training(self) -> None:
         """Raise CheckpointError where there are newer checkpoints than this training has restored or saved."""
-        newest = latest(self.folder)
-        if newest is not None and _total(newest) > self.position.total:
+        newest = self._store.newest()
+        if newest > self.position.total:
             raise CheckpointError(
-                f"{newest} is there, and this training has not gone on from it. Begin with restore(), or save another "
-                "training in another folder."
+                f"{self._store.path(newest)} is there, and this training has not gone on from it. Begin with "
+                "restore(), or save another training in another folder."
             )
 
-    def _path(self, total: int) -> Path:
-        return self.folder / f"step-{total:08d}"
-
-    def _prepare(self, building: Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _prepare(self, total: int) -> None:
         self.refuse_another_training()
-        for leftover in self.folder.glob(".step-*"):  # of ranks that were killed while they saved
-            shutil.rmtree(leftover)
-        building.mkdir()
+        self._store.prepare(total)
 
-    def _write(
-        self, building: Path, position: Position, values: Sequence[np.ndarray], differing: Sequence[int]
-    ) -> None:
+    def _write(self, position: Position, values: Sequence[np.ndarray], differing: Sequence[int]) -> None:
+        folder = self._store.unfinished(position.total)
         if horovod.rank() == 0:
-            states.write(building / "model.npz", list(values))
+            states.write(folder / "model.npz", list(values))
             manifest = {"ranks": horovod.size(), "differing": differing, **position._asdict()}
-            (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         state = {
             "variables": [values[index] for index in differing],
             "metrics": _values(self.model.metrics_variables),
             "own": {name: thing.state_dict() for name, thing in self.own.items()},
             "random": _random_state(),
         }
-        states.write(building / f"rank-{horovod.rank()}.npz", state)
-
-    def _publish(self, building: Path, final: Path) -> None:
-        os.rename(building, final)
-        for old in sorted(_complete(self.folder), key=_total)[: -self.keep]:
-            hidden = old.with_name(f".{old.name}.old")
-            os.rename(old, hidden)  # so that none is ever seen half removed
-            shutil.rmtree(hidden)
+        states.write(folder / f"rank-{horovod.rank()}.npz", state)
 
     def _load(self, path: Path) -> None:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -240,7 +218,7 @@ class Checkpoint:
     def _load_means(self, saved: Sequence[Sequence[np.ndarray]]) -> None:
         variables = self._variables
         for index, values in zip(self._differing, zip(*saved)):
-            if np.issubdtype(values[0].dtype, np.floating):
+            if states.is_floating(values[0]):
                 variables[index].assign(states.merged(values))
 
     def _load_own(self, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -286,15 +264,6 @@ def _together(what: str, action: Callable[[], None], only_first: bool = False) -
         ) from problem
     if float(failures) > 0:
         raise CheckpointError(f"Another rank could not {what}; what it says itself says why.")
-
-
-def _complete(folder: Path) -> List[Path]:
-    return [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
-
-
-def _total(path: Path) -> int:
-    """The steps in the name of a checkpoint."""
-    return int(path.name.partition("-")[2])
 
 
 def _differing(values: Sequence[np.ndarray]) -> List[int]:

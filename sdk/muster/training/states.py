@@ -10,6 +10,7 @@ from typing import Any, List, Sequence, Union
 import numpy as np
 
 PLAIN = (bool, int, float, str, type(None))
+BROUGHT_BY_OTHERS = 2  # in a dtype's `isbuiltin`
 
 
 def write(path: Union[str, "os.PathLike[str]"], state: Any) -> None:
@@ -49,16 +50,23 @@ def merged(states: Sequence[Any]) -> Any:
     if len({(value.dtype, value.shape) for value in values}) == 1:
         if all(value.tobytes() == values[0].tobytes() for value in values):
             return first
-        if np.issubdtype(values[0].dtype, np.floating):
+        if is_floating(values[0]):
             return np.mean(np.stack(values), axis=0, dtype=np.float64).astype(values[0].dtype)
     raise ValueError("states of several ranks that are no floating-point numbers differ")
+
+
+def is_floating(array: np.ndarray) -> bool:
+    """Whether it holds floating-point numbers; NumPy itself does not count bfloat16 among them."""
+    return "float" in array.dtype.name
 
 
 def _described(state: Any, arrays: List[np.ndarray]) -> Any:
     """The state as JSON has it, its arrays taken out; every JSON object says what it stands for."""
     if isinstance(state, (np.ndarray, np.generic)):
         arrays.append(np.asarray(state))
-        return {"array": len(arrays) - 1}
+        kind = arrays[-1].dtype
+        # Of types that others brought to NumPy, such as bfloat16, a file keeps nothing but the bytes.
+        return {kind.name if kind.isbuiltin == BROUGHT_BY_OTHERS else "array": len(arrays) - 1}
     if isinstance(state, dict):
         strange = [key for key in state if not isinstance(key, str)]
         if strange:
@@ -78,9 +86,10 @@ def _restored(described: Any, arrays: Any) -> Any:
     if not isinstance(described, dict):
         return described
     ((kind, content),) = described.items()
-    if kind == "array":
-        return arrays["arr_{}".format(content)][()]
     if kind == "dict":
         return {key: _restored(value, arrays) for key, value in content.items()}
-    values = [_restored(value, arrays) for value in content]
-    return tuple(values) if kind == "tuple" else values
+    if kind in ("list", "tuple"):
+        values = [_restored(value, arrays) for value in content]
+        return tuple(values) if kind == "tuple" else values
+    array = arrays["arr_{}".format(content)]
+    return (array if kind == "array" else array.view(kind))[()]
