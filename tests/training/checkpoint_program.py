@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from muster.training import communication, horovod, partition
+from muster.training import communication, horovod, partition, progress
 from muster.training import keras as distributed
 from muster.training.checkpoint import Checkpoint, CheckpointError, Position, latest
 from training.forked_ranks import Ranks
@@ -94,6 +94,11 @@ def die_at(total: int) -> None:
 
 def fit(folder: Path, name: str, checkpoints: str, dies: bool = False) -> None:
     """`model.fit` from wherever it was."""
+    reports: list[list[int]] = []
+    progress._reporter = progress.Reporter(
+        lambda message, seconds: reports.append([message[what] for what in ("epoch", "step", "examples")])
+    )
+    os.environ[progress.ADDRESS_VARIABLE] = "this list"
     model, residuals = network("one-bit"), Residuals()
     checkpoint = Checkpoint(folder / checkpoints, model, own={"residuals": residuals}, keep=2)
     start = checkpoint.restore()
@@ -113,14 +118,19 @@ def fit(folder: Path, name: str, checkpoints: str, dies: bool = False) -> None:
         steps_per_epoch=partition.steps(EXAMPLES, BATCH_SIZE),
         initial_epoch=start.epoch,
         epochs=EPOCHS,
-        callbacks=[*distributed.callbacks(), keras.callbacks.LambdaCallback(on_train_batch_end=at_step), saving],
+        callbacks=[
+            *distributed.callbacks(batch_size=BATCH_SIZE),
+            keras.callbacks.LambdaCallback(on_train_batch_end=at_step),
+            saving,
+        ],
         verbose=0,
     ).history
+    progress._reporter.flush()
     note(
         folder, name,
         start=start, steps=steps, digest=digest(model), history=history, residuals=residuals.values.tolist(),
         random=[random.random(), np.random.random(), float(tf.random.get_global_generator().uniform([]))],
-        kept=sorted(os.listdir(folder / checkpoints)),
+        kept=sorted(os.listdir(folder / checkpoints)), reports=reports,
     )  # fmt: skip
 
 

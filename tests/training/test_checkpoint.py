@@ -67,6 +67,13 @@ def test_fit_goes_on_with_the_same_metrics_and_random_numbers(runs):
             assert values == whole["history"][name][1:]
 
 
+def test_progress_goes_on_where_it_was(runs):
+    for whole, resumed in zip(runs.of("fit-whole"), runs.of("fit-resumed"), strict=True):
+        assert whole["reports"][0] == [1, 1, 1 * BATCH_SIZE]
+        assert resumed["reports"][0] == [2, 4, 10 * BATCH_SIZE]  # those that are passed over are not told again
+        assert resumed["reports"][-1] == whole["reports"][-1] == [3, 6, 18 * BATCH_SIZE]
+
+
 def test_a_loop_takes_the_same_batches(runs):
     for whole, resumed in zip(runs.of("top-k-whole"), runs.of("top-k-resumed"), strict=True):
         assert resumed["taken"] == whole["taken"][10:]

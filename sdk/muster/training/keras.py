@@ -232,13 +232,16 @@ class ReportProgress(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Count from here."""
         self.epoch = epoch + 1
-        self.steps_before += self.steps
+        length = self.params.get("steps")
+        # The first may be any epoch, of a training that goes on.
+        self.steps_before = epoch * length if length else self.steps_before + self.steps
         self.steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Report the step with the metrics of this epoch so far."""
+        """Report the step with the metrics of this epoch so far; none of a step that `SaveCheckpoints` passes over."""
         self.steps = batch + 1
-        self._report(logs)
+        if logs:
+            self._report(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Report the epoch's metrics, those of the validation among them."""
