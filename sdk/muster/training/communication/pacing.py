@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -121,7 +121,7 @@ class LocalAggregation(Wrapper):
     def _build(self, variables: List[Any], slots: List[Any]) -> None:
         self._passed = self._state.variable("passed", np.int64(0))
         self._sums = [
-            self._state.variable(f"sum/{index}", np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
+            self._state.variable(f"sum/{index}", np.zeros(variable.shape, _type_of_sums(variable)))
             for index, variable in enumerate(variables)
         ]
 
@@ -129,14 +129,19 @@ class LocalAggregation(Wrapper):
         dense = densified(gradients)
         for total, gradient in zip(self._sums, dense):
             if gradient is not None:
-                total.assign_add(gradient)
+                total.assign_add(tf.cast(gradient, total.dtype))
         self._passed.assign_add(1)
 
         def take() -> None:
-            means = [None if g is None else total / self.passes for total, g in zip(self._sums, dense)]
+            means = [None if g is None else tf.cast(s / self.passes, g.dtype) for s, g in zip(self._sums, dense)]
             self.scheme.step(means, variables, apply)
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
             self._passed.assign(0)
 
         tf.cond(self._passed >= self.passes, take, lambda: None)
+
+
+def _type_of_sums(variable: Any) -> Type[np.floating]:
+    """Wide enough that a sum of gradients in half precision is neither rounded away nor out of range."""
+    return np.float64 if tf.as_dtype(variable.dtype) == tf.float64 else np.float32

@@ -79,9 +79,9 @@ class Reducer(Scheme):
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
         """As for every scheme; stripes are put together and cut anew."""
-        stripes = {name: restriped([state[name] for state in saved]) for name in saved[0] if name.startswith("stripe/")}
+        stripes = [name for name in saved[0] if name.startswith("stripe/")]
         merged = super().merge_states([{name: state[name] for name in state if name not in stripes} for state in saved])
-        return {**merged, **stripes}
+        return {**merged, **{name: restriped([state[name] for state in saved]) for name in stripes}}
 
     def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], tf.Tensor]:
         """The means of small tensors, and whether all gradients of all ranks are finite."""

@@ -31,7 +31,7 @@ class State:
     def __init__(self) -> None:
         self._variables: Dict[str, tf.Variable] = {}
         self._is_complete = False
-        self._waiting: Optional[Dict[str, Any]] = None
+        self._waiting: Dict[str, Any] = {}
 
     def variable(self, name: str, initial: Any) -> tf.Variable:
         """A new variable, of the type and shape of its initial value."""
@@ -42,13 +42,13 @@ class State:
     def complete(self) -> None:
         """Take all variables for made: give them the values that wait for them."""
         self._is_complete = True
-        if self._waiting is not None:
+        if self._waiting:  # the state of a scheme that has not taken a step is empty
             self.load(self._waiting)
 
     def values(self) -> Dict[str, Any]:
         """What every variable holds now, or what waits for it."""
         if not self._is_complete:
-            return dict(self._waiting or {})
+            return dict(self._waiting)
         return {name: variable.numpy() for name, variable in self._variables.items()}
 
     def load(self, values: Mapping[str, Any]) -> None:
@@ -157,9 +157,11 @@ class Scheme(ABC):
         Raises:
             ValueError: They differ in something that has no mean.
         """
-        merged: Dict[str, Any] = states.merged([{**state, "bytes_sent": 0} for state in saved])
-        merged["bytes_sent"] = np.int64(np.mean([state["bytes_sent"] for state in saved]))
-        return merged
+        merged: Dict[str, Any] = states.merged(
+            [{name: value for name, value in state.items() if name != "bytes_sent"} for state in saved]
+        )
+        sent = [state["bytes_sent"] for state in saved if "bytes_sent" in state]  # nothing is, before the first step
+        return {**merged, "bytes_sent": np.int64(np.mean(sent))} if sent else merged
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
         """Make variables with `self._state.variable`."""
