@@ -91,8 +91,7 @@ def test_the_same_check_finds_what_is_forgotten(ranks):
     assert conserved(ranks, "forgets the rest") > 0.1
 
 
-@pytest.mark.parametrize("name", ["top-k", "threshold", "32 bit"])
-def test_what_leaves_nothing_out_is_plain_horovod(ranks, name):
+def assert_is_plain_horovod(ranks, name):
     for found in ranks.of_all("identity"):
         for ours, plain in zip(found[name], found["dense"], strict=True):
             for mean, expected in zip(ours, plain, strict=True):
@@ -100,6 +99,16 @@ def test_what_leaves_nothing_out_is_plain_horovod(ranks, name):
                     np.testing.assert_array_equal(mean, expected)
                 else:
                     np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["top-k", "threshold", "32 bit"])
+def test_what_leaves_nothing_out_is_plain_horovod(ranks, name):
+    assert_is_plain_horovod(ranks, name)
+
+
+def test_the_same_check_finds_what_is_left_out(ranks):
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_is_plain_horovod(ranks, "almost all")
 
 
 def assert_weights(ours, expected):
@@ -114,6 +123,23 @@ def test_block_momentum_is_the_formula(ranks):
     for found in ranks.of_all("averaged_models"):
         assert_weights(found["block momentum"][-1], expected)
         assert_weights(found["block momentum, time constant"][-1], other)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"eta": 0.51}, {"zeta": 1.01}, {"nesterov": False}, {"reset": False}], ids=lambda wrong: str(wrong)
+)
+def test_the_same_check_finds_another_formula(ranks, wrong):
+    right = {"eta": 1 - 1 / ranks.size, "zeta": 1, "nesterov": True, "reset": True}
+    expected = block_momentum(ranks.size, **{**right, **wrong}, momentum=0.9)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_weights(ranks.found[0]["averaged_models"]["block momentum"][-1], expected)
+
+
+@pytest.mark.parametrize(("scheme", "other"), [("block momentum", "averaged"), ("three chunks", "synchronous")])
+def test_the_same_check_tells_schemes_apart(ranks, scheme, other):
+    found = ranks.found[0]["averaged_models"]
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        assert_weights(found[scheme][-1], found[other][-1])
 
 
 def test_block_momentum_without_momentum_is_model_averaging(ranks):
@@ -151,6 +177,11 @@ def allreduce(size, ranks):
     return 2 * (ranks - 1) * size // ranks
 
 
+def of_stripes(ranks, name):
+    """Bytes of a step of all ranks together; stripes need not be equal."""
+    return sum(found[name][0] - allreduce(SMALL, ranks.size) for found in ranks.of_all("bytes_sent"))
+
+
 def test_bytes_sent_are_the_formulas(ranks):
     n = ranks.size
     values = sum(-(-int(np.prod(SHAPES[index])) // 100) for index in COMPRESSED)
@@ -173,9 +204,10 @@ def test_bytes_sent_are_the_formulas(ranks):
         assert sum(steps["partial"][:4]) == dense
         assert steps["warm start"][:2] == [0, 0]
         for name, payload in {"1 bit": bits[1] + 8 * columns, "4 bit": bits[4] + 8 * columns}.items():
-            stripes = [found[name][0] - allreduce(SMALL, n) for found in ranks.of_all("bytes_sent")]
-            assert sum(stripes) == 2 * (n - 1) * payload  # of all ranks; stripes need not be equal
+            assert of_stripes(ranks, name) == 2 * (n - 1) * payload
             assert steps[name] == 6 * [steps[name][0]]
+        # The same check finds bits that are not packed.
+        assert of_stripes(ranks, "not packed") > 3 * of_stripes(ranks, "1 bit")
         chosen = [[(np.abs(gradients(r, 0)[index]) >= 1.5).sum() for index in COMPRESSED] for r in range(n)]
         lengths = 2 * 2 * 4
         assert steps["threshold"][0] == (n - 1) * (8 * sum(chosen[rank]) + lengths) + allreduce(SMALL, n)
@@ -191,8 +223,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(pair):
 
 def test_a_hundred_steps_are_traced_once(pair):
     for found in pair.of_all("hundred_steps"):
-        assert set(found.values()) == {1}
-        assert len(found) == 6
+        # The same check finds what is traced anew.
+        assert found == {**dict.fromkeys(found, 1), "numbered": 5}
+        assert len(found) == 7
 
 
 def test_all_ranks_leave_out_a_step_together(ranks):
