@@ -11,7 +11,7 @@ import os
 import keras
 import mnist_data
 import tensorflow as tf
-from muster.training import horovod, report
+from muster.training import horovod, partition, report
 from muster.training import keras as distributed
 
 LEARNING_RATE = 0.001  # for one rank; n ranks take n times as many examples in a step
@@ -63,12 +63,7 @@ def main() -> None:
     use_own_devices()
     (x_train, y_train), (x_test, y_test) = mnist_data.load(arguments.data, arguments.limit_train)
 
-    # Shares of one length, so that every rank takes the same number of steps; whole batches for the same reason.
-    share = len(x_train) // horovod.size() // arguments.batch_size * arguments.batch_size
-    if not share:
-        raise SystemExit(f"{len(x_train)} examples are fewer than one batch for each of {horovod.size()} ranks.")
-    mine = slice(horovod.rank(), horovod.size() * share, horovod.size())
-
+    x_share, y_share = partition.array(x_train, y_train, uneven="trim")  # of one length, so that ranks take equal steps
     callbacks = distributed.callbacks(arguments.checkpoint, batch_size=arguments.batch_size)
     if horovod.rank() == 0 and arguments.tensorboard:
         callbacks.append(keras.callbacks.TensorBoard(arguments.tensorboard, write_graph=False))
@@ -80,11 +75,11 @@ def main() -> None:
         jit_compile=False,  # XLA cannot compile Horovod's collectives
     )
     model.fit(
-        x_train[mine],
-        y_train[mine],
+        x_share,
+        y_share,
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
-        validation_data=(x_test[horovod.rank() :: horovod.size()], y_test[horovod.rank() :: horovod.size()]),
+        validation_data=partition.array(x_test, y_test),
         callbacks=callbacks,
         verbose=2 if horovod.rank() == 0 else 0,
     )

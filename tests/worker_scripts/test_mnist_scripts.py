@@ -114,7 +114,7 @@ def test_horovod(tmp_path):
     accuracy = printed_accuracy(output)
     assert accuracy >= 0.95
     assert_reported(agent.of_rank(0), accuracy)
-    assert agent.of_rank(1)[-1]["examples"] == agent.of_rank(1)[-1]["epochs"] * 22 * 32
+    assert agent.of_rank(1)[-1]["examples"] == agent.of_rank(1)[-1]["epochs"] * 23 * 32
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.keras"]
     written = [path.parent.name for path in (tmp_path / "board").rglob("*tfevents*")]
     assert sorted(written) == ["train", "validation"], "by rank 0 alone"
