@@ -17,6 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from muster import runs
 from muster.agent import linux, wire
 from muster.certificates import make_certificate
 from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSpec
@@ -34,6 +35,13 @@ def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT
             return found
         assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
         time.sleep(0.005)
+
+
+def reports_of(run_dir: Path, worker: str) -> list[dict[str, Any]]:
+    """What a worker's script has reported in a run."""
+    return [
+        dict(event.data) for event in runs.Run(run_dir).events() if event.kind == "progress" and event.worker == worker
+    ]
 
 
 @functools.lru_cache(maxsize=1)

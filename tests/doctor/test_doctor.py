@@ -322,7 +322,8 @@ class TestOnTheWorkbench:
 
             (finding,) = look(launch=True, platform="workbench").of("launch")
 
-            assert (finding.level, finding.worker) == ("error", "worker-1")
+            assert finding.level == "error"
+            assert finding.worker in ("worker-0", "worker-1"), "whichever of the two asked last"
             assert "No more workers: this session has 1" in finding.text
             assert "fewer" in finding.mend
             eventually(lambda: not session.living(), "no worker lives")

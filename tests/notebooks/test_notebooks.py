@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import muster
 import nbformat
 import pytest
+from support import reports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -78,6 +80,11 @@ def test_mnist_on_horovod(folder: Path) -> None:
     assert len(notebook.drawings) == 2
     assert notebook.complaints == ""
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["mnist_horovod.keras"]
+    run = muster.open_run("last")
+    *_, last = reports_of(run.path, "worker-1")
+    assert (last["epochs"], last["examples"]) == (5, 5 * 23 * 32)
+    written = [path.parent.name for path in run.path.rglob("*tfevents*")]
+    assert sorted(written) == ["train", "validation"], "by rank 0 alone"
 
 
 @pytest.mark.slow
@@ -98,13 +105,16 @@ def test_mnist_on_parameter_servers(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_cats_and_dogs(folder: Path) -> None:
-    notebook = Executed("cats_vs_dogs_horovod", folder, epochs=4)
+    notebook = Executed("cats_vs_dogs_horovod", folder, epochs=3)
     assert "drawn cats and dogs (synthetic, not photographs): 3,200 to train, 400 to test" in notebook.printed
     (accuracy,) = re.findall(r"^test accuracy ([\d.]+)%$", notebook.printed, re.MULTILINE)
     assert float(accuracy) >= 75
     assert_shows_runs(notebook, ["worker-0", "worker-1"], "succeeded", 1)
     assert len(notebook.drawings) == 3
     assert notebook.complaints == ""
+    *_, last = reports_of(muster.open_run("last").path, "worker-1")
+    assert (last["epochs"], last["steps"], last["examples"]) == (3, 50, 3 * 50 * 32)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["cats_vs_dogs.keras"]
 
 
 @pytest.mark.slow

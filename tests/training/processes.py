@@ -57,9 +57,9 @@ def end(process: "subprocess.Popen[str]") -> str:
     return output
 
 
-def alone(script: Path, *arguments: object, **variables: str) -> str:
+def alone(script: Path, *arguments: object, cwd: "Path | None" = None, **variables: str) -> str:
     """Run a script in one process."""
-    return finish(start([sys.executable, str(script), *map(str, arguments)], environment(**variables)))
+    return finish(start([sys.executable, str(script), *map(str, arguments)], environment(**variables), cwd=cwd))
 
 
 def horovodrun(script: Path, *arguments: object, ranks: int = 2, seconds: float = 120, **variables: str) -> str:
