@@ -313,6 +313,7 @@ def test_environment_of_processes(run: Run, stub_session: StubSession, platform:
     assert (found["FROM_SESSION"], found["OWN"]) == ("yes", "mine")
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("5", "2")
     assert found["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert found["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert found["CDSW_IP_ADDRESS"] == worker.hello["host"]
     assert found["TMPDIR"] == f"{worker.spec.scratch}/tmp"
 

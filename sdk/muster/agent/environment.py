@@ -10,6 +10,9 @@ THREAD_COUNTS = (
     "TF_NUM_INTRAOP_THREADS",
 )
 SERVER_THREADS = 4
+# Has malloc ask for huge pages, from glibc 2.35 on. A tensor of some megabytes is new memory each time, and to get it in
+# pages of 4 kB takes longer than to compute with it.
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 OF_ANOTHER_JOB = re.compile(
     r"MUSTER_|OMPI_|PMI_|PMIX_|MPI_LOCAL|HOROVOD_((LOCAL|CROSS)_)?(RANK|SIZE)$|HOROVOD_(HOSTNAME|CONTROLLER|GLOO_)"
 )
@@ -50,6 +53,7 @@ def _from_resources(config: dict) -> "dict[str, str]":
     found = dict.fromkeys(THREAD_COUNTS, threads)
     # TensorFlow's servers wait for one another in these threads: with fewer they wait for ever.
     found["TF_NUM_INTEROP_THREADS"] = str(max(SERVER_THREADS, int(config["cpu"])))
+    found["GLIBC_TUNABLES"] = config["environ"].get("GLIBC_TUNABLES", HUGE_PAGES)
     found["CUDA_VISIBLE_DEVICES"] = ",".join(config["gpus"]) or "-1"
     found["PYTHONUNBUFFERED"] = "1"
     return found

@@ -149,8 +149,9 @@ class TwoPhase(Collective):
         received = from_bytes(incoming, [stripes[rank]] * ranks)
         for memory, of_ranks, tensor in zip(self.memories, zip(*received), tensors):
             shape = (int(np.prod(tensor.shape[:-1])), _widths(tensor.shape[-1])[rank])
-            payload = code.compress(memory.compensate(code.mean(of_ranks, shape)))
-            memory.discount(code.decompress(payload, shape))
+            average = memory.compensate(code.mean(of_ranks, shape))
+            payload = code.compress(average)
+            memory.discount(average, code.decompress(payload, shape))
             averages.append(payload)
 
         mine = to_bytes(averages)

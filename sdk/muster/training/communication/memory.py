@@ -28,8 +28,8 @@ class Memory(ABC):
         """What to send in place of the tensor."""
 
     @abstractmethod
-    def discount(self, sent: tf.Tensor) -> None:
-        """Take note of what of that was sent: the tensor that the others decode."""
+    def discount(self, compensated: tf.Tensor, sent: tf.Tensor) -> None:
+        """Take note of what was sent of a tensor that `compensate` returned: what the others decode."""
 
 
 class ErrorFeedback(Memory):
@@ -39,12 +39,12 @@ class ErrorFeedback(Memory):
         self.residual = state.variable(f"{name}/residual", np.zeros(shape, np.float32))
 
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor and the residual; the variable holds them until something is discounted."""
-        return tf.convert_to_tensor(self.residual.assign_add(tensor))
+        """The tensor and the residual."""
+        return tensor + self.residual
 
-    def discount(self, sent: tf.Tensor) -> None:
-        """What was not sent stays."""
-        self.residual.assign_sub(sent)
+    def discount(self, compensated: tf.Tensor, sent: tf.Tensor) -> None:
+        """What was not sent is the new residual."""
+        self.residual.assign(compensated - sent)
 
 
 class NoMemory(Memory):
@@ -57,5 +57,5 @@ class NoMemory(Memory):
         """The tensor."""
         return tensor
 
-    def discount(self, sent: tf.Tensor) -> None:
+    def discount(self, compensated: tf.Tensor, sent: tf.Tensor) -> None:
         """Nothing."""
