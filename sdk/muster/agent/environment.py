@@ -10,7 +10,7 @@ THREAD_COUNTS = (
     "TF_NUM_INTRAOP_THREADS",
 )
 SERVER_THREADS = 4
-# Has malloc ask for huge pages, from glibc 2.35 on. A tensor of some megabytes is new memory each time, and to get it in
+# Has malloc ask for huge pages, from glibc 2.35 on. A tensor of megabytes is new memory each time, and to get it in
 # pages of 4 kB takes longer than to compute with it.
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 OF_ANOTHER_JOB = re.compile(

@@ -13,7 +13,6 @@ import tensorflow as tf
 from .collectives import TwoPhase
 from .compressors import Compressor, Payload
 
-
 WORTH_COMPILING = 100_000  # values
 
 
