@@ -175,7 +175,7 @@ def test_a_failure_comes_with_its_cause_and_advice_before_anything_else(
     notebook.run()
 
     output = page.locator(".jp-OutputArea-output").first
-    expect(output).to_contain_text("failed first: ValueError: no <b>data</b> in the shard", timeout=30_000)
+    expect(output).to_contain_text("first: ValueError: no <b>data</b> in the shard", timeout=30_000)
     text = output.inner_text()
     assert text.index("failed") < text.index("ValueError") < text.index("last line")
 
