@@ -33,6 +33,7 @@ from muster.training.communication import (
     Threshold,
     TopK,
     WarmStart,
+    quantization,
 )
 from oracle import BATCH, BLOCK, RATE, SHAPES, gradients
 
@@ -53,6 +54,9 @@ STATEFUL_SCHEMES: dict[str, Callable[[], Scheme]] = {
     "warm start": lambda: WarmStart(OneBit(), 2 * BATCH, BATCH),
     "aggregated": lambda: LocalAggregation(TopK(0.01), 2),
 }
+
+
+quantization.WORTH_COMPILING = 1_000  # so that whole tensors are decoded by compiled code here, and stripes are not
 
 
 class Model:

@@ -25,7 +25,7 @@ from muster.training.communication import (
 )
 from muster.training.communication.collectives import from_bytes, to_bytes
 from muster.training.communication.compressors import SAMPLE
-from muster.training.communication.quantization import packed, unpacked
+from muster.training.communication.quantization import WORTH_COMPILING, packed, unpacked
 from muster.training.communication.reducer import all_finite
 
 pytestmark = pytest.mark.slow  # imports TensorFlow
@@ -121,6 +121,17 @@ def test_top_k_of_large_tensors_is_exact(kind):
     k = math.ceil(0.01 * n)
     assert len(set(indices.tolist())) == k
     np.testing.assert_array_equal(np.sort(np.abs(sent)), np.sort(np.abs(values))[-k:])
+
+
+@pytest.mark.parametrize("code", [OneBit(), KBit(2), KBit(4), KBit(8)], ids=["1 bit", "2 bits", "4 bits", "8 bits"])
+def test_a_stripe_says_the_same_by_itself_as_in_the_whole(code):
+    """Also where only the whole is large enough to be decoded by compiled code."""
+    rows, columns = 400, 2 * WORTH_COMPILING // 400
+    tensor = tf.constant(np.random.RandomState(0).normal(size=(rows, columns)), tf.float32)
+    payload = code.compress(tensor)
+    stripe = tuple(part[..., :7] for part in payload)
+    whole = code.decompress(payload, (rows, columns)).numpy()
+    np.testing.assert_array_equal(code.decompress(stripe, (rows, 7)), whole[:, :7])
 
 
 @settings(deadline=None, max_examples=50)
