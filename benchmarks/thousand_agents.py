@@ -41,7 +41,7 @@ EVERYTHING = ("progress", "usage", "output")
 
 def measure(quick: bool) -> list[Figure]:
     """Muster and the bare server by turns, with progress reports alone and with everything that agents send."""
-    workers, seconds = (40, 1) if quick else (1000, 20)
+    workers, seconds = (100, 1) if quick else (1000, 20)
     contenders = {
         (side.__name__, reports): lambda side=side, reports=reports: fresh(side, workers, seconds, reports)
         for reports in (PROGRESS, EVERYTHING)

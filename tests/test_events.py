@@ -1,4 +1,4 @@
-"""Metrics that are not finite: strict JSON in all records, and shown as what they are."""
+"""What is recorded of events: how often, and metrics that are not finite as strict JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from muster.cli import main
-from muster.events import Event
+from muster.events import PROGRESS_PER_SECOND, Event, Journal
 from plain import Plain
 
 SCRIPT = """
@@ -56,3 +56,17 @@ def test_a_run_whose_loss_is_not_a_number(tmp_path: Path) -> None:
     assert "loss: nan" in explained
     assert "low: -inf" in explained
     assert "loss nan" in CliRunner().invoke(main, ["show", "last"]).output
+
+
+@pytest.mark.parametrize(("ranks", "seconds_between"), [(2, 1), (10 * PROGRESS_PER_SECOND, 10)])
+def test_progress_of_many_ranks_is_journalled_less_often_and_the_last_always(
+    tmp_path: Path, ranks: int, seconds_between: int
+) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for second in range(25):
+        for rank in range(ranks):
+            journal(Event("progress", f"worker-{rank}", {"rank": rank, "step": second}, time=float(second)))
+    journal.close()
+    events = [Event.from_json(line) for line in journal.path.read_text().splitlines()]
+    steps = [event.data["step"] for event in events if event.worker == "worker-1"]
+    assert steps == [*range(0, 25, seconds_between), *([24] if seconds_between > 1 else [])]

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,62 @@ def test_an_agent_with_the_token_is_welcome_and_heard(endpoint: Endpoint) -> Non
         eventually(lambda: len(endpoint.messages) == 2)
         assert endpoint.session.connected == {"worker-0"}
     eventually(lambda: endpoint.lost == ["worker-0"])
+
+
+@contextlib.contextmanager
+def not_reading() -> Iterator[None]:
+    """Sessions read in one round what is sent meanwhile."""
+    reading = threading.Event()
+    background_loop().call_soon_threadsafe(reading.wait)
+    yield
+    reading.set()
+
+
+def test_last_words_are_heard_before_the_end(endpoint: Endpoint) -> None:
+    heard: list[str] = []
+    endpoint.session.on_message = lambda worker, message: heard.append(message["type"])
+    endpoint.session.on_lost = heard.append
+    with endpoint.dial() as client:
+        client.settimeout(0.5)
+        with not_reading():
+            client.sendall(wire.encode("hello", **endpoint.hello()) + 9 * wire.encode("usage") + wire.encode("exited"))
+            with contextlib.suppress(TimeoutError):
+                client.unwrap()  # says goodbye at once, and waits for an answer
+    eventually(lambda: "worker-0" in heard)
+    assert heard == ["hello", *["usage"] * 9, "exited", "worker-0"]
+
+
+def test_a_closed_session_hears_nothing_any_more(endpoint: Endpoint) -> None:
+    def on_message(worker: str, message: dict[str, Any]) -> None:
+        endpoint.messages.append((worker, message))
+        endpoint.session.close()
+
+    endpoint.session.on_message = on_message
+    with endpoint.dial() as client:
+        client.sendall(wire.encode("hello", **endpoint.hello()) + wire.encode("usage"))
+        eventually(lambda: endpoint.lost == ["worker-0"])
+    assert [message["type"] for _, message in endpoint.messages] == ["hello"]
+
+
+def test_what_one_sends_costs_no_other_its_messages(endpoint: Endpoint) -> None:
+    def on_message(worker: str, message: dict[str, Any]) -> None:
+        endpoint.messages.append((worker, message))
+        if message["type"] == "usage":
+            raise AttributeError
+
+    endpoint.session.on_message = on_message
+    hello = endpoint.hello()
+    with endpoint.dial() as bad, endpoint.dial() as good:
+        with not_reading():
+            bad.sendall(wire.encode("hello", **hello) + wire.encode("usage") + wire.encode("late"))
+            good.sendall(wire.encode("hello", **{**hello, "worker": "worker-1"}) + wire.encode("output"))
+        eventually(lambda: endpoint.session.connected == {"worker-1"})
+    assert sorted((worker, message["type"]) for worker, message in endpoint.messages) == [
+        ("worker-0", "hello"),
+        ("worker-0", "usage"),
+        ("worker-1", "hello"),
+        ("worker-1", "output"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import selectors
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from muster.forks import in_forked_children
 
 Result = TypeVar("Result")
+
+MANY = 64  # open files, as connections are: from here on messages may gather
+GATHER_SECONDS = 0.05  # for so long
 
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
@@ -24,9 +29,25 @@ def background_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _loop_lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
+            _loop = asyncio.SelectorEventLoop(_Gathering())
             threading.Thread(target=_loop.run_forever, name="muster", daemon=True).start()
         return _loop
+
+
+class _Gathering(selectors.DefaultSelector):
+    """Where there are many connections, lets messages gather for a moment and takes them at once.
+
+    To wake up for a message costs more than to take it, since caches have forgotten the loop by then: a thousand
+    workers that report once a second would keep it awake.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As in the base class, but later by up to GATHER_SECONDS, unless there is something else to be done now."""
+        if len(self.get_map()) > MANY and (timeout is None or timeout > 0):
+            pause = GATHER_SECONDS if timeout is None else min(timeout, GATHER_SECONDS)
+            time.sleep(pause)
+            timeout = None if timeout is None else timeout - pause
+        return super().select(timeout)
 
 
 def _forget_loop() -> None:

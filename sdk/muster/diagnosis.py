@@ -144,7 +144,7 @@ def workers_missing(
     Args:
         trouble: what the platform last said when it could not tell how they are.
     """
-    known = "; ".join(f"{name} is {status or 'not launched'}" for name, status in missing.items())
+    known = some([f"{name} is {status or 'not launched'}" for name, status in missing.items()])
     first = next(iter(missing))
     return WorkersMissing(
         f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}.",
@@ -159,13 +159,13 @@ def not_up(
     missing: Sequence[tuple[str, int | None]], driver: str | None, seconds: float | None, logs: Path
 ) -> StartTimeout:
     """The error for ranks that the driver (none: the agent) never started, or servers that never listened."""
-    names = " and ".join(who(worker, rank) for worker, rank in missing)
+    names = some([who(worker, rank) for worker, rank in missing])
     log = logs / ("driver.log" if driver else f"{missing[0][0]}.log")
     are_ranks = missing[0][1] is not None
     what = f"not started by {driver or 'its agent'}" if are_ranks else "not listening on its port"
     kind = StartTimeout if are_ranks else ServersNotListening
     return kind(
-        f"After {seconds:g} s {names} was {what}.",
+        f"After {seconds:g} s {names} {'was' if len(missing) == 1 else 'were'} {what}.",
         worker=missing[0][0],
         log=log,
         details=tail(log),
@@ -213,6 +213,17 @@ def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> R
 def who(worker: str, rank: int | None) -> str:
     """How a process is called in messages."""
     return worker if rank is None else f"rank {rank} ({worker})"
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The names in words, or the first of them.
+
+    >>> some(["worker-0", "worker-1"]), some(["worker-0", "worker-1", "worker-2"], most=1)
+    ('worker-0 and worker-1', 'worker-0 and 2 more')
+    """
+    shown = list(names[:most])
+    last = f"{len(names) - most} more" if len(names) > most else shown.pop()
+    return f"{', '.join(shown)} and {last}" if shown else last
 
 
 def tail(log: Path, lines: int = 20, size: int = 16384) -> str:

@@ -112,11 +112,12 @@ class Observers:
 
 
 NOT_JOURNALLED = frozenset({"output", "usage"})
-PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one worker, unless the epoch changes
+PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
+PROGRESS_PER_SECOND = 100  # of all ranks: where there are more, the interval is longer, else disks would fill up
 
 
 class Journal:
-    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress once a second."""
+    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress only now and then."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +133,8 @@ class Journal:
         if event.kind == "progress":
             source = (event.worker, event.data.get("rank"))
             written, epoch = self._last.get(source, (float("-inf"), None))
-            if event.time - written < PROGRESS_INTERVAL and event.data.get("epoch") == epoch:
+            interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
+            if event.time - written < interval and event.data.get("epoch") == epoch:
                 self._held[source] = event
                 return
             self._last[source] = (event.time, event.data.get("epoch"))

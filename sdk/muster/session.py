@@ -44,6 +44,7 @@ class Session:
         self._token = secrets.token_hex(32)
         self._connections: dict[str, _Connection] = {}
         self._unidentified: set[_Connection] = set()
+        self._inbox: list[tuple[_Connection, bytes]] = []
         self._server: asyncio.Server | None = None
         _sessions.add(self)
 
@@ -88,7 +89,7 @@ class Session:
     def close(self) -> None:
         """End all connections and stop to listen."""
         for connection in [*self._connections.values(), *self._unidentified]:
-            connection.transport.abort()
+            connection.abort()
         if self._server is not None:
             self._server.close()
 
@@ -96,16 +97,31 @@ class Session:
         """A connection is there; it has to say who it is."""
         self._unidentified.add(connection)
 
-    def received(self, connection: _Connection, message: dict[str, Any]) -> None:
-        """A message has come: the hello of a new connection, or anything of an identified one."""
-        if connection.transport.is_closing():
+    def received(self, connection: _Connection, data: bytes) -> None:
+        """Bytes have come. They are taken once all connections were read that have any: by turns would be slower."""
+        if not self._inbox:
+            asyncio.get_running_loop().call_soon(self._take_inbox)
+        self._inbox.append((connection, data))
+
+    def _take_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for connection, data in inbox:
+            try:
+                for message in connection.decoder.feed(data):
+                    self._take(connection, message)
+            except Exception as error:  # whatever one of them sends, those of others come next
+                logger.warning("the connection of %s was ended: %r", connection.worker or "an unknown client", error)
+                connection.abort()
+
+    def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
+        """Take a message: the hello of a new connection, or anything of an identified one."""
+        if connection.is_dismissed:
             return
         if connection.worker is None:
             refusal = self._refusal(message)
             if refusal:
                 logger.warning("a connection to the session was refused: %s", refusal)
-                connection.send("refused", text=refusal)
-                connection.transport.close()
+                connection.refuse(refusal)
                 return
             connection.worker = str(message["worker"])
             self._unidentified.discard(connection)
@@ -157,14 +173,20 @@ in_forked_children(_abandon_sessions)
 
 
 class _Connection(asyncio.Protocol):
-    """One agent's connection."""
+    """One agent's connection.
+
+    Attributes:
+        worker: whose it is; None until it has said so.
+        is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
+    """
 
     transport: asyncio.Transport
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._decoder = wire.Decoder()
+        self.decoder = wire.Decoder()
         self.worker: str | None = None
+        self.is_dismissed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -173,12 +195,7 @@ class _Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(HELLO_SECONDS, self._expire)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            for message in self._decoder.feed(data):
-                self._session.received(self, message)
-        except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
-            logger.warning("the connection of %s was ended: %r", self.worker or "an unknown client", error)
-            self.transport.abort()
+        self._session.received(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._session.connection_lost(self)
@@ -187,9 +204,20 @@ class _Connection(asyncio.Protocol):
         """Send one message."""
         self.transport.write(wire.encode(kind, **fields))
 
+    def refuse(self, why: str) -> None:
+        """End it, and say why."""
+        self.is_dismissed = True
+        self.send("refused", text=why)
+        self.transport.close()
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.is_dismissed = True
+        self.transport.abort()
+
     def _expire(self) -> None:
         if self.worker is None:
-            self.transport.abort()
+            self.abort()
 
 
 def parse_address(text: str) -> tuple[str, int]:

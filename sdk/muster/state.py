@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,19 +151,23 @@ class RunState:
             self.emit("worker_state", worker.name, status=str(worker.status), address=worker.address)
         self.changed.set()
 
-    def polled(self, workers: Iterable[Worker], connected: Iterable[str]) -> None:
+    def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """The platform says this of the workers. One that has ended unasked, with nobody connected, has failed."""
+        for worker in workers:
+            if worker.name not in self.members and not worker.status.is_final:
+                self.move(worker.name, worker.status)
+        ended = [worker for worker in workers if worker.status.is_final]
+        known = self._ends_known() | set(connected) if ended else set()
+        for worker in ended:
+            self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
+            if worker.name not in known:
+                self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
+
+    def _ends_known(self) -> set[str | None]:
+        """Names of the workers whose end needs no explanation any more."""
         explained = {failure.worker for failure in self.failures if failure.kind != "stopped"}
         stopped = {failure.worker for failure in self.failures if failure.kind == "stopped"}
-        ended = {worker for worker, _ in self.exits}
-        known = explained | (ended - stopped) | set(connected)
-        for worker in workers:
-            if worker.status.is_final:
-                self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
-                if worker.name not in known:
-                    self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
-            elif worker.name not in self.members:
-                self.move(worker.name, worker.status)
+        return explained | ({worker for worker, _ in self.exits} - stopped)
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason."""
@@ -265,22 +269,22 @@ class RunState:
             logger.warning("a report of %s makes no sense and is dropped: %r", worker, error)
 
     def _take_report(self, worker: str, report: dict[str, Any]) -> None:
-        kind = report.pop("kind", None)
-        reported_at = float(report.pop("time", None) or time.time())
-        if kind == "exception":
-            text, trace = str(report.get("message", "")), str(report.get("traceback", ""))
-            name, rank = str(report.get("type", "")), report.get("rank")
-            self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
-            self.fail(Failure("exception", reported_at, worker, rank, name, text, trace))
-        elif kind == "returned":
-            for process in self.processes[worker].values():
-                process.has_returned = True
-            self.changed.set()
-        elif kind == "progress":
+        kind = report.get("kind")
+        if kind == "progress":
             metrics = {str(name): float(value) for name, value in dict(report.get("metrics") or {}).items()}
             self.metrics.update(metrics)
             self._touch(worker, report.get("rank"))
             self.emit("progress", worker, metrics=metrics, **{key: report[key] for key in PROGRESS if key in report})
+        elif kind == "returned":
+            for process in self.processes[worker].values():
+                process.has_returned = True
+            self.changed.set()
+        elif kind == "exception":
+            raised_at = float(report.get("time") or time.time())
+            text, trace = str(report.get("message", "")), str(report.get("traceback", ""))
+            name, rank = str(report.get("type", "")), report.get("rank")
+            self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
+            self.fail(Failure("exception", raised_at, worker, rank, name, text, trace))
 
     def _on_stacks(self, worker: str, message: dict[str, Any]) -> None:
         rank = message.get("rank")

@@ -1,0 +1,51 @@
+"""The background's loop: messages of many connections gather, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from muster import background
+
+
+@contextlib.contextmanager
+def connections(count: int) -> Iterator[tuple[selectors.BaseSelector, socket.socket]]:
+    """The loop's selector with so many connections, and the other end of one of them."""
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(background._Gathering())
+        for _ in range(count):
+            ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
+            selector.register(ours, selectors.EVENT_READ)
+        yield selector, theirs
+
+
+def seconds_of(selector: selectors.BaseSelector, timeout: float | None, ready: int) -> float:
+    started = time.monotonic()
+    assert len(selector.select(timeout)) == ready
+    return time.monotonic() - started
+
+
+def test_messages_of_many_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "GATHER_SECONDS", 0.3)
+    with connections(background.MANY + 1) as (selector, peer):
+        peer.send(b"x")
+        assert seconds_of(selector, 60, ready=1) >= 0.3
+        assert seconds_of(selector, None, ready=1) >= 0.3
+
+
+def test_nothing_else_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "GATHER_SECONDS", 30)
+    with connections(background.MANY) as (selector, peer):
+        peer.send(b"x")
+        assert seconds_of(selector, None, ready=1) < 30
+    with connections(background.MANY + 1) as (selector, _):
+        assert seconds_of(selector, 0, ready=0) < 30  # callbacks are due
+        assert seconds_of(selector, 0.1, ready=0) < 30  # a timer is
+
+
+def test_the_loop_uses_it() -> None:
+    assert isinstance(background.background_loop()._selector, background._Gathering)  # type: ignore[attr-defined]
