@@ -162,10 +162,11 @@ def not_up(
     names = some([who(worker, rank) for worker, rank in missing])
     log = logs / ("driver.log" if driver else f"{missing[0][0]}.log")
     are_ranks = missing[0][1] is not None
-    what = f"not started by {driver or 'its agent'}" if are_ranks else "not listening on its port"
+    was, its, port = ("was", "its", "port") if len(missing) == 1 else ("were", "their", "ports")
+    what = f"{was} not started by {driver or f'{its} agent'}" if are_ranks else f"{was} not listening on {its} {port}"
     kind = StartTimeout if are_ranks else ServersNotListening
     return kind(
-        f"After {seconds:g} s {names} {'was' if len(missing) == 1 else 'were'} {what}.",
+        f"After {seconds:g} s {names} {what}.",
         worker=missing[0][0],
         log=log,
         details=tail(log),

@@ -31,7 +31,7 @@ from tests.faults.test_sessions import CELLS, reach
 def test_workers_that_never_say_hello_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SSHD_PATHS", (scene.fake_sshd(),))
     started = time.monotonic()
-    with pytest.raises(WorkersMissing, match="2 of 2 workers .* within 0.5 s: worker-0 is .*; worker-1 is") as raised:
+    with pytest.raises(WorkersMissing, match="2 of 2 workers .* within 0.5 s: worker-0 is .* and worker-1 is") as raised:
         scene.run(SLEEP, strategy=Plain(needs_ssh=True), timeout_seconds=0.5)
     assert time.monotonic() - started < 2
     assert raised.value.worker == "worker-0"
@@ -50,7 +50,7 @@ def test_agents_that_do_not_react_are_ended_all_the_same(scene: Scene) -> None:
 
 
 def test_a_server_that_never_listens_is_named(scene: Scene) -> None:
-    with pytest.raises(ServersNotListening, match="worker-0 and worker-1 was not listening") as raised:
+    with pytest.raises(ServersNotListening, match="worker-0 and worker-1 were not listening on their ports") as raised:
         scene.run(SLEEP, strategy=Plain(listens=True), timeout_seconds=2)
     assert raised.value.worker == "worker-0"
     assert "ready" in str(raised.value.details)
