@@ -1,12 +1,13 @@
-"""What test_keras.py looks at: small trainings in one process or as one of several ranks, and what came of them.
+"""What test_keras.py looks at: small trainings of two ranks and of one process, and what came of them.
 
-    python keras_program.py FOLDER BATCH_SIZE
+    python keras_program.py FOLDER
 
-Writes FOLDER/rank-R-of-N.json, one entry for each function of `CHECKS`.
+Writes FOLDER/rank-R-of-N.json, one entry for each function of `CHECKS`. Only the two report their progress.
 """
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from muster.training import horovod
+from muster.training import horovod, progress
 from muster.training import keras as distributed
 from muster.training.communication import Scheme, TopK
+from training.forked_ranks import Ranks
 
-STEPS = 6
-FOLDER, BATCH_SIZE = Path(sys.argv[1]), int(sys.argv[2])
+STEPS, COMMON_BATCH_SIZE = 6, 16
+FOLDER = Path(sys.argv[1])
 
 
 def digest(*variables: list[keras.Variable]) -> str:
@@ -48,9 +50,9 @@ def own_data(n: int = STEPS * 16) -> tuple[np.ndarray, np.ndarray]:
 def share_of_common_data() -> tuple[np.ndarray, np.ndarray]:
     """This rank's part of every batch, so that all ranks' k-th batches together are the k-th of a process alone."""
     random = np.random.RandomState(99)
-    n = STEPS * BATCH_SIZE * horovod.size()
+    n = STEPS * COMMON_BATCH_SIZE
     images, labels = random.normal(size=(n, 8)).astype("float32"), random.randint(0, 3, n)
-    mine = np.arange(n).reshape(STEPS, horovod.size(), BATCH_SIZE)[:, horovod.rank()].reshape(-1)
+    mine = np.arange(n).reshape(STEPS, horovod.size(), -1)[:, horovod.rank()].reshape(-1)
     return images[mine], labels[mine]
 
 
@@ -93,8 +95,9 @@ def fit_on_common_data() -> dict[str, Any]:
     """To be compared between two ranks and one process with twice the batch."""
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
     model = compiled(network(), distributed.DistributedOptimizer(optimizer))
+    batch_size = COMMON_BATCH_SIZE // horovod.size()
     model.fit(
-        *share_of_common_data(), batch_size=BATCH_SIZE, shuffle=False, callbacks=distributed.callbacks(), verbose=0
+        *share_of_common_data(), batch_size=batch_size, shuffle=False, callbacks=distributed.callbacks(), verbose=0
     )
     return {"weights": [weight.numpy().tolist() for weight in model.weights]}
 
@@ -249,8 +252,15 @@ CHECKS = [
     half_a_file,
 ]
 
-if __name__ == "__main__":
-    horovod.init()
+
+def run_checks() -> None:
     checks = CHECKS if horovod.size() > 1 else [*CHECKS, load_what_two_ranks_saved]
     results = {check.__name__: check() for check in checks}
     (FOLDER / f"rank-{horovod.rank()}-of-{horovod.size()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    for size in (2, 1):
+        with Ranks(size, run_checks) as ranks:
+            assert ranks.wait() == size * [0]
+        os.environ.pop(progress.ADDRESS_VARIABLE, None)

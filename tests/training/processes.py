@@ -66,13 +66,12 @@ def alone(script: Path, *arguments: object, cwd: "Path | None" = None, **variabl
     return finish(start([sys.executable, str(script), *map(str, arguments)], environment(**variables), cwd=cwd))
 
 
-def run_forking(script: Path, folder: Path, seconds: float = 280) -> str:
+def run_forking(script: Path, folder: Path, seconds: float = 280, **variables: str) -> str:
     """Run a script that forks its ranks (forked_ranks.py) and writes to the folder, for so many seconds at most."""
     path = f"{REPOSITORY / 'sdk'}{os.pathsep}{REPOSITORY / 'tests'}"
     temporary = tempfile.mkdtemp(dir=folder)  # what ranks leave that are killed
-    return finish(
-        start([sys.executable, str(script), str(folder)], environment(PYTHONPATH=path, TMPDIR=temporary)), seconds
-    )
+    env = environment(PYTHONPATH=path, TMPDIR=temporary, **variables)
+    return finish(start([sys.executable, str(script), str(folder)], env), seconds)
 
 
 def horovodrun(script: Path, *arguments: object, ranks: int = 2, seconds: float = 120, **variables: str) -> str:

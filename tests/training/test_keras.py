@@ -1,4 +1,4 @@
-"""Two ranks under horovodrun, and one process alone, both of which ran all of keras_program.py."""
+"""Two ranks, and one process alone, both of which ran all of keras_program.py."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from training.listener import Listener
-from training.processes import alone, horovodrun
+from training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +19,8 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with Listener() as agent:
-            horovodrun(PROGRAM, folder, 8, MUSTER_REPORT=agent.path)
+            run_forking(PROGRAM, folder, MUSTER_REPORT=agent.path)
         self.reports = [agent.of_rank(0), agent.of_rank(1)]
-        alone(PROGRAM, folder, 16)
         self.ranks = [self._read("rank-0-of-2.json"), self._read("rank-1-of-2.json")]
         self.alone = self._read("rank-0-of-1.json")
 

@@ -1,10 +1,11 @@
 """What test_accuracy.py looks at: two ranks that learn handwritten digits, with and without a memory.
 
-    python digits_program.py FILE
+    python digits_program.py FOLDER
 
-Rank 0 writes JSON to the file: for each scheme the accuracy in percent.
+Rank 0 writes FOLDER/accuracies.json: for each scheme the accuracy in percent.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import tensorflow as tf
 from muster.training import horovod, partition
 from muster.training.communication import Dense, NoMemory, OneBit, Reducer, Scheme, TopK
 from sklearn.datasets import load_digits
+from training.forked_ranks import Ranks
 
 FOLDS, EPOCHS, BATCH = 3, 15, 32
 RATE, MOMENTUM = 0.03, 0.9
@@ -39,6 +41,7 @@ class Network:
         ]
         self.moments = [tf.Variable(tf.zeros(shape)) for shape in shapes]
         self.scheme = scheme
+        scheme.build(self.kernels)
         self.step = tf.function(self._step, reduce_retracing=True)
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
@@ -73,9 +76,13 @@ def accuracy(scheme: Scheme) -> float:
     return 100 * float((guesses == labels[test]).mean())
 
 
-if __name__ == "__main__":
-    horovod.init()
+def learn(folder: Path) -> None:
     tf.get_logger().setLevel("ERROR")  # it wonders at so many functions traced in a row
     found = {name: accuracy(scheme()) for name, scheme in SCHEMES.items()}
     if horovod.rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        (folder / "accuracies.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with Ranks(2, functools.partial(learn, Path(sys.argv[1]))) as ranks:
+        assert ranks.wait() == [0, 0]

@@ -9,6 +9,7 @@ COMPRESSED = [0, 2]
 RATE = 0.125
 BATCH = 8
 BLOCK = 3  # steps
+CONSERVED_STEPS = 4  # after which nothing may be lost
 
 
 def gradients(rank: int, step: int) -> list[np.ndarray]:

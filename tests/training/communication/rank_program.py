@@ -36,7 +36,7 @@ from muster.training.communication import (
     WarmStart,
     compiled,
 )
-from training.communication.oracle import BATCH, BLOCK, RATE, SHAPES, gradients
+from training.communication.oracle import BATCH, BLOCK, CONSERVED_STEPS, RATE, SHAPES, gradients
 from training.forked_ranks import Ranks
 
 GUIDE = Path(__file__).parents[3] / "docs" / "communication.md"
@@ -107,7 +107,7 @@ def digests_of_steps() -> dict[str, list[str]]:
     """The weights' digests after each of some steps on different data."""
     found = {}
     for name, scheme in {**GRADIENT_SCHEMES, "skips one decode": lambda: Reducer(Forgetful(0.01))}.items():
-        model = Model(scheme(), traced=True)
+        model = Model(scheme(), traced=horovod.size() == 2)
         found[name] = [model.train(range(step, step + 1)).digest() for step in range(5)]
     return found
 
@@ -126,7 +126,7 @@ def conservation() -> dict[str, Any]:
     del schemes["dense"]
     found = {}
     for name, scheme in schemes.items():
-        model = Model(scheme()).train(range(8))
+        model = Model(scheme()).train(range(CONSERVED_STEPS))
         found[name] = {
             "applied": [np.sum(of_variable, 0) for of_variable in zip(*model.applied, strict=True)],
             "state": model.scheme.state_dict(),
@@ -205,10 +205,10 @@ def resumed() -> dict[str, Any]:
     return found
 
 
-def hundred_steps() -> dict[str, int]:
+def many_steps() -> dict[str, int]:
     """How often a step is traced; and how often five steps that are told their number, which is no tensor."""
     names = ("threshold", "1 bit", "block momentum", "partial", "warm start", "aggregated")
-    found = {name: Model(STATEFUL_SCHEMES[name](), traced=True).train(range(100)).traces for name in names}
+    found = {name: Model(STATEFUL_SCHEMES[name](), traced=True).train(range(30)).traces for name in names}
     model = Model(Dense())
     step = tf.function(lambda number, *own: model._step(*own))
     for number in range(5):
@@ -335,7 +335,7 @@ CHECKS = [
     few_columns,
     refusals,
 ]
-LONG_CHECKS = [resumed, hundred_steps, fit]  # for two ranks only
+LONG_CHECKS = [resumed, many_steps, fit]  # for two ranks only
 
 
 def run_checks(folder: Path) -> None:

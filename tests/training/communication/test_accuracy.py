@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from training.processes import horovodrun
+from training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 
@@ -13,9 +13,9 @@ PROGRAM = Path(__file__).parent / "digits_program.py"
 
 @pytest.fixture(scope="module")
 def accuracies(tmp_path_factory):
-    file = tmp_path_factory.mktemp("digits") / "accuracies.json"
-    horovodrun(PROGRAM, file, seconds=280)
-    return json.loads(file.read_text())
+    folder = tmp_path_factory.mktemp("digits")
+    run_forking(PROGRAM, folder)
+    return json.loads((folder / "accuracies.json").read_text())
 
 
 def test_what_memory_is_for(accuracies):

@@ -83,17 +83,26 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
     The first of the rows is in the lowest bits; missing ones count as 0.
     """
-    together = 8 // bits
-    rows = tf.pad(codes, [[0, -codes.shape[0] % together], [0, 0]])
-    groups = tf.unstack(tf.reshape(rows, [rows.shape[0] // together, together, codes.shape[1]]), axis=1)
-    return tf.add_n([group * 2 ** (bits * place) for place, group in enumerate(groups)])
+    if bits == 8:
+        return codes
+    places = _places(bits)
+    rows = tf.pad(codes, [[0, -codes.shape[0] % len(places)], [0, 0]])
+    groups = tf.reshape(rows, [rows.shape[0] // len(places), len(places), codes.shape[1]])
+    return tf.add_n(tf.unstack(tf.bitwise.left_shift(groups, places), axis=1))
 
 
 def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
     """The first rows of codes out of packed ones, a uint8 each."""
-    together = 8 // bits
-    groups = [tf.bitwise.right_shift(data, bits * place) & (2**bits - 1) for place in range(together)]
-    return tf.reshape(tf.stack(groups, axis=1), [data.shape[0] * together, data.shape[1]])[:rows]
+    if bits == 8:
+        return data
+    places = _places(bits)
+    groups = tf.bitwise.right_shift(tf.expand_dims(data, 1), places) & np.uint8(2**bits - 1)
+    return tf.reshape(groups, [data.shape[0] * len(places), data.shape[1]])[:rows]
+
+
+def _places(bits: int) -> np.ndarray:
+    """Where in a byte each of its codes begins, as a column."""
+    return np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
 
 
 def _columns(tensor: tf.Tensor) -> tf.Tensor:
