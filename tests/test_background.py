@@ -1,4 +1,4 @@
-"""The background's loop: messages of many connections gather, and nobody else waits for them."""
+"""The background's loop: messages of many connections gather, and no callback or timer waits for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_messages_of_many_gather(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seconds_of(selector, None, ready=1) >= 0.3
 
 
-def test_nothing_else_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_callbacks_nor_timers_nor_a_few_wait_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "GATHER_SECONDS", 30)
     with connections(background.MANY) as (selector, peer):
         peer.send(b"x")

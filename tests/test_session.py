@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster import session
 from muster.agent import wire
 from muster.background import background_loop
 from muster.errors import JobError
@@ -78,8 +79,10 @@ def not_reading() -> Iterator[None]:
     """Sessions read in one round what is sent meanwhile."""
     reading = threading.Event()
     background_loop().call_soon_threadsafe(reading.wait)
-    yield
-    reading.set()
+    try:
+        yield
+    finally:
+        reading.set()
 
 
 def test_last_words_are_heard_before_the_end(endpoint: Endpoint) -> None:
@@ -94,6 +97,16 @@ def test_last_words_are_heard_before_the_end(endpoint: Endpoint) -> None:
                 client.unwrap()  # says goodbye at once, and waits for an answer
     eventually(lambda: "worker-0" in heard)
     assert heard == ["hello", *["usage"] * 9, "exited", "worker-0"]
+
+
+def test_a_hello_in_time_counts_although_it_is_taken_late(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "HELLO_SECONDS", 0.5)
+    with endpoint.dial() as client:
+        eventually(lambda: bool(endpoint.session._unidentified))
+        with not_reading():
+            client.sendall(wire.encode("hello", **endpoint.hello()))
+            time.sleep(0.6)
+        assert answer(client)["type"] == "welcome"
 
 
 def test_a_closed_session_hears_nothing_any_more(endpoint: Endpoint) -> None:

@@ -42,7 +42,10 @@ class _Gathering(selectors.DefaultSelector):
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As in the base class, but later by up to GATHER_SECONDS, unless there is something else to be done now."""
+        """As in the base class, but later by up to GATHER_SECONDS, unless callbacks or timers are due.
+
+        Calls from other threads come as messages do, and so later too.
+        """
         if len(self.get_map()) > MANY and (timeout is None or timeout > 0):
             pause = GATHER_SECONDS if timeout is None else min(timeout, GATHER_SECONDS)
             time.sleep(pause)

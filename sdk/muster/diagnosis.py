@@ -144,7 +144,12 @@ def workers_missing(
     Args:
         trouble: what the platform last said when it could not tell how they are.
     """
-    known = some([f"{name} is {status or 'not launched'}" for name, status in missing.items()])
+    by_status: dict[str, list[str]] = {}
+    for name, status in missing.items():
+        by_status.setdefault(str(status or "not launched"), []).append(name)
+    known = "; ".join(
+        f"{some(names)} {'is' if len(names) == 1 else 'are'} {status}" for status, names in by_status.items()
+    )
     first = next(iter(missing))
     return WorkersMissing(
         f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}.",

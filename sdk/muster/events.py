@@ -113,7 +113,7 @@ class Observers:
 
 NOT_JOURNALLED = frozenset({"output", "usage"})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
-PROGRESS_PER_SECOND = 100  # of all ranks: where there are more, the interval is longer, else disks would fill up
+PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
 
 
 class Journal:

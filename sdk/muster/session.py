@@ -110,7 +110,8 @@ class Session:
                 for message in connection.decoder.feed(data):
                     self._take(connection, message)
             except Exception as error:  # whatever one of them sends, those of others come next
-                logger.warning("the connection of %s was ended: %r", connection.worker or "an unknown client", error)
+                whose, is_ours = connection.worker or "an unknown client", not isinstance(error, wire.ProtocolError)
+                logger.warning("the connection of %s was ended: %r", whose, error, exc_info=is_ours)
                 connection.abort()
 
     def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
@@ -192,7 +193,8 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._session.connection_made(self)
-        asyncio.get_running_loop().call_later(HELLO_SECONDS, self._expire)
+        loop = asyncio.get_running_loop()
+        loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire)  # behind a hello that lies in the inbox
 
     def data_received(self, data: bytes) -> None:
         self._session.received(self, data)

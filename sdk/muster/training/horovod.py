@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence
 if TYPE_CHECKING:
     import tensorflow as tf
 
-LAUNCHERS = {"HOROVOD_SIZE": "horovodrun", "OMPI_COMM_WORLD_SIZE": "MPI", "PMI_SIZE": "MPI"}
+RANK_VARIABLE, SIZE_VARIABLE = "HOROVOD_RANK", "HOROVOD_SIZE"
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def is_distributed() -> bool:
-    """Whether `horovodrun` or `mpirun` started this process and others."""
-    return _launcher() is not None
+    """Whether this process is one of several that `horovodrun` or `mpirun` started."""
+    return _launcher() is not None and os.environ.get(SIZE_VARIABLE) != "1"
 
 
 def init() -> None:
@@ -101,17 +102,20 @@ def broadcast(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
 
 
 def _launcher() -> Optional[str]:
-    """Who started this process beside others; None where nobody did."""
-    return next((name for size, name in LAUNCHERS.items() if os.environ.get(size, "1") != "1"), None)
+    """Who started this process as a rank; None where nobody did, and where MPI started no other."""
+    if RANK_VARIABLE in os.environ:
+        return "horovodrun"
+    return "MPI" if any(os.environ.get(name, "1") != "1" for name in MPI_SIZES) else None
 
 
 def _library() -> Any:
     try:
         import horovod.tensorflow
     except ImportError as error:
+        rank = f" as rank {os.environ[RANK_VARIABLE]}" if RANK_VARIABLE in os.environ else ""
         raise ImportError(
-            f"{_launcher()} started this process beside others, but its interpreter cannot import Horovod for "
-            f"TensorFlow ({error}). Install Horovod there, built with HOROVOD_WITH_TENSORFLOW=1, or start the script "
-            "by itself to train in one process."
+            f"{_launcher()} started this process{rank}, but its interpreter cannot import Horovod for TensorFlow "
+            f"({error}). Install Horovod there, built with HOROVOD_WITH_TENSORFLOW=1, or start the script by itself to "
+            "train in one process."
         ) from error
     return horovod.tensorflow
