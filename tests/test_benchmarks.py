@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +132,26 @@ def test_first_step_compares_cold_and_warm_with_bare(monkeypatch: pytest.MonkeyP
     assert [figure["target"] for figure in figures] == ["≤ 1 ×", None]
 
 
+QUICK = {"startup": ["≤ 2 ×"], "serve_ready": [], "thousand_agents": ["≤ 10 %"]}  # with their targets
+
+
+@pytest.fixture(scope="module")
+def quick_runs() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """All at once, as nobody looks at their figures; each leaves helpers of what it compares with, until it ends."""
+    with contextlib.ExitStack() as stack:
+        begun = {}
+        for name in QUICK:
+            (measuring.RESULTS / f"{name}-quick.json").unlink(missing_ok=True)
+            command = [sys.executable, "-m", "benchmarks", name, "--quick"]
+            begun[name] = stack.enter_context(subprocess.Popen(command, cwd=measuring.FOLDER.parent))
+        yield begun
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "targets"),
-    [("startup", ["≤ 2 ×"]), ("serve_ready", []), ("thousand_agents", ["≤ 10 %"])],
-)
-def test_quick_modes_run(name: str, targets: list[str]) -> None:
-    kept = measuring.RESULTS / f"{name}-quick.json"
-    kept.unlink(missing_ok=True)
-    # In a process of its own: what benchmarks compare with leaves helpers that end with the process.
-    subprocess.run([sys.executable, "-m", "benchmarks", name, "--quick"], cwd=measuring.FOLDER.parent, check=True)
-    figures = json.loads(kept.read_text())["figures"]
+@pytest.mark.parametrize(("name", "targets"), QUICK.items())
+def test_quick_modes_run(name: str, targets: list[str], quick_runs: dict[str, subprocess.Popen[bytes]]) -> None:
+    assert quick_runs[name].wait() == 0
+    figures = json.loads((measuring.RESULTS / f"{name}-quick.json").read_text())["figures"]
     assert [figure["target"] for figure in figures if figure["target"]] == targets
     for figure in figures:
         measured = [*figure["values"], *(figure["floor"] or {"values": []})["values"]]

@@ -38,12 +38,13 @@ class Training:
     title: str
     script: str
     strategy: str
+    epochs: int
     n_ps: int = 0
 
 
 TRAININGS = (
-    Training("1 parameter server and 2 workers", "mnist_ps_tf2.py", "parameter_server", n_ps=1),
-    Training("Horovod on 2 workers", "mnist_horovod.py", "horovod"),
+    Training("1 parameter server and 2 workers", "mnist_ps_tf2.py", "parameter_server", epochs=7, n_ps=1),
+    Training("Horovod on 2 workers", "mnist_horovod.py", "horovod", epochs=5),
 )
 
 
@@ -98,7 +99,7 @@ def train(training: Training) -> Outcome:
             n_ps=training.n_ps,
             worker_script=SCRIPTS / training.script,
             strategy=training.strategy,
-            args=("--limit-train", str(EXAMPLES)),
+            args=("--limit-train", str(EXAMPLES), "--epochs", str(training.epochs)),
             run_timeout=RUN_TIMEOUT,
         )
         result = address.cluster.result

@@ -73,19 +73,8 @@ def test_a_function_of_the_notebook_runs_on_every_rank_and_its_values_come_back(
     assert result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
 
 
-def test_a_task_of_the_notebook_runs_beside_its_server() -> None:
-    def run(cluster: Any, server: Any, task_index: int) -> tuple[int, list[str]]:
-        import tensorflow as tf
-
-        with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
-            return int(session.run(tf.constant(task_index))), sorted(cluster.jobs)
-
-    result = muster.run_cluster(2, 1, worker_script=run).cluster.result
-    assert result.values == [(0, ["ps", "worker"]), (1, ["ps", "worker"])]
-
-
 def test_a_task_that_has_returned_serves_those_that_come_late() -> None:
-    def run(cluster: Any, server: Any, task_index: int) -> int:
+    def run(cluster: Any, server: Any, task_index: int) -> tuple[int, list[str]]:
         import time
 
         import tensorflow as tf
@@ -93,10 +82,11 @@ def test_a_task_that_has_returned_serves_those_that_come_late() -> None:
         if task_index == 0:
             time.sleep(3)  # a session waits for every server, also for that of the other task, which is done by now
         with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
-            return int(session.run(tf.constant(task_index))) if task_index == 0 else 1
+            number = int(session.run(tf.constant(task_index))) if task_index == 0 else 1
+        return number, sorted(cluster.jobs)
 
     result = muster.run_cluster(2, 1, worker_script=run, run_timeout=60).cluster.result
-    assert result.values == [0, 1]
+    assert result.values == [(0, ["ps", "worker"]), (1, ["ps", "worker"])]
     assert result.exit_codes == {"ps-0": -15, "worker-0": 0, "worker-1": 0}
 
 

@@ -18,8 +18,9 @@ SCRIPT = Path(__file__).parents[2] / "worker_scripts" / "mnist_multi_worker.py"
 
 
 def test_two_workers_learn_the_digits_and_end_with_the_same_weights() -> None:
-    cluster = muster.run_cluster(2, worker_script=SCRIPT, strategy="multi_worker", run_timeout=180).cluster
-    assert cluster.result.metrics["test_accuracy"] >= 0.95
+    epochs = ("--epochs", "3")
+    cluster = muster.run_cluster(2, worker_script=SCRIPT, args=epochs, strategy="multi_worker", run_timeout=180).cluster
+    assert cluster.result.metrics["test_accuracy"] >= 0.9
     weights = [re.findall(r"^weights (\w+)$", cluster.logs(worker), re.MULTILINE) for worker in cluster.plan.processes]
     assert weights[0] == weights[1] != []
     assert "test accuracy" in cluster.logs("worker-0")

@@ -18,7 +18,7 @@ from muster.training.communication import Dense, NoMemory, OneBit, Reducer, Sche
 from sklearn.datasets import load_digits
 from training.forked_ranks import Ranks
 
-FOLDS, EPOCHS, BATCH = 3, 15, 32
+FOLDS, EPOCHS, BATCH = 3, 12, 32
 RATE, MOMENTUM = 0.03, 0.9
 WIDTHS = (64, 128, 128, 10)
 SCHEMES = {

@@ -2,7 +2,7 @@
 
     python rank_program.py FOLDER
 
-Writes FOLDER/rank-R-of-N.pickle, one entry for each function of `CHECKS`, and of `LONG_CHECKS` where N is 2.
+Writes FOLDER/rank-R-of-N.pickle, one entry for each function of `CHECKS`, and of `CHECKS_OF_TWO` where N is 2.
 """
 
 import functools
@@ -329,19 +329,17 @@ CHECKS = [
     identity,
     averaged_models,
     bytes_sent,
-    not_finite,
     out_of_range,
-    sparse_gradients,
     few_columns,
     refusals,
 ]
-LONG_CHECKS = [resumed, many_steps, fit]  # for two ranks only
+CHECKS_OF_TWO = [not_finite, sparse_gradients, resumed, many_steps, fit]
 
 
 def run_checks(folder: Path) -> None:
     tf.get_logger().setLevel("ERROR")  # it wonders at so many functions traced in a row
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    checks = [*CHECKS, *LONG_CHECKS] if horovod.size() == 2 else CHECKS
+    checks = [*CHECKS, *CHECKS_OF_TWO] if horovod.size() == 2 else CHECKS
     results = {check.__name__: check() for check in checks}
     (folder / f"rank-{horovod.rank()}-of-{horovod.size()}.pickle").write_bytes(pickle.dumps(results))
 

@@ -228,11 +228,11 @@ def test_many_steps_are_traced_once(pair):
         assert len(found) == 7
 
 
-def test_all_ranks_leave_out_a_step_together(ranks):
-    for found in ranks.of_all("not_finite"):
+def test_both_ranks_leave_out_a_step_together(pair):
+    for found in pair.of_all("not_finite"):
         for name, outcome in found.items():
             assert outcome["unchanged"] == outcome["finite"] == (not name.startswith("dense")), name
-    found = ranks.of_all("not_finite")
+    found = pair.of_all("not_finite")
     assert all(
         outcome["digest"] == found[0][name]["digest"]
         for of_rank in found
@@ -255,8 +255,8 @@ def test_fit_with_uneven_last_batches(pair):
         assert {of_rank[name]["steps"] for of_rank in found} == {4 if name == "aggregated" else 8}
 
 
-def test_sparse_gradients_and_missing_ones(ranks):
-    found = ranks.of_all("sparse_gradients")
+def test_sparse_gradients_and_missing_ones(pair):
+    found = pair.of_all("sparse_gradients")
     assert all(of_rank == found[0] for of_rank in found)
 
 
