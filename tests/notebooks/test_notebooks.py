@@ -90,7 +90,7 @@ def test_mnist_on_horovod(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_mnist_on_parameter_servers(folder: Path) -> None:
-    notebook = Executed("mnist_parameter_servers", folder, epochs=4)
+    notebook = Executed("mnist_parameter_servers", folder, epochs=3)
     assert_shows_runs(notebook, ["ps-0", "worker-0", "worker-1"], "succeeded", 2)
     accuracies = notebook.accuracies()
     assert len(accuracies) == 2

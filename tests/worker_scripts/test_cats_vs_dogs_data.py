@@ -1,14 +1,13 @@
 """Where the pictures come from, and who gets which."""
 
 import builtins
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
-from training.processes import REPOSITORY, alone, environment
+from training.processes import REPOSITORY, alone, environment, start
 
 pytestmark = pytest.mark.slow
 
@@ -163,15 +162,12 @@ def test_nothing_is_downloaded_unless_asked(data, monkeypatch):
     assert "tensorflow_datasets" not in imported
 
 
-def test_the_command_says_which_pictures_there_are(data):
-    assert alone(SCRIPT, "--drawn").startswith("drawn cats and dogs (synthetic, not photographs)")
-
-
-def test_a_download_without_the_package_names_it(data, tmp_path):
+def test_the_command_says_which_pictures_there_are_and_what_a_download_lacks(data, tmp_path):
     # A folder that comes first and has a broken package, so that it makes no difference whether there is a real one.
     (tmp_path / "tensorflow_datasets.py").write_text("raise ImportError('broken')")
-    env = environment(PYTHONPATH=str(tmp_path))
-    done = subprocess.run([sys.executable, SCRIPT, "--download"], env=env, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("The photographs of TensorFlow Datasets need its package")
-    assert "pip install tensorflow-datasets" in done.stderr
+    with start([sys.executable, str(SCRIPT), "--download"], environment(PYTHONPATH=str(tmp_path))) as download:
+        assert alone(SCRIPT, "--drawn").startswith("drawn cats and dogs (synthetic, not photographs)")
+        output, _ = download.communicate()
+    assert download.returncode == 1
+    assert output.strip().splitlines()[-1].startswith("The photographs of TensorFlow Datasets need its package")
+    assert "pip install tensorflow-datasets" in output

@@ -6,7 +6,7 @@ python out_of_memory.py                                          alone, in one p
 import tensorflow as tf
 from muster.training import horovod, report
 
-STEPS = 30
+STEPS = 20
 MEGABYTE = 2**20
 
 
