@@ -144,6 +144,7 @@ def loop(folder: Path, name: str, checkpoints: str, dies: bool = False, scheme: 
         name: np.asarray(value).tolist() for name, value in checkpoint.own["communication"].state_dict().items()
     }
     loaded = {"residuals": residuals.values.tolist(), "communication": scheme_state}
+    model.optimizer.communication.build(model.trainable_variables)  # not within the step, which would be traced twice
     loss = keras.losses.SparseCategoricalCrossentropy()
     taken = []
 

@@ -180,7 +180,7 @@ def bytes_sent() -> dict[str, list[int]]:
     found = {}
     for name, scheme in {**STATEFUL_SCHEMES, "not packed": lambda: Reducer(KBit(8))}.items():
         model = Model(scheme())
-        found[name] = [model.train(range(step, step + 1)).scheme.bytes_sent for step in range(6)]
+        found[name] = [model.train(range(step, step + 1)).scheme.bytes_sent for step in range(4)]
     return found
 
 
@@ -208,7 +208,7 @@ def resumed() -> dict[str, Any]:
 def many_steps() -> dict[str, int]:
     """How often a step is traced; and how often five steps that are told their number, which is no tensor."""
     names = ("threshold", "1 bit", "block momentum", "partial", "warm start", "aggregated")
-    found = {name: Model(STATEFUL_SCHEMES[name](), traced=True).train(range(30)).traces for name in names}
+    found = {name: Model(STATEFUL_SCHEMES[name](), traced=True).train(range(12)).traces for name in names}
     model = Model(Dense())
     step = tf.function(lambda number, *own: model._step(*own))
     for number in range(5):
