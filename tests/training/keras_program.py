@@ -179,6 +179,21 @@ def collectives() -> dict[str, Any]:
     }
 
 
+def batches() -> list[list[int]]:
+    """The sizes of variables of two types that are sent together."""
+    distributed.BATCH_BYTES, kept = 40, distributed.BATCH_BYTES
+    try:
+        variables = [keras.Variable(np.zeros(n, "float32")) for n in (5, 5, 20, 0, 5)]
+        variables.insert(1, keras.Variable(np.zeros(1, "int64")))
+        return [[int(np.prod(variable.shape)) for variable in batch] for batch in distributed._in_batches(variables)]
+    finally:
+        distributed.BATCH_BYTES = kept
+
+
+def matrix(rows: int, columns: int) -> keras.Model:
+    return keras.Sequential([keras.Input((rows,)), keras.layers.Dense(columns, use_bias=False)])
+
+
 def refusals() -> dict[str, str]:
     """What is refused, and what the message says."""
     averaging = distributed.DistributedOptimizer
@@ -196,6 +211,7 @@ def refusals() -> dict[str, str]:
             keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), compression=TopK(0.01)
         ),
         "file name": lambda: distributed.CheckpointOnRankZero("model.h5"),
+        "different models": lambda: distributed.broadcast_variables(matrix(3 + horovod.rank(), 4 - horovod.rank())),
     }
 
     def fit_briefly(optimizer: Any, jit_compile: bool = False) -> None:
@@ -248,6 +264,7 @@ CHECKS = [
     infinite_gradient_on_last_rank,
     average_metrics,
     collectives,
+    batches,
     refusals,
     half_a_file,
 ]

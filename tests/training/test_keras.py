@@ -87,11 +87,16 @@ def test_collectives_and_a_scheme_of_ones_own(runs):
     assert runs.alone["collectives"]["broadcast"] == 0
 
 
+def test_variables_are_broadcast_together_by_type_and_large_ones_alone(runs):
+    assert runs.alone["batches"] == [[5, 5], [20], [0, 5], [1]]
+
+
 def test_what_would_train_apart_or_hang_is_refused(runs):
     for refusals in runs.of_both("refusals"):
         assert "does not average gradients" in refusals["plain optimizer"]
         assert "DistributedOptimizer(LossScaleOptimizer(...))" in refusals["loss scale outside"]
         assert "jit_compile=False" in refusals["XLA"]
+        assert "different models" in refusals["different models"]  # of as many values
     mistakes = {"not built", "not an optimizer", "not a scheme", "compressed loss scale", "file name"}
     assert set(runs.alone["refusals"]) == mistakes
 

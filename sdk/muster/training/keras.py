@@ -18,8 +18,11 @@ are used here. Where `horovodrun` did not start the process, all of this works o
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import types
+import zlib
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Union
 
@@ -31,6 +34,7 @@ from .checkpoint import Checkpoint
 from .progress import report
 
 Logs = Optional[Dict[str, Any]]
+BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size; what it holds is in memory twice more
 
 
 def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by its users like a class
@@ -97,7 +101,7 @@ def broadcast_variables(
     The seeds of dropout and the like stay each rank's own.
 
     Raises:
-        ValueError: The model is not built yet, so there is nothing to broadcast.
+        ValueError: The model is not built yet, so there is nothing to broadcast; or not the same on all ranks.
     """
     if not model.built:
         raise ValueError(
@@ -109,9 +113,36 @@ def broadcast_variables(
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         variables += optimizer.variables
-    for index, variable in enumerate(variables):
-        value = keras.ops.convert_to_tensor(variable)
-        variable.assign(horovod.broadcast(value, root_rank, name=f"variable_{index}"))
+    _check_models(variables)
+    for number, batch in enumerate(_in_batches(variables)):
+        _broadcast_together(batch, root_rank, f"variables_{number}")
+
+
+def _broadcast_together(variables: Sequence[Any], root_rank: int, name: str) -> None:
+    flat = tf.concat([tf.reshape(keras.ops.convert_to_tensor(variable), [-1]) for variable in variables], 0)
+    values = tf.split(horovod.broadcast(flat, root_rank, name=name), [_size(variable) for variable in variables])
+    for variable, value in zip(variables, values):
+        variable.assign(tf.reshape(value, variable.shape))
+
+
+def _in_batches(variables: Sequence[Any]) -> List[List[Any]]:
+    """Variables of the same type together, as many as `BATCH_BYTES` hold; a larger one by itself, not to be copied."""
+    batches: List[List[Any]] = []
+    by_type = itertools.groupby(sorted(variables, key=lambda variable: variable.dtype), lambda variable: variable.dtype)
+    for dtype, alike in by_type:
+        room = -1  # no batch of this type is begun
+        for variable in alike:
+            needed = _size(variable) * tf.as_dtype(dtype).size
+            if needed > room:
+                batches.append([])
+                room = BATCH_BYTES
+            batches[-1].append(variable)
+            room -= needed
+    return batches
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.shape)
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -145,14 +176,29 @@ def _check_compiled(model: keras.Model) -> None:
 
 def _check_steps(steps: Optional[int]) -> None:
     """Refuse ranks that would take different numbers of steps in an epoch, where that can be known beforehand."""
-    mine = tf.constant(steps or 0, tf.int64)
-    total = horovod.allreduce(mine, name="steps", op="Sum")
-    differs = tf.cast(total != mine * horovod.size(), tf.int64)
-    if horovod.allreduce(differs, name="steps_differ", op="Sum") > 0:
+    if _is_different_anywhere(steps or 0, "steps"):
         raise ValueError(
             f"The ranks would take different numbers of steps in an epoch, rank {horovod.rank()} {steps}, and wait for "
             'each other for ever: share the data out by partition.epochs(...) or partition.array(..., uneven="trim").'
         )
+
+
+def _check_models(variables: Sequence[Any]) -> None:
+    """Refuse ranks whose variables have other types or shapes, or another order."""
+    kinds = [(variable.dtype, tuple(variable.shape)) for variable in variables]
+    if _is_different_anywhere(zlib.crc32(repr(kinds).encode()), "variables"):
+        raise ValueError(
+            f"The ranks have built different models: rank {horovod.rank()} has {len(kinds)} variables, and another "
+            "rank has others, or the same in another order. Build the same model and optimizer on all."
+        )
+
+
+def _is_different_anywhere(number: int, name: str) -> bool:
+    """Whether the ranks' numbers differ; the same answer on all."""
+    mine = tf.constant(number, tf.int64)
+    total = horovod.allreduce(mine, name=name, op="Sum")
+    differs = tf.cast(total != mine * horovod.size(), tf.int64)
+    return bool(horovod.allreduce(differs, name=f"{name}_differ", op="Sum") > 0)
 
 
 class AverageMetrics(keras.callbacks.Callback):

@@ -1,5 +1,7 @@
 """What schemes do in one process alone, where collectives return what they are given."""
 
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -83,6 +85,12 @@ def test_models_of_small_tensors_only(code):
     variable = tf.Variable([1.0, 2.0])
     Reducer(code).step([tf.constant([0.5, -1.0])], [variable], lambda means: variable.assign_sub(means[0]))
     np.testing.assert_array_equal(variable, [0.5, 3.0])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_that_has_not_been_built_can_be_sent_to_other_processes(name):
+    again = pickle.loads(pickle.dumps(SCHEMES[name]()))
+    np.testing.assert_equal(stepped(again).state_dict(), stepped(SCHEMES[name]()).state_dict())
 
 
 def test_the_steps_of_a_warm_start_are_no_move_of_the_first_block():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -108,10 +108,10 @@ class AllGather(Collective):
         if not self.compressor.ragged:
             return from_bytes(horovod.allgather(mine, self.name), alike), allgather_bytes(bytes_of(mine))
         lengths = tf.stack([tf.size(part) for payload in payloads for part in payload])
-        every_length = tf.reshape(horovod.allgather(lengths, f"{self.name}_lengths"), [horovod.size(), -1])
+        every_length = horovod.allgather(lengths, f"{self.name}_lengths")
         gathered = horovod.allgather(mine, self.name)
         size = bytes_of(lengths) + tf.size(mine, tf.int64)
-        return from_bytes(gathered, alike, tf.unstack(every_length)), allgather_bytes(size)
+        return from_bytes(gathered, alike, every_length), allgather_bytes(size)
 
 
 class TwoPhase(Collective):
@@ -189,30 +189,26 @@ def to_bytes(payloads: Sequence[Payload]) -> tf.Tensor:
 
 
 def from_bytes(
-    buffer: tf.Tensor, like: Sequence[Sequence[Payload]], lengths: Sequence[tf.Tensor] = ()
+    buffer: tf.Tensor, like: Sequence[Sequence[Payload]], lengths: Optional[tf.Tensor] = None
 ) -> List[List[Payload]]:
     """What `to_bytes` made a buffer of, for several ranks one behind the other.
 
     Args:
         buffer: The bytes.
         like: For each rank, payloads of the same types and shapes.
-        lengths: For each rank a vector of how many elements each part has, where the shapes do not tell.
+        lengths: How many elements every part has, rank by rank, where the shapes do not tell.
     """
-    ranks, begin = [], 0
-    for number, payloads in enumerate(like):
-        of_rank, position = [], 0
-        for payload in payloads:
-            parts = []
-            for part in payload:
-                elements = lengths[number][position] if len(lengths) else part.shape.num_elements()
-                end = begin + elements * part.dtype.size
-                flat = _typed(buffer[begin:end], part.dtype)
-                parts.append(flat if len(lengths) else tf.reshape(flat, part.shape))
-                begin, position = end, position + 1
-            of_rank.append(tuple(parts))
-        ranks.append(of_rank)
-    return ranks
+    every = [part for payloads in like for payload in payloads for part in payload]
+    if lengths is None:
+        pieces = tf.split(buffer, [bytes_of(part) for part in every])
+        parts = [_typed(piece, part.dtype, part.shape) for piece, part in zip(pieces, every)]
+    else:
+        pieces = tf.split(buffer, lengths * [part.dtype.size for part in every], num=len(every))
+        parts = [_typed(piece, part.dtype, [-1]) for piece, part in zip(pieces, every)]
+    remaining = iter(parts)
+    return [[tuple(next(remaining) for _ in payload) for payload in payloads] for payloads in like]
 
 
-def _typed(data: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.bitcast(data if dtype.size == 1 else tf.reshape(data, [-1, dtype.size]), dtype)
+def _typed(data: tf.Tensor, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    """Bytes as a tensor."""
+    return tf.bitcast(tf.reshape(data, [*shape, dtype.size] if dtype.size > 1 else shape), dtype)
