@@ -184,7 +184,7 @@ def batches() -> list[list[int]]:
     distributed.BATCH_BYTES, kept = 40, distributed.BATCH_BYTES
     try:
         variables = [keras.Variable(np.zeros(n, "float32")) for n in (5, 5, 20, 0, 5)]
-        variables.insert(1, keras.Variable(np.zeros(1, "int64")))
+        variables[1:1] = [keras.Variable(np.zeros(n, "int64")) for n in (0, 1)]
         return [[int(np.prod(variable.shape)) for variable in batch] for batch in distributed._in_batches(variables)]
     finally:
         distributed.BATCH_BYTES = kept

@@ -88,7 +88,7 @@ def test_collectives_and_a_scheme_of_ones_own(runs):
 
 
 def test_variables_are_broadcast_together_by_type_and_large_ones_alone(runs):
-    assert runs.alone["batches"] == [[5, 5], [20], [0, 5], [1]]
+    assert runs.alone["batches"] == [[5, 5], [20], [0, 5], [0, 1]]
 
 
 def test_what_would_train_apart_or_hang_is_refused(runs):
