@@ -131,7 +131,7 @@ class Checkpoint:
         if position.total == self.position.total:
             return
         values = _values(self._variables)
-        differing = _differing(values)
+        differing = horovod.differing([zlib.crc32(value.tobytes()) for value in values], "checkpoint_checksums")
         path = self._store.path(position.total)
         _together(f"prepare {path}", lambda: self._prepare(position.total), only_first=True)
         _together(f"write its part of {path}", lambda: self._write(position, values, differing))
@@ -264,14 +264,6 @@ def _together(what: str, action: Callable[[], None], only_first: bool = False) -
         ) from problem
     if float(failures) > 0:
         raise CheckpointError(f"Another rank could not {what}; what it says itself says why.")
-
-
-def _differing(values: Sequence[np.ndarray]) -> List[int]:
-    """The indices of the variables in which the ranks differ, on all ranks alike."""
-    checksums = np.array([zlib.crc32(value.tobytes()) for value in values], np.float64)  # exact, and so are their sums
-    sums = horovod.allreduce(tf.constant(checksums), name="checkpoint_checksums", op="Sum")
-    differs = tf.cast(sums != checksums * horovod.size(), tf.float64)
-    return np.flatnonzero(horovod.allreduce(differs, name="checkpoint_differs", op="Sum")).tolist()
 
 
 def _random_state() -> Dict[str, Any]:

@@ -8,7 +8,7 @@ read at each call.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -99,6 +99,23 @@ def has_adasum() -> bool:
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
     """The tensor of rank `root_rank`, on every rank; `name` as for `allreduce`."""
     return _library().broadcast(tensor, root_rank, name=name) if is_distributed() else tensor
+
+
+def differing(numbers: Sequence[int], name: str) -> List[int]:
+    """The indices of those whole numbers in which the ranks differ: the same answer on all, so that all can refuse.
+
+    Args:
+        numbers: As many on every rank.
+        name: As for `allreduce`.
+    """
+    if not is_distributed():
+        return []
+    import tensorflow as tf
+
+    mine = tf.constant(numbers, tf.int64)
+    differs = tf.cast(allreduce(mine, name, "Sum") != mine * size(), tf.int64)
+    found: List[int] = tf.where(allreduce(differs, f"{name}_differ", "Sum") > 0)[:, 0].numpy().tolist()
+    return found
 
 
 def _launcher() -> Optional[str]:

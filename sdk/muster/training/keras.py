@@ -176,7 +176,7 @@ def _check_compiled(model: keras.Model) -> None:
 
 def _check_steps(steps: Optional[int]) -> None:
     """Refuse ranks that would take different numbers of steps in an epoch, where that can be known beforehand."""
-    if _is_different_anywhere(steps or 0, "steps"):
+    if horovod.differing([steps or 0], "steps"):
         raise ValueError(
             f"The ranks would take different numbers of steps in an epoch, rank {horovod.rank()} {steps}, and wait for "
             'each other for ever: share the data out by partition.epochs(...) or partition.array(..., uneven="trim").'
@@ -186,19 +186,11 @@ def _check_steps(steps: Optional[int]) -> None:
 def _check_models(variables: Sequence[Any]) -> None:
     """Refuse ranks whose variables have other types or shapes, or another order."""
     kinds = [(variable.dtype, tuple(variable.shape)) for variable in variables]
-    if _is_different_anywhere(zlib.crc32(repr(kinds).encode()), "variables"):
+    if horovod.differing([zlib.crc32(repr(kinds).encode())], "variables"):
         raise ValueError(
             f"The ranks have built different models: rank {horovod.rank()} has {len(kinds)} variables, and another "
             "rank has others, or the same in another order. Build the same model and optimizer on all."
         )
-
-
-def _is_different_anywhere(number: int, name: str) -> bool:
-    """Whether the ranks' numbers differ; the same answer on all."""
-    mine = tf.constant(number, tf.int64)
-    total = horovod.allreduce(mine, name=name, op="Sum")
-    differs = tf.cast(total != mine * horovod.size(), tf.int64)
-    return bool(horovod.allreduce(differs, name=f"{name}_differ", op="Sum") > 0)
 
 
 class AverageMetrics(keras.callbacks.Callback):
