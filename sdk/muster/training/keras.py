@@ -188,8 +188,8 @@ def _check_models(variables: Sequence[Any]) -> None:
     kinds = [(variable.dtype, tuple(variable.shape)) for variable in variables]
     if horovod.differing([zlib.crc32(repr(kinds).encode())], "variables"):
         raise ValueError(
-            f"The ranks have built different models: rank {horovod.rank()} has {len(kinds)} variables, and another "
-            "rank has others, or the same in another order. Build the same model and optimizer on all."
+            "The ranks have built different models: their variables differ in number, type, shape or order. Build the "
+            "same model and optimizer on every rank."
         )
 
 
