@@ -46,6 +46,13 @@ def test_a_kill_is_the_cause_and_the_peers_that_lost_it_are_not() -> None:
     assert root_cause([reset, killed, DRIVER]) == killed
 
 
+def test_a_broken_pipe_is_the_cause_only_where_nothing_else_is() -> None:
+    piped = Failure("signal", 9.9, "worker-0", 0, signal=signal.SIGPIPE)
+    for other in (Failure("lost", 10.0, "worker-1"), Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)):
+        assert root_cause([piped, other, DRIVER]) == other
+    assert root_cause([piped, DRIVER]) == piped
+
+
 def test_memory_wins_over_the_signal_it_was_carried_out_with() -> None:
     killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)
     memory = Failure("memory", 10.01, "worker-1", 1, used=3_000_000_000, limit=2_000_000_000)
@@ -99,6 +106,7 @@ def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, wor
         (RAISED, ScriptFailed, ["rank 1 (worker-1)", "ValueError: bad luck"]),
         (EXIT_1, ScriptFailed, ["rank 1 (worker-1)", "exit status 1"]),
         (Failure("signal", 1.0, "ps-0", signal=11), WorkerKilled, ["ps-0", "signal 11 (SIGSEGV)", "compiled code"]),
+        (Failure("signal", 1.0, "worker-0", signal=13), WorkerKilled, ["signal 13 (SIGPIPE)", "other end was closed"]),
         (
             Failure("memory", 1.0, "worker-0", used=int(2.5e9), limit=int(2e9)),
             WorkerOutOfMemory,

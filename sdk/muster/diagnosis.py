@@ -290,6 +290,8 @@ def _advice_on_signal(number: int | None) -> str:
         return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
         return "compiled code crashed; the Python stack at that moment is at the end of the log"
+    if number == signal.SIGPIPE:
+        return "it wrote to a connection or pipe whose other end was closed; see what it was connected to"
     return "somebody sent it; run again"
 
 

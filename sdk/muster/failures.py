@@ -19,6 +19,7 @@ ECHOES = re.compile(
     re.IGNORECASE,
 )
 OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
+OTHERS_SIGNALS = {signal.SIGTERM, signal.SIGPIPE}  # somebody ended it, or whom it wrote to has ended
 OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -58,7 +59,7 @@ class Failure:
             return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
         if self.kind == "driver":
             return self.signal is None  # with a status it tells of a rank's end; a signal met itself
-        return self.kind in OTHERS_DOING or (self.kind in {"signal", "daemon"} and self.signal == signal.SIGTERM)
+        return self.kind in OTHERS_DOING or (self.kind in {"signal", "daemon"} and self.signal in OTHERS_SIGNALS)
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:

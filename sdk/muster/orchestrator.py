@@ -287,7 +287,8 @@ class Orchestrator:
         first_seen = time.monotonic()
         while True:
             cause = failures.root_cause(self.state.failures)
-            is_open = cause is None or cause.is_echo or (cause.worker, cause.rank) in self.state.running
+            raised = cause is not None and cause.kind == "exception"
+            is_open = cause is None or cause.is_echo or (raised and (cause.worker, cause.rank) in self.state.running)
             if time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4):
                 break
             await asyncio.sleep(0.02)
