@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Tuple
 
 import mnist_data
 import numpy as np
@@ -88,20 +88,18 @@ def run(cluster: tf.train.ClusterSpec, server: tf.train.Server, task_index: int)
             shares = x_train[task_index::n_workers], y_train[task_index::n_workers]
             train(session, graph, batches(shares, arguments.batch_size, seed=task_index), steps)
             if is_chief:
+                # Fetched once: another worker's last gradient may still change the variables.
+                model = session.run({variable.op.name: variable for variable in graph.model})
                 if arguments.checkpoint:
-                    save(session, graph, arguments.checkpoint)
-                loss, accuracy = evaluate(session, graph, test)
+                    save(model, arguments.checkpoint)
+                loss, accuracy = evaluate(model, test)
                 report(test_loss=loss, test_accuracy=accuracy)
                 print("test accuracy {:.4f}".format(accuracy), flush=True)
 
 
 def build(n_workers: int, sync: bool, is_chief: bool) -> Graph:
     """The network and its training, on the devices that the caller has set."""
-    images = tf.placeholder(tf.float32, [None, 28, 28, 1], "images")
-    labels = tf.placeholder(tf.int64, [None], "labels")
-    logits = lenet(images)
-    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
+    images, labels, loss, accuracy = forward()
     global_step = tf.train.get_or_create_global_step()
     optimizer, hooks = tf.train.AdamOptimizer(LEARNING_RATE), []
     if sync:
@@ -114,6 +112,16 @@ def build(n_workers: int, sync: bool, is_chief: bool) -> Graph:
         # At the end the chief's thread still waits for gradients, and is cancelled: no reason for a traceback.
         optimizer.get_chief_queue_runner()._queue_closed_exception_types = (tf.errors.CancelledError,)
     return Graph(images, labels, loss, accuracy, global_step, train, hooks, tf.trainable_variables())
+
+
+def forward() -> Tuple[Any, Any, Any, Any]:
+    """Placeholders for images and labels, and the network's loss and accuracy on them."""
+    images = tf.placeholder(tf.float32, [None, 28, 28, 1], "images")
+    labels = tf.placeholder(tf.int64, [None], "labels")
+    logits = lenet(images)
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
+    return images, labels, loss, accuracy
 
 
 def lenet(images: tf.Tensor) -> tf.Tensor:
@@ -176,22 +184,26 @@ def train(session: Any, graph: Graph, share: Iterator[mnist_data.Split], steps: 
         report(min(step, steps), steps=steps, examples=examples, loss=loss, accuracy=accuracy)
 
 
-def evaluate(session: Any, graph: Graph, test: mnist_data.Split, size: int = 500) -> Tuple[float, float]:
-    """Loss and accuracy over all test images, a part at a time to spare memory."""
-    images, labels = test
-    totals = np.zeros(2)
-    for start in range(0, len(labels), size):
-        x, y = images[start : start + size], labels[start : start + size]
-        totals += len(y) * np.array(session.run([graph.loss, graph.accuracy], {graph.images: x, graph.labels: y}))
-    loss, accuracy = totals / len(labels)
-    return float(loss), float(accuracy)
-
-
-def save(session: Any, graph: Graph, path: str) -> None:
-    """Fetch the model from the parameter servers and write it here: an array for each variable, under its name."""
-    arrays = session.run({variable.op.name: variable for variable in graph.model})
+def save(model: Dict[str, np.ndarray], path: str) -> None:
+    """Write the model's variables: an array for each, under its name."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **arrays)
+    np.savez(path, **model)
+
+
+def evaluate(model: Dict[str, np.ndarray], test: mnist_data.Split, size: int = 500) -> Tuple[float, float]:
+    """Loss and accuracy of these variables over all test images, a part at a time to spare memory."""
+
+    def constant(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return tf.constant(model[name])
+
+    totals = np.zeros(2)
+    with tf.Graph().as_default(), tf.variable_scope("", custom_getter=constant), tf.Session() as session:
+        images, labels, loss, accuracy = forward()
+        for start in range(0, len(test[1]), size):
+            x, y = test[0][start : start + size], test[1][start : start + size]
+            totals += len(y) * np.array(session.run([loss, accuracy], {images: x, labels: y}))
+    mean_loss, mean_accuracy = totals / len(test[1])
+    return float(mean_loss), float(mean_accuracy)
 
 
 if __name__ == "__main__":
