@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import Run, StubSession, eventually
+from support import QUICK_KERAS, Run, StubSession, eventually
 
 from tests.serve.service import Service, serving
 from tests.workbench.session import WorkbenchSession
 
 KNOWN_BUILDS = "horovod-has-gloo"
+
+runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))  # in this process, too
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_keras() -> Iterator[None]:
+    """Every interpreter that a test starts imports Keras without what it does not need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(QUICK_KERAS), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")

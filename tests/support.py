@@ -24,6 +24,9 @@ from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSp
 from muster.ssh import generate_key_pair
 
 TIMEOUT = 15.0  # seconds that a test waits for anything
+TESTS = Path(__file__).parent
+QUICK_KERAS = TESTS / "quick_keras"
+IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of what tests start
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:
@@ -255,4 +258,4 @@ def descendants_of(pid: int) -> list[int]:
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment with changes, for children that import muster."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "sdk"), **changes}
+    return {**os.environ, "PYTHONPATH": IMPORT_PATH, **changes}

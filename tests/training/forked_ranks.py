@@ -3,6 +3,8 @@
 For programs that start many short trainings. They must not run anything of TensorFlow before they fork.
 """
 
+import functools
+import gc
 import os
 import signal
 import sys
@@ -15,14 +17,21 @@ from horovod.runner.http.http_server import RendezvousServer
 from muster.training import horovod as ranks
 
 
+@functools.cache
+def rendezvous() -> tuple[RendezvousServer, int]:
+    """Where ranks find each other, and its port. One for all groups of ranks: it takes half a second to stop."""
+    server = RendezvousServer()
+    return server, server.start()
+
+
 class Ranks:
     """So many ranks on this machine, each of which joins the others and calls `work`; as a context they end with it."""
 
     def __init__(self, size: int, work: Callable[[], None]) -> None:
-        self._server = RendezvousServer()
-        port = self._server.start()
+        server, port = rendezvous()
+        gc.freeze()  # else each rank's first collection writes to, and so copies, all that it has from this process
         slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
-        self._server.init(slots)
+        server.init(slots)
         self._pids = [self._fork(slot, port, work) for slot in slots]
 
     def __enter__(self) -> "Ranks":
@@ -31,8 +40,6 @@ class Ranks:
     def __exit__(self, *exception: object) -> None:
         for rank in range(len(self._pids)):
             self.kill(rank)
-        self._server.stop()
-        self._server._httpd.server_close()
 
     def kill(self, rank: int) -> None:
         """End a rank with SIGKILL, if it has not ended."""

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from support import IMPORT_PATH, TESTS
+
 REPOSITORY = Path(__file__).parents[2]
 LAUNCHER_VARIABLES = ("HOROVOD_", "PMI_", "OMPI_", "MUSTER_")
 
@@ -18,7 +20,7 @@ def environment(**variables: str) -> dict[str, str]:
     return {
         **inherited,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY / "sdk"),
+        "PYTHONPATH": IMPORT_PATH,
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **variables,
@@ -68,7 +70,7 @@ def alone(script: Path, *arguments: object, cwd: "Path | None" = None, **variabl
 
 def run_forking(script: Path, folder: Path, seconds: float = 280, **variables: str) -> str:
     """Run a script that forks its ranks (forked_ranks.py) and writes to the folder, for so many seconds at most."""
-    path = f"{REPOSITORY / 'sdk'}{os.pathsep}{REPOSITORY / 'tests'}"
+    path = f"{IMPORT_PATH}{os.pathsep}{TESTS}"
     temporary = tempfile.mkdtemp(dir=folder)  # what ranks leave that are killed
     env = environment(PYTHONPATH=path, TMPDIR=temporary, **variables)
     return finish(start([sys.executable, str(script), str(folder)], env), seconds)
