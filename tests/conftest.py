@@ -17,15 +17,10 @@ from tests.workbench.session import WorkbenchSession
 
 KNOWN_BUILDS = "horovod-has-gloo"
 
-runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))  # in this process, too
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_keras() -> Iterator[None]:
-    """Every interpreter that a test starts imports Keras without what it does not need."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(QUICK_KERAS), prepend=os.pathsep)
-        yield
+# Here, and in the interpreters that get their PYTHONPATH from this environment or from this path.
+runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))
+sys.path.append(str(QUICK_KERAS))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(QUICK_KERAS), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,21 @@ TESTS = Path(__file__).parent
 QUICK_KERAS = TESTS / "quick_keras"
 IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of what tests start
 
+# A script whose worker 0 sends to worker 1 through the named pipe "link". When that one ends it dies of SIGPIPE.
+SENDER = """
+import os, signal
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as programs have it that are not Python
+if os.environ["MUSTER_WORKER"] == "worker-1":
+    link = os.open("link", os.O_RDONLY)
+    print("ready", flush=True)
+    signal.pause()
+link = os.open("link", os.O_WRONLY)
+print("ready", flush=True)
+while True:
+    os.write(link, b"gradient")
+"""
+
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:
     """Wait until ``condition`` is true, and return what it returned."""

@@ -114,7 +114,8 @@ class TestVerdict:
 
 
 @pytest.mark.slow
-def test_the_demo() -> None:
+def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")  # with Keras just as it is
     done = subprocess.run([sys.executable, "-m", "muster.demo"], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -48,7 +48,8 @@ def test_a_kill_is_the_cause_and_the_peers_that_lost_it_are_not() -> None:
 
 def test_a_broken_pipe_is_the_cause_only_where_nothing_else_is() -> None:
     piped = Failure("signal", 9.9, "worker-0", 0, signal=signal.SIGPIPE)
-    for other in (Failure("lost", 10.0, "worker-1"), Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)):
+    killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)
+    for other in (Failure("lost", 10.0, "worker-1"), killed, RAISED, EXIT_1):
         assert root_cause([piped, other, DRIVER]) == other
     assert root_cause([piped, DRIVER]) == piped
 
@@ -65,6 +66,7 @@ def test_a_lost_agent_takes_its_ranks_along() -> None:
     lost = Failure("lost", 10.0, "worker-1", message="signal 9 (SIGKILL)")
     rank = Failure("signal", 10.1, "worker-1", 1, signal=signal.SIGKILL)
     assert root_cause([lost, rank, ECHO]) == lost
+    assert root_cause([replace(rank, time=9.9, signal=signal.SIGPIPE), lost]) == lost
 
 
 def test_with_nothing_but_echoes_the_earliest_is_named() -> None:

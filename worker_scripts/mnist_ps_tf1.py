@@ -89,10 +89,10 @@ def run(cluster: tf.train.ClusterSpec, server: tf.train.Server, task_index: int)
             train(session, graph, batches(shares, arguments.batch_size, seed=task_index), steps)
             if is_chief:
                 # Fetched once: another worker's last gradient may still change the variables.
-                model = session.run({variable.op.name: variable for variable in graph.model})
+                arrays = session.run({variable.op.name: variable for variable in graph.model})
                 if arguments.checkpoint:
-                    save(model, arguments.checkpoint)
-                loss, accuracy = evaluate(model, test)
+                    save(arrays, arguments.checkpoint)
+                loss, accuracy = evaluate(arrays, test)
                 report(test_loss=loss, test_accuracy=accuracy)
                 print("test accuracy {:.4f}".format(accuracy), flush=True)
 
@@ -184,25 +184,27 @@ def train(session: Any, graph: Graph, share: Iterator[mnist_data.Split], steps: 
         report(min(step, steps), steps=steps, examples=examples, loss=loss, accuracy=accuracy)
 
 
-def save(model: Dict[str, np.ndarray], path: str) -> None:
-    """Write the model's variables: an array for each, under its name."""
+def save(arrays: Dict[str, np.ndarray], path: str) -> None:
+    """Write the values of the model's variables, by name."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **model)
+    np.savez(path, **arrays)
 
 
-def evaluate(model: Dict[str, np.ndarray], test: mnist_data.Split, size: int = 500) -> Tuple[float, float]:
-    """Loss and accuracy of these variables over all test images, a part at a time to spare memory."""
+def evaluate(arrays: Dict[str, np.ndarray], test: mnist_data.Split, size: int = 500) -> Tuple[float, float]:
+    """Loss and accuracy over all test images of the network with these values, a part at a time to spare memory."""
 
     def constant(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Tensor:
-        return tf.constant(model[name])
+        """What the network gets in place of a variable."""
+        return tf.constant(arrays[name])
 
+    test_images, test_labels = test
     totals = np.zeros(2)
     with tf.Graph().as_default(), tf.variable_scope("", custom_getter=constant), tf.Session() as session:
         images, labels, loss, accuracy = forward()
-        for start in range(0, len(test[1]), size):
-            x, y = test[0][start : start + size], test[1][start : start + size]
+        for start in range(0, len(test_labels), size):
+            x, y = test_images[start : start + size], test_labels[start : start + size]
             totals += len(y) * np.array(session.run([loss, accuracy], {images: x, labels: y}))
-    mean_loss, mean_accuracy = totals / len(test[1])
+    mean_loss, mean_accuracy = totals / len(test_labels)
     return float(mean_loss), float(mean_accuracy)
 
 

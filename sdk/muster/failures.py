@@ -19,7 +19,9 @@ ECHOES = re.compile(
     re.IGNORECASE,
 )
 OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
-OTHERS_SIGNALS = {signal.SIGTERM, signal.SIGPIPE}  # somebody ended it, or whom it wrote to has ended
+# Somebody ended it, or what it wrote to had ended: most often a peer. One that broke a pipe of its own is still named,
+# unless its peers then fail in a way that looks more like a cause.
+OTHERS_SIGNALS = {signal.SIGTERM, signal.SIGPIPE}
 OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -105,6 +107,7 @@ def _merge(failures: Iterable[Failure]) -> list[Failure]:
             known is None
             or (known.kind in OTHERS_DOING and failure.kind not in OTHERS_DOING)
             or (failure.kind == "memory" and known.kind == "signal")
+            or (failure.kind == "lost" and known.is_echo)
         ):
             first[source] = failure
         elif known.kind == "exception" and known.exit_code is None:

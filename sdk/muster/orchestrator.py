@@ -282,14 +282,16 @@ class Orchestrator:
     async def _cause(self) -> MusterError:
         """The error for the failure that explains the others.
 
-        It comes after a moment in which a better explanation may come, and the process that raised may exit.
+        It comes after a moment in which a better explanation may come: a longer one where this looks like the echo of
+        another failure, or its process is about to exit; and not before the platform has had its time to say why
+        workers have hung up.
         """
         first_seen = time.monotonic()
         while True:
             cause = failures.root_cause(self.state.failures)
-            raised = cause is not None and cause.kind == "exception"
-            is_open = cause is None or cause.is_echo or (raised and (cause.worker, cause.rank) in self.state.running)
-            if time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4):
+            is_open = cause is None or cause.is_echo or self._will_exit(cause)
+            has_settled = time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
+            if has_settled and not self.watch.is_explaining:
                 break
             await asyncio.sleep(0.02)
         assert cause is not None, "only called once something has failed"
@@ -298,6 +300,11 @@ class Orchestrator:
             return diagnosis.did_not_come_up(cause, self._logs())
         total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
         return diagnosis.explain(cause, self._logs(), alike=failures.alike(cause, self.state.failures), total=total)
+
+    def _will_exit(self, failure: Failure) -> bool:
+        """Whether it is an exception whose process has yet to exit, and whose agent will tell."""
+        is_running = (failure.worker, failure.rank) in self.state.running
+        return failure.kind == "exception" and is_running and failure.worker in self.session.connected
 
     def _workers_missing(self) -> MusterError:
         known = {name: worker.status for name, worker in self.state.workers.items()}

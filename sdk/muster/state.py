@@ -59,6 +59,7 @@ class RunState:
         expected: how many processes each worker will have started before it can be over; 1 unless set.
         listening: names of the workers whose server accepts connections.
         failures: everything that went wrong, in the order in which it became known.
+        disconnected_at: when the connections of lost workers ended, seconds since the epoch.
         stacks: answers to the last question for stacks, by rank or worker.
         metrics: what was last reported, by name.
         servers: names of the workers that never end by themselves; set once there is a plan.
@@ -75,6 +76,7 @@ class RunState:
         self.expected: dict[str, int] = {}
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
+        self.disconnected_at: dict[str, float] = {}
         self.stacks: dict[str, str] = {}
         self.metrics: dict[str, float] = {}
         self.servers: frozenset[str] = frozenset()
@@ -170,8 +172,8 @@ class RunState:
         return explained | ({worker for worker, _ in self.exits} - stopped)
 
     def lost(self, worker: str, reason: str) -> None:
-        """A worker is gone, for this reason."""
-        self.fail(Failure("lost", time.time(), worker, message=reason))
+        """A worker is gone, for this reason; since its connection ended, if it had one."""
+        self.fail(Failure("lost", self.disconnected_at.get(worker, time.time()), worker, message=reason))
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 

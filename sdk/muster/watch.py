@@ -38,9 +38,15 @@ class PlatformWatch:
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
         self._has_lost = asyncio.Event()
 
+    @property
+    def is_explaining(self) -> bool:
+        """Whether it is still being found out why some worker's connection has ended; the platform has a limit."""
+        return bool(self._hung_up)
+
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
         self._hung_up[worker] = time.monotonic()
+        self._state.disconnected_at[worker] = time.time()
         self._has_lost.set()
         self._state.changed.set()
 

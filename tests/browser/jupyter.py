@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from support import IMPORT_PATH, TESTS
 
+TESTS = Path(__file__).parent.parent
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -92,7 +92,8 @@ def environment(folder: Path) -> dict[str, str]:
     state = folder / "state"
     paths = {f"JUPYTER_{name}_DIR": str(state / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     paths |= {f"JUPYTERLAB_{name}_DIR": str(state / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), IMPORT_PATH])
+    folders = [str(TESTS.parent), str(TESTS), str(TESTS.parent / "sdk"), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, folders))
     ours = {"IPYTHONDIR": str(state / "ipython"), "MUSTER_HOME": str(folder / "home"), "PYTHONPATH": path}
     env = {**os.environ, **paths, **ours, "JUPYTER_PLATFORM_DIRS": "1"}
     env.pop("MUSTER_DASHBOARD", None)

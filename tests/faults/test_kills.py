@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from muster.cluster import Cluster
 from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
+from support import SENDER
 
 from tests.faults.scene import PROMPT, Scene
 
@@ -51,20 +53,6 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     assert_recorded(scene, failure)
 
 
-SENDER = """
-    import os, signal
-
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as programs have it that are not Python
-    print("ready", flush=True)
-    if os.environ["MUSTER_WORKER"] == "worker-1":
-        os.read(os.open("link", os.O_RDONLY), 1)
-        signal.pause()
-    link = os.open("link", os.O_WRONLY)
-    while True:
-        os.write(link, b"gradient")
-"""
-
-
 @pytest.mark.parametrize(("victim", "error"), [("process worker-1", WorkerKilled), ("agent worker-1", WorkerLost)])
 def test_one_that_dies_of_the_broken_pipe_to_the_victim_is_not_blamed(
     scene: Scene, victim: str, error: type[RunFailed]
@@ -75,6 +63,7 @@ def test_one_that_dies_of_the_broken_pipe_to_the_victim_is_not_blamed(
     killed = scene.kill(victim)
     failure = failure_of(cluster)
     assert (type(failure), failure.worker) == (error, "worker-1")
+    assert scene.events("process_exited", "worker-0")[0].data["signal"] == signal.SIGPIPE
     assert scene.noticed_after(killed) < PROMPT
     scene.assert_nothing_left()
 

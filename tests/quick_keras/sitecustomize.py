@@ -1,8 +1,8 @@
-"""Keras without scikit-learn and matplotlib, in every interpreter that tests start.
+"""Keras without scikit-learn and matplotlib, in interpreters that have this folder in their PYTHONPATH.
 
-Keras imports both wherever they are installed, for wrappers that nothing here uses, and they take two of the six
-seconds in which a process with TensorFlow starts. So they are hidden from Keras; everybody else still finds them. The
-demo's tests go without this, as users do.
+Keras imports both wherever they are installed, for wrappers and galleries that nothing here uses, and they take two of
+the six seconds in which a process with TensorFlow starts. So they are hidden from Keras; everybody else still finds
+them. The test of the demo goes without this, as users do.
 """
 
 import sys
@@ -23,7 +23,7 @@ def importer():
     # type: () -> str
     """The module whose import statement is being run."""
     frame = sys._getframe(2)
-    while frame and frame.f_globals.get("__name__", "").startswith(("importlib.", "_frozen_importlib")):
+    while frame and frame.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame else ""
 

@@ -19,7 +19,7 @@ from muster.training import horovod as ranks
 
 @functools.cache
 def rendezvous() -> tuple[RendezvousServer, int]:
-    """Where ranks find each other, and its port. One for all groups of ranks: it takes half a second to stop."""
+    """Where ranks find each other, and its port. For one group of ranks after the other: it takes 0.5 s to stop."""
     server = RendezvousServer()
     return server, server.start()
 
@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, size: int, work: Callable[[], None]) -> None:
         server, port = rendezvous()
-        gc.freeze()  # else each rank's first collection writes to, and so copies, all that it has from this process
+        gc.freeze()  # else each rank's first full collection writes to, and so copies, all that it has from here
         slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
         server.init(slots)
         self._pids = [self._fork(slot, port, work) for slot in slots]

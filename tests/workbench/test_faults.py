@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import muster
 import pytest
-from muster.errors import LaunchRefused, PlatformError
+from muster.errors import LaunchRefused, PlatformError, WorkerLost
 from muster.job import Status
 from muster.platforms.workbench import clients
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from plain import Plain
-from support import Run, eventually, shell
+from support import SENDER, Run, eventually, shell
 
 from tests.serve.service import Service
 from tests.workbench.proxy import Proxy, proxying
@@ -129,6 +131,23 @@ def test_a_run_does_not_need_the_workbench_once_its_workers_run(
     assert cluster.wait().status == "succeeded"
     eventually(lambda: not workbench_session.living(), "no worker lives")
     assert cluster.logs("worker-1") == "trained\n"
+
+
+def test_a_lost_worker_is_named_although_its_peer_dies_of_it_and_the_workbench_says_nothing(
+    proxy: Proxy, workbench_session: WorkbenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("link")
+    Path("train.py").write_text(SENDER)
+    cluster = muster.run_cluster(2, worker_script="train.py", strategy=Plain(), wait=False).cluster
+    eventually(lambda: all("ready" in cluster.logs(f"worker-{index}") for index in (0, 1)), "both are connected")
+    proxy.harm("GET", "500")
+    events = list(muster.open_run().events())
+    (agent,) = [event.data["pid"] for event in events if (event.kind, event.worker) == ("worker_ready", "worker-1")]
+    os.kill(agent, signal.SIGKILL)
+    with pytest.raises(WorkerLost) as raised:
+        cluster.wait(timeout=30)
+    assert raised.value.worker == "worker-1"
 
 
 @pytest.mark.parametrize(("how", "says"), [("500", "the proxy says no"), ("drop", "all the same")])
