@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Dialog, Error, Page, sync_playwright
 
 from tests.browser.jupyter import CHROMIUM_FLAGS, Notebook, Server, chromium, serve, write_notebook
 
@@ -63,17 +63,39 @@ def deaf_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def kept_pages() -> list[Page]:
+    """The page of the last test that passed: it takes Lab five seconds to load, and one to open another notebook."""
+    return []
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page in which the widget must not fail, and nobody may call ``alert``."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
+def page(browser: Browser, kept_pages: list[Page], request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page in which the widget must not fail, and nobody may call ``alert``. Tests with notebooks share it."""
+    n_failed = request.session.testsfailed
+    page = kept_pages.pop() if kept_pages else browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     failures: list[str] = []
-    # A widget's code is loaded from a blob; notebooks have errors of their own, which are not ours to find.
-    page.on("pageerror", lambda error: failures.append(str(error)) if "blob:" in (error.stack or "") else None)
-    page.on("dialog", lambda dialog: (failures.append(f"alert: {dialog.message}"), dialog.dismiss()))
+
+    def on_error(error: Error) -> None:
+        # A widget's code is loaded from a blob; notebooks have errors of their own, which are not ours to find.
+        if "blob:" in (error.stack or ""):
+            failures.append(str(error))
+
+    def on_dialog(dialog: Dialog) -> None:
+        failures.append(f"alert: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("pageerror", on_error)
+    page.on("dialog", on_dialog)
     yield page
-    context.close()
+    page.remove_listener("pageerror", on_error)
+    page.remove_listener("dialog", on_dialog)
+    if "open_notebook" in request.fixturenames and request.session.testsfailed == n_failed:
+        for popup in page.context.pages[1:]:
+            popup.close()
+        kept_pages.append(page)
+    else:
+        page.context.close()
     assert failures == []
 
 
@@ -91,7 +113,7 @@ def open_notebook(page: Page) -> Iterator[Open]:
 
     yield open_it
     for notebook in opened:
-        notebook.shut_down()
+        notebook.close()
 
 
 @pytest.fixture

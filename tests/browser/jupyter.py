@@ -126,13 +126,22 @@ class Notebook:
     def __init__(self, server: Server, page: Any, name: str) -> None:
         self.server, self.page, self.name = server, page, name
         self.path = server.root / name
-        self.open()
+        if server.app == "lab" and page.url.startswith(server.address):
+            open_it = f"window.jupyterapp.commands.execute('docmanager:open', {{path: '{name}'}})"
+            page.evaluate(f"async () => {{ await {open_it} }}")
+            page.wait_for_function(f"{CURRENT}.context?.path === '{name}'")
+            self._await_kernel()
+        else:
+            self.load()
 
-    def open(self) -> None:
-        """Go to it, and wait until its kernel has answered."""
+    def load(self) -> None:
+        """Load the whole page, and wait until the notebook's kernel has answered."""
         self.page.goto(self.server.url(self.name))
         self.page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
         self.page.evaluate("async () => { await window.jupyterapp.restored }")
+        self._await_kernel()
+
+    def _await_kernel(self) -> None:
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell")
         self.page.wait_for_function(f"(() => {{ try {{ return !!{KERNEL}.status }} catch {{ return false }} }})()")
 
@@ -158,3 +167,8 @@ class Notebook:
     def shut_down(self) -> None:
         """End its kernel."""
         self.page.evaluate(f"async () => {{ await {CURRENT}.context.sessionContext.shutdown() }}")
+
+    def close(self) -> None:
+        """End its kernel, and close its tab in Lab."""
+        self.shut_down()
+        self.page.evaluate(f"() => {{ {CURRENT}.dispose() }}")

@@ -57,7 +57,7 @@ def await_training(page: Page) -> None:
     page.wait_for_selector(".muster-charts path[d*=L]", timeout=30_000)
 
 
-@pytest.fixture(params=["lab", "notebook7"])
+@pytest.fixture(params=["notebook7", "lab"])
 def server(request: pytest.FixtureRequest) -> Server:
     return request.getfixturevalue(request.param)
 
@@ -122,22 +122,6 @@ def seconds_to_stop(notebook: Notebook, stop: Callable[[], object]) -> float:
     return ended.time - asked
 
 
-@pytest.mark.parametrize("name", ["lab", "deaf_lab"])
-def test_the_stop_button_ends_the_run_within_two_seconds(
-    open_notebook: Open, page: Page, request: pytest.FixtureRequest, name: str
-) -> None:
-    notebook = open_notebook(request.getfixturevalue(name), run_cell(1000))
-    notebook.run()
-    await_training(page)
-
-    took = seconds_to_stop(notebook, lambda: page.click("text=Stop"))
-
-    expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
-    errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]
-    assert errors[0].ename == ("RunStopped" if name == "lab" else "KeyboardInterrupt")
-    assert took < 2
-
-
 def test_an_interrupt_of_the_kernel_ends_the_run_within_two_seconds(
     open_notebook: Open, page: Page, lab: Server
 ) -> None:
@@ -157,7 +141,7 @@ def test_a_page_that_is_loaded_again_shows_the_run_again(open_notebook: Open, pa
     await_training(page)
     notebook.save()
 
-    notebook.open()
+    notebook.load()
 
     await_training(page)
     expect(page.locator(".muster-body")).to_contain_text("worker-2")
@@ -212,3 +196,19 @@ def test_a_thousand_workers_stay_smooth(open_notebook: Open, page: Page, lab: Se
     expect(page.locator(".muster-chips")).to_contain_text("1 failed", timeout=15_000)
     page.locator(".muster-window").evaluate("window => { window.scrollTop = 0 }")
     expect(page.locator(".muster-body .muster-row[aria-rowindex='2']")).to_contain_text("worker-700")
+
+
+@pytest.mark.parametrize("name", ["lab", "deaf_lab"])
+def test_the_stop_button_ends_the_run_within_two_seconds(
+    open_notebook: Open, page: Page, request: pytest.FixtureRequest, name: str
+) -> None:
+    notebook = open_notebook(request.getfixturevalue(name), run_cell(1000))
+    notebook.run()
+    await_training(page)
+
+    took = seconds_to_stop(notebook, lambda: page.click("text=Stop"))
+
+    expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
+    errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]
+    assert errors[0].ename == ("RunStopped" if name == "lab" else "KeyboardInterrupt")
+    assert took < 2
