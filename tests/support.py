@@ -28,11 +28,13 @@ TESTS = Path(__file__).parent
 QUICK_KERAS = TESTS / "quick_keras"
 IMPORT_PATH = f"{TESTS.parent / 'sdk'}{os.pathsep}{QUICK_KERAS}"  # PYTHONPATH of what tests start
 
-# A script whose worker 0 sends to worker 1 through the named pipe "link". When that one ends it dies of SIGPIPE.
+# A script whose worker 0 sends to worker 1 through the named pipe "link". When that one ends it raises BrokenPipeError;
+# with the argument "die" it dies of SIGPIPE instead, as programs do that are not Python, and with "abort" of SIGABRT.
 SENDER = """
-import os, signal
+import os, signal, sys
 
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as programs have it that are not Python
+if "die" in sys.argv:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 if os.environ["MUSTER_WORKER"] == "worker-1":
     link = os.open("link", os.O_RDONLY)
     print("ready", flush=True)
@@ -40,7 +42,12 @@ if os.environ["MUSTER_WORKER"] == "worker-1":
 link = os.open("link", os.O_WRONLY)
 print("ready", flush=True)
 while True:
-    os.write(link, b"gradient")
+    try:
+        os.write(link, b"gradient")
+    except BrokenPipeError:
+        if "abort" in sys.argv:
+            os.abort()
+        raise
 """
 
 

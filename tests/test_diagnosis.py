@@ -46,6 +46,13 @@ def test_a_kill_is_the_cause_and_the_peers_that_lost_it_are_not() -> None:
     assert root_cause([reset, killed, DRIVER]) == killed
 
 
+def test_a_connection_of_the_scripts_own_is_the_cause_unless_somebody_was_killed_or_raised() -> None:
+    broken = Failure("exception", 9.9, "worker-0", 0, type="BrokenPipeError", message="[Errno 32] Broken pipe")
+    for other in (Failure("lost", 10.0, "worker-1"), Failure("signal", 10.0, "worker-1", 1, signal=9), RAISED):
+        assert root_cause([broken, other, DRIVER]) == other
+    assert root_cause([EXIT_1, broken, DRIVER]) == broken
+
+
 def test_a_broken_pipe_is_the_cause_only_where_nothing_else_is() -> None:
     piped = Failure("signal", 9.9, "worker-0", 0, signal=signal.SIGPIPE)
     killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)

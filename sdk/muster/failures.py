@@ -68,7 +68,8 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure that explains the others; None where there is none.
 
     A process that raised and then exited failed once: its exit takes on the exception. An exit without an exception
-    beside somebody else's exception or signal may be an echo that could not speak, so those come after.
+    beside somebody else's exception or signal may be an echo that could not speak, and a connection of the script's own
+    that failed may have led to somebody who was killed; so those come after.
 
     >>> root_cause([Failure("exit", 1.0, "worker-0", 0, exit_code=1),
     ...             Failure("exception", 2.0, "worker-1", 1, type="ValueError")]).worker
@@ -92,7 +93,9 @@ def _distance(failure: Failure) -> int:
     """How far a kind of failure is from being a cause."""
     if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
         return 3  # it names nobody
-    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "daemon", "driver"})
+    if failure.is_echo:
+        return 2
+    return int(failure.kind in {"exit", "ended", "daemon", "driver"} or failure.type in OWN_CONNECTIONS)
 
 
 def _merge(failures: Iterable[Failure]) -> list[Failure]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 from muster.cluster import Cluster
@@ -53,17 +52,27 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     assert_recorded(scene, failure)
 
 
-@pytest.mark.parametrize(("victim", "error"), [("process worker-1", WorkerKilled), ("agent worker-1", WorkerLost)])
-def test_one_that_dies_of_the_broken_pipe_to_the_victim_is_not_blamed(
-    scene: Scene, victim: str, error: type[RunFailed]
+@pytest.mark.parametrize(
+    ("victim", "error", "reaction"),
+    [
+        ("process worker-1", WorkerKilled, "die"),
+        ("process worker-1", WorkerKilled, "raise"),
+        ("agent worker-1", WorkerLost, "die"),
+        ("agent worker-1", WorkerLost, "raise"),
+        ("agent worker-1", WorkerLost, "abort"),
+    ],
+)
+def test_one_that_fails_as_its_connection_to_the_victim_breaks_is_not_blamed(
+    scene: Scene, victim: str, error: type[RunFailed], reaction: str
 ) -> None:
     os.mkfifo(scene.folder / "link")
-    cluster = scene.start(SENDER)
+    cluster = scene.start(SENDER, args=[reaction])
     scene.wait_for_phase("training")
     killed = scene.kill(victim)
     failure = failure_of(cluster)
     assert (type(failure), failure.worker) == (error, "worker-1")
-    assert scene.events("process_exited", "worker-0")[0].data["signal"] == signal.SIGPIPE
+    (echo,) = scene.events("process_exited", "worker-0")
+    assert echo.data["reason"] is None, "it failed by itself"
     assert scene.noticed_after(killed) < PROMPT
     scene.assert_nothing_left()
 

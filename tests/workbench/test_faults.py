@@ -139,7 +139,7 @@ def test_a_lost_worker_is_named_although_its_peer_dies_of_it_and_the_workbench_s
     monkeypatch.chdir(tmp_path)
     os.mkfifo("link")
     Path("train.py").write_text(SENDER)
-    cluster = muster.run_cluster(2, worker_script="train.py", strategy=Plain(), wait=False).cluster
+    cluster = muster.run_cluster(2, worker_script="train.py", strategy=Plain(), args=["abort"], wait=False).cluster
     eventually(lambda: all("ready" in cluster.logs(f"worker-{index}") for index in (0, 1)), "both are connected")
     proxy.harm("GET", "500")
     events = list(muster.open_run().events())
