@@ -46,11 +46,21 @@ def test_a_kill_is_the_cause_and_the_peers_that_lost_it_are_not() -> None:
     assert root_cause([reset, killed, DRIVER]) == killed
 
 
-def test_a_connection_of_the_scripts_own_is_the_cause_unless_somebody_was_killed_or_raised() -> None:
-    broken = Failure("exception", 9.9, "worker-0", 0, type="BrokenPipeError", message="[Errno 32] Broken pipe")
-    for other in (Failure("lost", 10.0, "worker-1"), Failure("signal", 10.0, "worker-1", 1, signal=9), RAISED):
-        assert root_cause([broken, other, DRIVER]) == other
-    assert root_cause([EXIT_1, broken, DRIVER]) == broken
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Failure("exception", 9.9, "worker-0", 0, type="BrokenPipeError", message="[Errno 32] Broken pipe"),
+        Failure("signal", 9.9, "worker-0", 0, signal=signal.SIGABRT),
+    ],
+    ids=["raised", "aborted"],
+)
+def test_one_whose_own_connection_broke_is_the_cause_unless_somebody_was_killed_in_that_moment(broken: Failure) -> None:
+    killed = Failure("signal", 10.0, "worker-1", 1, signal=signal.SIGKILL)
+    for kill in (killed, Failure("lost", 10.0, "worker-1"), Failure("memory", 10.0, "worker-1", 1, used=2, limit=1)):
+        assert root_cause([broken, kill, DRIVER]) == kill
+        assert root_cause([broken, replace(kill, time=11.0), DRIVER]) == broken
+    assert root_cause([broken, RAISED, EXIT_1, DRIVER]) == broken
+    assert root_cause([replace(broken, time=11.0), EXIT_1]) == replace(broken, time=11.0)
 
 
 def test_a_broken_pipe_is_the_cause_only_where_nothing_else_is() -> None:

@@ -1,7 +1,7 @@
 """What went wrong in a run, and which of it is the cause.
 
 The order of exits lies: when one rank raises, the others lose their peer and may well exit before it. So failures are
-sorted into primary ones and those that are only the echo of another, and the earliest primary one is the cause.
+sorted by how much they look like the echo of another, and of those that look least so the earliest is the cause.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing abou
 # Somebody ended it, or what it wrote to had ended: most often a peer. One that broke a pipe of its own is still named,
 # unless its peers then fail in a way that looks more like a cause.
 OTHERS_SIGNALS = {signal.SIGTERM, signal.SIGPIPE}
+KNOWN_LATER = 0.5  # seconds by which a kill may be known later than what it has led to
 OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -68,8 +69,8 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure that explains the others; None where there is none.
 
     A process that raised and then exited failed once: its exit takes on the exception. An exit without an exception
-    beside somebody else's exception or signal may be an echo that could not speak, and a connection of the script's own
-    that failed may have led to somebody who was killed; so those come after.
+    beside somebody else's exception or signal may be an echo that could not speak, so those come after. And a process
+    whose own connection broke, or that aborted, is believed unless somebody was killed in that moment.
 
     >>> root_cause([Failure("exit", 1.0, "worker-0", 0, exit_code=1),
     ...             Failure("exception", 2.0, "worker-1", 1, type="ValueError")]).worker
@@ -78,7 +79,12 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
     merged = _merge(failures)
     if not merged:
         return None
-    return min(merged, key=lambda failure: (_distance(failure), failure.time))
+    cause = min(merged, key=lambda failure: (_distance(failure), failure.time))
+    has_aborted = cause.kind == "signal" and cause.signal == signal.SIGABRT
+    if cause.type in OWN_CONNECTIONS or has_aborted:
+        kills = [failure for failure in merged if _is_kill(failure) and failure.time - cause.time < KNOWN_LATER]
+        cause = min(kills, key=lambda failure: failure.time, default=cause)
+    return cause
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
@@ -93,9 +99,14 @@ def _distance(failure: Failure) -> int:
     """How far a kind of failure is from being a cause."""
     if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
         return 3  # it names nobody
-    if failure.is_echo:
-        return 2
-    return int(failure.kind in {"exit", "ended", "daemon", "driver"} or failure.type in OWN_CONNECTIONS)
+    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "daemon", "driver"})
+
+
+def _is_kill(failure: Failure) -> bool:
+    """Whether a process was ended in a way that no other failure leads to."""
+    if failure.kind == "signal":
+        return not failure.is_echo and failure.signal != signal.SIGABRT
+    return failure.kind in {"memory", "lost"}
 
 
 def _merge(failures: Iterable[Failure]) -> list[Failure]:

@@ -32,7 +32,7 @@ from muster.watch import PlatformWatch
 
 logger = logging.getLogger("muster")
 
-SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it
+SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
 STACKS_SECONDS = 2.0
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
@@ -284,14 +284,14 @@ class Orchestrator:
 
         It comes after a moment in which a better explanation may come: a longer one where this looks like the echo of
         another failure, or its process is about to exit; and not before the platform has had its time to say why
-        workers have hung up.
+        workers have hung up. Whoever stops the run does not wait for that.
         """
         first_seen = time.monotonic()
         while True:
             cause = failures.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
             has_settled = time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
-            if has_settled and not self.watch.is_explaining:
+            if (has_settled and not self.watch.is_explaining) or self._stop_reason:
                 break
             await asyncio.sleep(0.02)
         assert cause is not None, "only called once something has failed"

@@ -59,7 +59,7 @@ class RunState:
         expected: how many processes each worker will have started before it can be over; 1 unless set.
         listening: names of the workers whose server accepts connections.
         failures: everything that went wrong, in the order in which it became known.
-        disconnected_at: when the connections of lost workers ended, seconds since the epoch.
+        disconnected_at: when the connections of workers ended, seconds since the epoch.
         stacks: answers to the last question for stacks, by rank or worker.
         metrics: what was last reported, by name.
         servers: names of the workers that never end by themselves; set once there is a plan.
@@ -159,17 +159,17 @@ class RunState:
             if worker.name not in self.members and not worker.status.is_final:
                 self.move(worker.name, worker.status)
         ended = [worker for worker in workers if worker.status.is_final]
-        known = self._ends_known() | set(connected) if ended else set()
+        known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
             if worker.name not in known:
                 self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
 
-    def _ends_known(self) -> set[str | None]:
-        """Names of the workers whose end needs no explanation any more."""
-        explained = {failure.worker for failure in self.failures if failure.kind != "stopped"}
-        stopped = {failure.worker for failure in self.failures if failure.kind == "stopped"}
-        return explained | ({worker for worker, _ in self.exits} - stopped)
+    def ends_known(self) -> set[str | None]:
+        """Names of the workers whose end needs no explanation any more. An echo explains nothing."""
+        explained = {failure.worker for failure in self.failures if not failure.is_echo}
+        echoing = {failure.worker for failure in self.failures if failure.is_echo}
+        return explained | ({worker for worker, _ in self.exits} - echoing)
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason; since its connection ended, if it had one."""

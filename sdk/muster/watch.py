@@ -40,8 +40,9 @@ class PlatformWatch:
 
     @property
     def is_explaining(self) -> bool:
-        """Whether it is still being found out why some worker's connection has ended; the platform has a limit."""
-        return bool(self._hung_up)
+        """Whether it is still being found out why some worker's connection has ended."""
+        limit = self._platform.explain_seconds + ANSWER_SECONDS  # a look may have been under way
+        return any(time.monotonic() - since < limit for since in self._hung_up.values())
 
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
@@ -70,12 +71,12 @@ class PlatformWatch:
 
     def _explain_lost(self) -> None:
         """Give up on an explanation for a lost worker once the platform has had its time."""
-        explained = {failure.worker for failure in self._state.failures if failure.kind == "lost"}
         for worker, since in list(self._hung_up.items()):
+            is_known = worker in self._state.ends_known()
             is_late = time.monotonic() - since > self._platform.explain_seconds
-            if is_late and worker not in explained:
+            if is_late and not is_known:
                 self._state.lost(worker, "its agent closed the connection")
-            if is_late or worker in explained:
+            if is_late or is_known:
                 del self._hung_up[worker]
 
     async def _look(self) -> list[Worker] | None:

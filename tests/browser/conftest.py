@@ -90,7 +90,8 @@ def page(browser: Browser, kept_pages: list[Page], request: pytest.FixtureReques
     yield page
     page.remove_listener("pageerror", on_error)
     page.remove_listener("dialog", on_dialog)
-    if "open_notebook" in request.fixturenames and request.session.testsfailed == n_failed:
+    passed = request.session.testsfailed == n_failed and not failures
+    if passed and "open_notebook" in request.fixturenames and page.locator(".jp-Notebook").count() == 0:
         for popup in page.context.pages[1:]:
             popup.close()
         kept_pages.append(page)

@@ -129,7 +129,7 @@ class Notebook:
         if server.app == "lab" and page.url.startswith(server.address):
             open_it = f"window.jupyterapp.commands.execute('docmanager:open', {{path: '{name}'}})"
             page.evaluate(f"async () => {{ await {open_it} }}")
-            page.wait_for_function(f"{CURRENT}.context?.path === '{name}'")
+            page.wait_for_function(f"{CURRENT}?.context?.path === '{name}'")
             self._await_kernel()
         else:
             self.load()

@@ -57,6 +57,7 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     [
         ("process worker-1", WorkerKilled, "die"),
         ("process worker-1", WorkerKilled, "raise"),
+        ("process worker-1", WorkerKilled, "abort"),
         ("agent worker-1", WorkerLost, "die"),
         ("agent worker-1", WorkerLost, "raise"),
         ("agent worker-1", WorkerLost, "abort"),

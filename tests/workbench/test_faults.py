@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import muster
 import pytest
-from muster.errors import LaunchRefused, PlatformError, WorkerLost
+from muster.cluster import Cluster
+from muster.errors import LaunchRefused, PlatformError, RunFailed, WorkerLost
+from muster.events import Event
 from muster.job import Status
 from muster.platforms.workbench import clients
 from muster.platforms.workbench.platform import WorkbenchPlatform
@@ -133,21 +136,40 @@ def test_a_run_does_not_need_the_workbench_once_its_workers_run(
     assert cluster.logs("worker-1") == "trained\n"
 
 
-def test_a_lost_worker_is_named_although_its_peer_dies_of_it_and_the_workbench_says_nothing(
+@pytest.fixture
+def broken(
     proxy: Proxy, workbench_session: WorkbenchSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[Cluster]:
+    """A run whose worker 1 has been lost, of which worker 0 has died, while the workbench says nothing."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("link")
     Path("train.py").write_text(SENDER)
     cluster = muster.run_cluster(2, worker_script="train.py", strategy=Plain(), args=["abort"], wait=False).cluster
     eventually(lambda: all("ready" in cluster.logs(f"worker-{index}") for index in (0, 1)), "both are connected")
     proxy.harm("GET", "500")
-    events = list(muster.open_run().events())
-    (agent,) = [event.data["pid"] for event in events if (event.kind, event.worker) == ("worker_ready", "worker-1")]
-    os.kill(agent, signal.SIGKILL)
+
+    def of(worker: str, kind: str) -> list[Event]:
+        return [event for event in muster.open_run().events() if (event.worker, event.kind) == (worker, kind)]
+
+    os.kill(of("worker-1", "worker_ready")[0].data["pid"], signal.SIGKILL)
+    eventually(lambda: of("worker-0", "process_exited"), "worker 0 has noticed")
+    yield cluster
+    proxy.harm("GET", "", times=0)
+    eventually(lambda: not workbench_session.living(), "no worker lives")
+
+
+def test_a_lost_worker_is_named_although_its_peer_dies_of_it_and_the_workbench_says_nothing(broken: Cluster) -> None:
     with pytest.raises(WorkerLost) as raised:
-        cluster.wait(timeout=30)
+        broken.wait(timeout=30)
     assert raised.value.worker == "worker-1"
+
+
+def test_a_run_can_be_stopped_while_the_workbench_is_asked_why_it_failed(broken: Cluster) -> None:
+    asked = time.monotonic()
+    broken.stop()
+    assert time.monotonic() - asked < 3, "as long as the workbench has for an answer"
+    with pytest.raises(RunFailed):
+        broken.wait()
 
 
 @pytest.mark.parametrize(("how", "says"), [("500", "the proxy says no"), ("drop", "all the same")])
