@@ -284,14 +284,14 @@ class Orchestrator:
 
         It comes after a moment in which a better explanation may come: a longer one where this looks like the echo of
         another failure, or its process is about to exit; and not before the platform has had its time to say why
-        workers have hung up. Whoever stops the run does not wait for that.
+        workers have hung up, for which nobody waits who stops the run.
         """
         first_seen = time.monotonic()
         while True:
             cause = failures.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
             has_settled = time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
-            if (has_settled and not self.watch.is_explaining) or self._stop_reason:
+            if has_settled and (self._stop_reason or not self.watch.is_explaining):
                 break
             await asyncio.sleep(0.02)
         assert cause is not None, "only called once something has failed"

@@ -169,7 +169,7 @@ class RunState:
         """Names of the workers whose end needs no explanation any more. An echo explains nothing."""
         explained = {failure.worker for failure in self.failures if not failure.is_echo}
         echoing = {failure.worker for failure in self.failures if failure.is_echo}
-        return explained | ({worker for worker, _ in self.exits} - echoing)
+        return explained | ({worker for worker in self.specs if self.is_over(worker)} - echoing)
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason; since its connection ended, if it had one."""

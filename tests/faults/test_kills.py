@@ -7,7 +7,8 @@ import os
 import pytest
 from muster.cluster import Cluster
 from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
-from support import SENDER
+from muster.strategies.processes import Processes
+from support import SENDER, eventually
 
 from tests.faults.scene import PROMPT, Scene
 
@@ -75,6 +76,20 @@ def test_one_that_fails_as_its_connection_to_the_victim_breaks_is_not_blamed(
     (echo,) = scene.events("process_exited", "worker-0")
     assert echo.data["reason"] is None, "it failed by itself"
     assert scene.noticed_after(killed) < PROMPT
+    scene.assert_nothing_left()
+
+
+def test_a_worker_is_lost_also_when_one_of_its_ranks_has_succeeded(scene: Scene) -> None:
+    one_returns = """
+        import os, time
+        print("ready", flush=True)
+        time.sleep(600 * int(os.environ["MUSTER_RANK"]))
+    """
+    cluster = scene.start(one_returns, n_workers=1, strategy=Processes(slots=2))
+    eventually(lambda: scene.events("process_exited"), "rank 0 has ended")
+    scene.kill("agent worker-0")
+    failure = failure_of(cluster)
+    assert (type(failure), failure.worker) == (WorkerLost, "worker-0")
     scene.assert_nothing_left()
 
 
