@@ -15,7 +15,7 @@ setup:  ## make .venv with everything that Muster needs; only what is missing
 	@$(PYTHON) scripts/setup.py
 
 demo: setup  ## train a small model on several workers of this machine, and watch
-	@$(RUN) muster.demo $(ARGS)
+	@$(RUN) muster.commands.demo $(ARGS)
 
 test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tf1

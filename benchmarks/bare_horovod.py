@@ -16,7 +16,7 @@ import muster
 import psutil
 from muster.agent.ports import random_loopback_address
 from muster.platforms.machine import ssh_server
-from muster.ssh import generate_key_pair, ssh_client, write_private
+from muster.security.ssh import generate_key_pair, ssh_client, write_private
 
 PORT = 2222
 THREADS = {

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 
-from muster.cluster import Cluster
 from muster.events import Event
 from muster.job import Job, Resources
+from muster.run.cluster import Cluster
 
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home

@@ -12,13 +12,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from muster.cluster import Cluster
+from muster.checks.script import make_script
 from muster.dashboard.model import RunView, fold
 from muster.dashboard.terminal import Screen
 from muster.errors import MusterError
 from muster.events import Event
 from muster.job import Job, Resources
-from muster.script import make_script
+from muster.run.cluster import Cluster
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 

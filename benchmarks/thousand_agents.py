@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 from muster.agent import wire
-from muster.cluster import Cluster
 from muster.events import Event
 from muster.job import Job, SessionAddress, Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
-from muster.session import make_certificate
+from muster.pools.endpoint import make_certificate
+from muster.run.cluster import Cluster
 
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home

@@ -17,11 +17,11 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from muster import runs
 from muster.agent import linux, wire
-from muster.certificates import make_certificate
 from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSpec
-from muster.ssh import generate_key_pair
+from muster.records import runs
+from muster.security.certificates import make_certificate
+from muster.security.ssh import generate_key_pair
 
 TIMEOUT = 15.0  # seconds that a test waits for anything
 TESTS = Path(__file__).parent

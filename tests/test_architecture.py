@@ -14,48 +14,22 @@ import pytest
 PACKAGE = Path(muster.__file__).parent
 HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy", "rich", "cryptography"}
 
-# Each part may import itself and the parts to its right; everything may import errors, events and job.
-NOUNS = {"errors", "events", "job", "forks"}
-PURE = {
-    "strategies",
-    "diagnosis",
-    "failures",
-    "script",
-    "interpreter",
-    "mpi",
-    "ssh",
-    "runs",
-    "result",
-    "planning",
-    "scratch",
-}
-ENGINE = {
-    "background",
-    "session",
-    "state",
-    "watch",
-    "driver",
-    "orchestrator",
-    "ending",
-    "preparation",
-    "interrupts",
-    "platforms",
-}
-MAY_IMPORT = {
-    "agent": set(),
-    "training": set(),
-    "errors": set(),
-    "events": NOUNS,
-    "job": {"errors"},
-    "strategies": NOUNS | {"strategies"},
-    "platforms": NOUNS | {"platforms", "agent", "runs", "ssh"},
-    "session": NOUNS | {"agent", "ssh", "certificates"},
-    "orchestrator": NOUNS | PURE | {"state", "driver", "session", "background", "watch", "ending", "platforms"},
-    "execution": NOUNS | PURE | ENGINE,
-    "cluster": NOUNS | PURE | ENGINE | {"execution", "doctor"},
-    "state": NOUNS | {"diagnosis", "failures"},
-    "serve": NOUNS | {"serve", "platforms", "agent", "runs", "scratch", "workers", "__version__"},
-}
+# The rooms of the package from the ground up: a file imports files of its own room and of those above it in this table.
+FLOORS = [
+    {"errors", "agent", "training", "runtime"},
+    {"job", "events"},
+    {"security", "records", "failure"},
+    {"strategies"},
+    {"checks", "platforms"},
+    {"pools"},
+    {"run"},
+    {"workbench", "board", "testing"},
+    {"dashboard"},
+    {"doctor", "serve"},
+    {"api"},
+    {"cdsw", "cdsw_tensorflow_utils", "commands"},
+    {"__main__"},
+]
 
 
 def test_the_public_names() -> None:
@@ -76,23 +50,72 @@ def test_importing_muster_loads_nothing_heavy() -> None:
     assert not HEAVY & set(json.loads(done.stdout))
 
 
-def imported_parts(path: Path) -> set[str]:
-    """The parts of Muster that a file imports, also inside functions."""
-    parts = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "muster":
-            module = str(node.module)
-            parts |= {module.split(".")[1]} if "." in module else {alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            parts |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("muster.")}
-    return parts
+def files() -> list[Path]:
+    """Every file of the package, relative to it, but for its own ``__init__.py``, which imports by name."""
+    found = (path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py")))
+    return [path for path in found if path != Path("__init__.py")]
 
 
-@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
-def test_imports_go_one_way(part: str) -> None:
-    folder = PACKAGE / part
-    for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
-        assert imported_parts(path) <= MAY_IMPORT[part], path
+def room_of(module: str) -> str:
+    """``muster.run.state`` -> ``run``; empty for the package itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def module_of(path: Path) -> str:
+    """``run/state.py`` -> ``muster.run.state``."""
+    return ".".join(["muster", *path.with_suffix("").parts]).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of Muster that a file imports, also inside functions and for type checkers only."""
+    here = module_of(path).split(".")
+    package = here if path.name == "__init__.py" else here[:-1]
+    found = set()
+    for node in ast.walk(ast.parse((PACKAGE / path).read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "muster"}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            if module.split(".")[0] == "muster":
+                found |= {
+                    name if name in MODULES else module for name in (f"{module}.{alias.name}" for alias in node.names)
+                }
+    return found
+
+
+MODULES = {module_of(path) for path in files()}
+
+
+def test_at_most_eight_files_lie_at_the_top() -> None:
+    assert len([path for path in PACKAGE.iterdir() if path.suffix == ".py"]) <= 8
+
+
+def test_every_file_has_a_room() -> None:
+    rooms = [room for floor in FLOORS for room in floor]
+    assert len(rooms) == len(set(rooms))
+    assert {room_of(module) for module in MODULES} <= set(rooms)
+
+
+@pytest.mark.parametrize("path", files(), ids=str)
+def test_imports_go_one_way(path: Path) -> None:
+    floor_of = {room: number for number, floor in enumerate(FLOORS) for room in floor}
+    room = room_of(module_of(path))
+    above = {
+        module
+        for module in imports_of(path)
+        if room_of(module) not in {"", room} and floor_of[room_of(module)] >= floor_of[room]
+    }
+    assert not above
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    waiting = {module_of(path): imports_of(path) & MODULES - {module_of(path)} for path in files()}
+    while waiting:
+        free = [module for module, needed in waiting.items() if not needed & waiting.keys()]
+        assert free, f"a circle among {sorted(waiting)}"
+        for module in free:
+            del waiting[module]
 
 
 def test_every_error_stands_in_the_tree_of_the_docstring() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from muster import background
+from muster.runtime import background
 
 
 @contextlib.contextmanager

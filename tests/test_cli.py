@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from muster import errors, runs
-from muster.cli import exit_code, main
+from muster import errors
 from muster.commands import launch
+from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.events import Event
 from muster.job import Job, Resources
+from muster.records import runs
 from muster.strategies.base import Strategy
 from muster.strategies.horovod import Horovod
 from plain import Plain
@@ -198,7 +199,7 @@ class TestRun:
     def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
         (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
         program = """
-from muster import cli
+from muster.commands import main as cli
 from muster.commands import launch
 from plain import Plain
 launch.get_strategy = lambda name, **options: Plain()
@@ -390,9 +391,8 @@ def test_version_and_module() -> None:
 
 
 def test_help_is_instant() -> None:
-    program = (
-        "import sys; sys.argv[1:] = ['--help']; sys.stdout = sys.stderr\ntry:\n from muster.cli import main; main()\n"
-    )
+    program = "import sys; sys.argv[1:] = ['--help']; sys.stdout = sys.stderr\n"
+    program += "try:\n from muster.commands.main import main; main()\n"
     program += "except SystemExit: sys.stdout = sys.__stdout__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 

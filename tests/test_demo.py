@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster import demo
+from muster.commands import demo
 from muster.errors import PlatformUnsupported, ScriptFailed
-from muster.runs import Run
+from muster.records.runs import Run
 
 from tests.dashboard.recording import record
 
@@ -116,7 +116,7 @@ class TestVerdict:
 @pytest.mark.slow
 def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")  # with Keras just as it is
-    done = subprocess.run([sys.executable, "-m", "muster.demo"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "muster.commands.demo"], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     if "SKIPPED: Horovod" not in done.stderr:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from muster.diagnosis import explain, not_up, stalled, tail, workers_missing
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
-from muster.failures import Failure, alike, root_cause
+from muster.failure.causes import Failure, alike, root_cause
+from muster.failure.diagnosis import explain, not_up, stalled, tail, workers_missing
 
 RAISED = Failure("exception", 10.0, "worker-1", 1, type="ValueError", message="bad luck")
 ECHO = Failure("exception", 9.9, "worker-0", 0, type="HorovodInternalError", message="Horovod has been shut down")

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from muster.cli import main
-from muster.events import PROGRESS_PER_SECOND, Event, Journal
+from muster.commands.main import main
+from muster.events import Event
+from muster.records.journal import PROGRESS_PER_SECOND, Journal
 from plain import Plain
 
 SCRIPT = """

@@ -149,7 +149,7 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no ma
     ("target", "commands"),
     [
         ("setup", ["scripts/setup.py"]),
-        ("demo", ["scripts/setup.py", ".venv/bin/python -m muster.demo"]),
+        ("demo", ["scripts/setup.py", ".venv/bin/python -m muster.commands.demo"]),
         ("test", ["scripts/setup.py --tf1", ".venv/bin/python -m pytest"]),
         ("check", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy", 'pytest -m "not slow"']),
         ("lint", ["scripts/setup.py", "ruff check", "ruff format --check", "mypy"]),
@@ -179,7 +179,7 @@ def test_ci_runs_the_very_make_test():
 
 
 def test_the_command_muster_is_the_cli():
-    assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.cli:main"
+    assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.commands.main:main"
 
 
 def test_set_up_starts_on_a_bare_python():

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster import runs
 from muster.errors import RunNotFound
 from muster.events import Event
+from muster.records import runs
 
 from tests.dashboard.recording import record
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.checks.interpreter import check, probe
+from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
-from muster.interpreter import check, probe
 from muster.job import Job
-from muster.script import make_script
 
 
 @pytest.fixture

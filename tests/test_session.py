@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster import session
 from muster.agent import wire
-from muster.background import background_loop
 from muster.errors import JobError
 from muster.job import SessionAddress
-from muster.session import Session, parse_address
+from muster.pools import endpoint as endpoints
+from muster.pools.endpoint import Session, parse_address
+from muster.runtime.background import background_loop
 
 
 class Endpoint:
@@ -100,7 +100,7 @@ def test_last_words_are_heard_before_the_end(endpoint: Endpoint) -> None:
 
 
 def test_a_hello_in_time_counts_although_it_is_taken_late(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "HELLO_SECONDS", 0.5)
+    monkeypatch.setattr(endpoints, "HELLO_SECONDS", 0.5)
     with endpoint.dial() as client:
         eventually(lambda: bool(endpoint.session._unidentified))
         with not_reading():

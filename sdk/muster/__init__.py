@@ -13,7 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Cluster": "muster.cluster",
+    "Cluster": "muster.run.cluster",
     "Horovod": "muster.strategies.horovod",
     "Job": "muster.job",
     "MPI": "muster.strategies.mpi",
@@ -23,14 +23,14 @@ _PUBLIC = {
     "Processes": "muster.strategies.processes",
     "Resources": "muster.job",
     "RunFailed": "muster.errors",
-    "await_workers": "muster.workers",
-    "launch_workers": "muster.workers",
-    "list_runs": "muster.runs",
-    "list_workers": "muster.workers",
-    "open_run": "muster.runs",
-    "run_cluster": "muster.public",
-    "stop_workers": "muster.workers",
-    "tensorboard": "muster.board",
+    "await_workers": "muster.workbench.workers",
+    "launch_workers": "muster.workbench.workers",
+    "list_runs": "muster.records.runs",
+    "list_workers": "muster.workbench.workers",
+    "open_run": "muster.records.runs",
+    "run_cluster": "muster.api",
+    "stop_workers": "muster.workbench.workers",
+    "tensorboard": "muster.board.tensorboard",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605
@@ -56,7 +56,7 @@ def _show_in_notebooks() -> None:
     if shell is None or getattr(shell, "kernel", None) is None:
         return
     formatter = shell.display_formatter.ipython_display_formatter
-    for module, name in (("muster.cluster", "Cluster"), ("muster.runs", "Run")):
+    for module, name in (("muster.run.cluster", "Cluster"), ("muster.records.runs", "Run")):
         formatter.for_type_by_name(module, name, lambda shown: import_module("muster.dashboard.display").show(shown))
 
 

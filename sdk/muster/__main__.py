@@ -1,5 +1,5 @@
 """``python -m muster``: the same as ``muster``."""
 
-from muster.cli import main
+from muster.commands.main import main
 
 main(prog_name="muster")

@@ -5,9 +5,9 @@ from muster.cdsw_tensorflow_utils import run_cluster, tensorboard
 
 from __future__ import annotations
 
-from muster import public
-from muster.board import tensorboard
-from muster.workers import session_platform
+from muster import api
+from muster.board.tensorboard import tensorboard
+from muster.workbench.workers import session_platform
 
 __all__ = ["run_cluster", "tensorboard"]
 
@@ -31,7 +31,7 @@ def run_cluster(
         ``(None, None)`` once the script has run on every worker, else ``(cluster_spec, "grpc://...")``. The servers are
         among ``list_workers()`` of :mod:`muster.cdsw`, whose ``stop_workers()`` ends them.
     """
-    spec, session_address = public.run_cluster(
+    spec, session_address = api.run_cluster(
         n_workers, n_ps, cpu, memory, nvidia_gpu, worker_script, timeout_seconds, platform=session_platform()
     )
     return spec, session_address

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from muster.runs import Run
+from muster.records.runs import Run
 from playwright.sync_api import Page, expect
 
 from tests.browser.jupyter import KERNEL, Notebook, Server

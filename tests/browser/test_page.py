@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from muster.dashboard.html_page import html_page
-from muster.events import Journal
-from muster.runs import Run, create
+from muster.records.journal import Journal
+from muster.records.runs import Run, create
 from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboard.scenes import failing, training

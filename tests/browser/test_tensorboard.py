@@ -19,7 +19,7 @@ print("written", flush=True)
 time.sleep(600)
 """
 RUN = """
-import muster, muster.board, pathlib
+import muster, muster.board.tensorboard, pathlib
 {before}
 from plain import Plain
 shown = muster.run_cluster(1, worker_script="board.py", strategy=Plain(), args={args!r})
@@ -63,7 +63,7 @@ def test_the_button_opens_tensorboard_while_the_cell_runs(open_notebook: Open, p
 def test_what_tensorboard_says_is_in_the_tab_if_it_does_not_come_up(
     open_notebook: Open, page: Page, lab: Server
 ) -> None:
-    broken = "muster.board.PROGRAM = pathlib.Path('/no/such/program.py')"
+    broken = "muster.board.tensorboard.PROGRAM = pathlib.Path('/no/such/program.py')"
     running(open_notebook, page, lab, "events", before=broken)
 
     with page.expect_popup() as popup:

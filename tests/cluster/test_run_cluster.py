@@ -17,14 +17,14 @@ from typing import Any
 
 import muster
 import pytest
-from muster.cluster import Cluster
+from muster.api import ClusterAddress
+from muster.checks.script import make_script
 from muster.errors import JobError, RunStalled, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.job import Job, Status
-from muster.orchestrator import AT_ONCE
 from muster.platforms.local import LocalPlatform
-from muster.public import ClusterAddress
-from muster.script import make_script
+from muster.run.cluster import Cluster
+from muster.run.orchestrator import AT_ONCE
 from plain import Plain
 from support import eventually
 
@@ -372,7 +372,7 @@ def test_a_scratch_folder_that_nobody_was_left_to_remove_goes_with_the_next_run(
 ) -> None:
     temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    program = "from muster.scratch import make_scratch; print(make_scratch())"
+    program = "from muster.records.scratch import make_scratch; print(make_scratch())"
     environment = {**os.environ, "TMPDIR": str(temporary)}
     made = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert Path(made.stdout.strip()).is_dir()

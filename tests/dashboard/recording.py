@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from muster.cluster import Cluster
+from muster.checks.script import make_script
 from muster.errors import MusterError
 from muster.job import Job
-from muster.runs import Run
-from muster.script import make_script
+from muster.records.runs import Run
+from muster.run.cluster import Cluster
 from plain import Plain
 
 TRAINING = """

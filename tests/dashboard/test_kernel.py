@@ -83,7 +83,7 @@ def test_a_run_that_cannot_start_leaves_no_live_view(execute: Any) -> None:
 
 
 def test_a_cluster_that_is_shown_before_it_starts_is_shown_to_its_end(execute: Any) -> None:
-    made = "from muster import Cluster, Job\nfrom muster.script import make_script\nfrom plain import Plain\n"
+    made = "from muster import Cluster, Job\nfrom muster.checks.script import make_script\nfrom plain import Plain\n"
     made += "cluster = Cluster(Job(make_script(lambda: 7), 1), strategy=Plain())\ncluster"
     notebook = execute(made, "cluster.start(); (await cluster).value")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.checks.planning import describe_job
+from muster.checks.script import make_script
 from muster.dashboard import choose
 from muster.dashboard.baseline import rate_of_one_worker
 from muster.dashboard.follow import follow
@@ -17,11 +19,10 @@ from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
 from muster.errors import JobError
-from muster.events import Event, Journal
+from muster.events import Event
 from muster.job import Job, Resources
-from muster.planning import describe_job
-from muster.runs import Run, create, this_session
-from muster.script import make_script
+from muster.records.journal import Journal
+from muster.records.runs import Run, create, this_session
 from muster.strategies.horovod import Horovod
 from support import eventually
 

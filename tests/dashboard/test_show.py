@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from muster.cli import main
 from muster.commands import recorded
+from muster.commands.main import main
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.state import LiveState
-from muster.events import Journal
-from muster.runs import Run, create
+from muster.records.journal import Journal
+from muster.records.runs import Run, create
 
 from tests.dashboard.scenes import failing, training
 

@@ -16,16 +16,16 @@ import pytest
 from click.testing import CliRunner
 from muster.agent import linux
 from muster.agent.ports import random_loopback_address
-from muster.cli import main
-from muster.cluster import Cluster
-from muster.doctor import Finding, Report, workers
+from muster.checks.script import make_script
+from muster.commands.main import main
+from muster.doctor import Finding, Report, examine, workers
 from muster.doctor.workers import _check_interfaces, _check_logins
 from muster.job import Job, Member, Resources, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
-from muster.runs import list_runs
-from muster.script import make_script
-from muster.ssh import generate_key_pair, write_private
+from muster.records.runs import list_runs
+from muster.run.cluster import Cluster
+from muster.security.ssh import generate_key_pair, write_private
 from muster.strategies.horovod import Horovod
 from plain import Plain
 from support import environment, eventually
@@ -82,7 +82,7 @@ def look(script: Any = "train.py", *, launch: bool = False, python: str = "", n:
     resources = options.pop("resources", Resources(cpu=0.5, memory=0.5))
     job = Job(make_script(script), n, python=str(python), resources=resources)
     options.setdefault("strategy", Plain())
-    return Cluster(job, **options).doctor(launch=launch)
+    return examine(Cluster(job, **options), launch=launch)
 
 
 def problems(report: Report) -> list[tuple[str, str]]:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import muster
-from muster import runs
 from muster.agent import linux
-from muster.cluster import Cluster
 from muster.events import Event
+from muster.records import runs
+from muster.run.cluster import Cluster
 from plain import Plain
 from support import command_line, environment, eventually, is_gone
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from muster.cluster import Cluster
 from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
+from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
 from support import SENDER, eventually
 

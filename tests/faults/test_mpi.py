@@ -8,8 +8,8 @@ from typing import Any
 
 import muster
 import pytest
-from muster.cluster import Cluster
 from muster.errors import DriverFailed, RunFailed, RunTimeout, WorkerKilled, WorkerLost
+from muster.run.cluster import Cluster
 
 from tests.faults.scene import PROMPT, Scene
 from tests.mpi.conftest import Installed

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import muster
 import pytest
-from muster import runs
 from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.platforms.local import LocalPlatform
-from muster.session import Session
+from muster.pools.endpoint import Session
+from muster.records import runs
 from plain import Plain
 from support import command_line, eventually
 

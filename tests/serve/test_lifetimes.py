@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from muster import runs
 from muster.agent import linux
-from muster.certificates import make_certificate
-from muster.cli import main
+from muster.commands.main import main
+from muster.records import runs
+from muster.security.certificates import make_certificate
 from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
 from support import command_line, descendants_of, environment, eventually, is_gone

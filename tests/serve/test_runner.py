@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from muster.workers import IPYTHON_RUNNER
+from muster.workbench.workers import IPYTHON_RUNNER
 
 
 def run(path: Path, code: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import pytest
 import requests
 from click.testing import CliRunner
 from muster.agent import linux
-from muster.cli import main
+from muster.commands.main import main
 from muster.errors import JobError
 from muster.serve.app import LARGEST_BODY
 from muster.serve.keys import make_key_file, read_keys

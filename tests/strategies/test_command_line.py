@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from muster.cli import main
+from muster.commands.main import main
 
 
 def muster(*arguments: str) -> Result:

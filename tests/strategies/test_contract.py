@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.checks.planning import describe, make_facts, member_names, preview
 from muster.errors import JobError, PlatformUnsupported
 from muster.job import Job, Member, Script
-from muster.planning import describe, make_facts, member_names, preview
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.horovod import Horovod

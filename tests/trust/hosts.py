@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from muster.agent.ports import random_loopback_address
-from muster.ssh import KeyPair, generate_key_pair, write_private
+from muster.security.ssh import KeyPair, generate_key_pair, write_private
 from support import eventually
 
 SSHD = "/usr/sbin/sshd"

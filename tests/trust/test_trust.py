@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from muster.errors import HostKeyChanged, HostKeyUnknown, JobError, LoginRefused, TrustError
-from muster.ssh import generate_key_pair, write_private
-from muster.trust import SshFolder, check_login, trust
+from muster.security.ssh import generate_key_pair, write_private
+from muster.security.trust import SshFolder, check_login, trust
 
 from tests.trust.hosts import PASSWORD, USER, Host, can_have_hosts
 

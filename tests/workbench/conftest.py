@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from muster import workers
+from muster.workbench import workers
 
 from tests.workbench.scripted import ScriptedWorkbench, serving
 

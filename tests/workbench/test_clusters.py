@@ -14,11 +14,11 @@ from typing import Any
 
 import muster
 import pytest
-from muster import runs
-from muster.cluster import Cluster
 from muster.errors import LaunchRefused, MusterError, PlatformUnsupported, ScriptFailed, WorkerLost, WorkersMissing
 from muster.job import Worker, WorkerSpec
 from muster.platforms.workbench.platform import WorkbenchPlatform
+from muster.records import runs
+from muster.run.cluster import Cluster
 from plain import Plain
 from support import environment, eventually
 

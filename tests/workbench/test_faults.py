@@ -11,12 +11,12 @@ from pathlib import Path
 
 import muster
 import pytest
-from muster.cluster import Cluster
 from muster.errors import LaunchRefused, PlatformError, RunFailed, WorkerLost
 from muster.events import Event
 from muster.job import Status
 from muster.platforms.workbench import clients
 from muster.platforms.workbench.platform import WorkbenchPlatform
+from muster.run.cluster import Cluster
 from plain import Plain
 from support import SENDER, Run, eventually, shell
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import muster
 import pytest
-from muster import workers
 from muster.errors import LaunchRefused
 from muster.job import Resources, Status
 from muster.platforms import get_platform
 from muster.platforms.workbench.detection import LIBRARIES, find_library
+from muster.workbench import workers
 from support import Run, eventually, shell
 
 from tests.workbench.session import WorkbenchSession

@@ -16,9 +16,33 @@ from .processes import Child, cannot_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Callable, Iterator, Protocol
 
-    from .agent import Agent
+    from .processes import Processes
+
+    class Agent(Protocol):
+        """What the entries need of their worker's agent; its own file says what each part means."""
+
+        config: dict
+        environment: "dict[str, str]"
+        expected: "dict | None"
+        processes: Processes
+
+        def start_process(  # noqa: D102
+            self,
+            argv: "list[str]",
+            env: "dict[str, str]",
+            cwd: "str | None",
+            rank: "int | None",
+            on_exit: "Callable[[Child], object]",
+        ) -> Child: ...
+
+        def process_ended(self, child: Child) -> None: ...  # noqa: D102
+
+        def tell_session(self, kind: str, **facts: object) -> None: ...  # noqa: D102
+
+        def complain(self, text: str) -> None: ...  # noqa: D102
+
 
 HANG_UP_DELAY = 0.2  # seconds in which a rank may end by itself whose launcher has gone: it may have told it to
 CANCEL_GRACE = 1.0  # seconds that it gets to end after that

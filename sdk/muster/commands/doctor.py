@@ -66,9 +66,9 @@ def doctor(
     """
     from rich.console import Console
 
-    from muster.cluster import Cluster
-    from muster.doctor import Finding, Report
+    from muster.doctor import Finding, Report, examine
     from muster.errors import JobError, PlatformError
+    from muster.run.cluster import Cluster
 
     if worker_script is None and options["strategy"] != "parameter_server":
         worker_script = shutil.which("true")  # these need one; it is not run
@@ -84,7 +84,7 @@ def doctor(
     except (JobError, PlatformError) as error:
         report = Report([Finding.of_error("job", error)])
     else:
-        report = cluster.doctor(launch=not no_launch)
+        report = examine(cluster, launch=not no_launch)
     report = Report(replace(finding, mend=as_options(finding.mend)) for finding in report.findings)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))

@@ -149,7 +149,7 @@ def make_job(
     Raises:
         JobError: they describe none that can be run.
     """
-    from muster.script import make_script
+    from muster.checks.script import make_script
 
     job = Job(
         script=make_script(worker_script, module=module, python=python) if worker_script is not None else None,
@@ -217,8 +217,8 @@ def run(
 
     The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
     """
-    from muster.cluster import Cluster
     from muster.dashboard import NoDashboard, choose
+    from muster.run.cluster import Cluster
 
     job, strategy = make_job(**options)
     dashboard = NoDashboard() if quiet else choose()

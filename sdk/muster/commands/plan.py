@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from muster.commands.launch import ScriptCommand, job_options, make_job
-from muster.ssh import SSH_PORT
+from muster.security.ssh import SSH_PORT
 
 
 @click.command(cls=ScriptCommand)
@@ -24,7 +24,7 @@ def plan(as_json: bool, **options: Any) -> None:
     Example:
       muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
     """
-    from muster.planning import describe, preview
+    from muster.checks.planning import describe, preview
 
     job, strategy = make_job(**options)
     data = describe(preview(job, strategy), job)

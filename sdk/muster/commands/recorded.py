@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster import runs as recorded
 from muster.commands.launch import as_options
 from muster.dashboard.text import COLOURS, GLYPHS, clean, duration
+from muster.records import runs as recorded
 
 if TYPE_CHECKING:
     from rich.table import Table

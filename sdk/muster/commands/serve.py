@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from muster.errors import JobError
-from muster.runs import muster_home
+from muster.records.runs import muster_home
 
 PORT = 8765
 

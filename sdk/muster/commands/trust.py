@@ -9,7 +9,7 @@ import click
 
 from muster.dashboard.text import clean
 from muster.errors import TrustError
-from muster.ssh import SSH_PORT
+from muster.security.ssh import SSH_PORT
 
 
 @click.command()
@@ -39,8 +39,8 @@ def trust(hosts: tuple[str, ...], user: str | None, port: int, accepted: tuple[s
 
     The exit status is 1 if any host cannot be logged in to.
     """
-    from muster.trust import check_login
-    from muster.trust import trust as trust_host
+    from muster.security.trust import check_login
+    from muster.security.trust import trust as trust_host
 
     is_terminal = sys.stdin.isatty()
 

@@ -4,50 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from muster.dashboard.base import Dashboard, NoDashboard, Shown
 from muster.errors import JobError
-from muster.events import Event
+
+__all__ = ["Dashboard", "NoDashboard", "Shown", "choose", "is_notebook"]
 
 VARIABLE = "MUSTER_DASHBOARD"
 NOTEBOOK = ("widget", "basic")
 ELSEWHERE = ("rich", "plain")
-
-
-class Dashboard(Protocol):
-    """An observer that shows what it is told, until ``close``. It may be called from any thread."""
-
-    def __call__(self, event: Event) -> None:
-        """Take one event into account."""
-        ...
-
-    def close(self) -> None:
-        """Show the last state and let go of the screen. Idempotent; the end of the run does it as well."""
-        ...
-
-
-class Shown(Protocol):
-    """What a dashboard needs of a cluster: where it keeps its files, and a way to end it without waiting."""
-
-    @property
-    def run_dir(self) -> Path:
-        """Its folder."""
-        ...
-
-    def interrupt(self) -> None:
-        """Have the run end."""
-        ...
-
-
-class NoDashboard:
-    """Shows nothing."""
-
-    def __call__(self, event: Event) -> None:
-        """Ignore the event."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashboard:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from muster.dashboard.replay import replay
-from muster.runs import Run, list_runs
+from muster.records.runs import Run, list_runs
 
 MAX_RUNS = 50  # so many of the newest recorded runs are looked through
 SAME = ("script", "strategy", "args", "resources", "python")  # of a job, for its speed to be comparable

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.board import TensorBoard, tensorboard
+from muster.board.tensorboard import TensorBoard, tensorboard
 from muster.errors import MusterError
-from muster.runs import TENSORBOARD
+from muster.records.runs import TENSORBOARD
 
 SECONDS_PER_LOOK = 1.0
 

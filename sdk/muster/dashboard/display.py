@@ -9,13 +9,14 @@ from weakref import WeakKeyDictionary
 
 from IPython.display import display
 
-from muster.cluster import Cluster
-from muster.dashboard import Shown, snapshot
+from muster.dashboard import snapshot
+from muster.dashboard.base import Shown
 from muster.dashboard.board import hint
 from muster.dashboard.follow import follow
 from muster.dashboard.notebook import MakeView, NotebookDashboard
 from muster.dashboard.replay import replay
-from muster.runs import Run
+from muster.records.runs import Run
+from muster.run.cluster import Cluster
 
 _dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from muster.dashboard.logtail import LogTail
 from muster.events import Event, Observer
-from muster.runs import Run
+from muster.records.runs import Run
 
 SECONDS_PER_LOOK = 0.25
 LOOKS_PER_LOG = 4  # logs are looked at less often: there is one for each worker

@@ -10,7 +10,7 @@ from muster.dashboard.logtail import LogTail
 from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
 from muster.dashboard.state import LiveState
-from muster.runs import Run
+from muster.records.runs import Run
 
 MAX_LOGS = 64  # of workers whose logs are in the page, failed ones first
 LOG_BYTES = 64 * 1024  # of each, from its end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.dashboard.model import RunView, fold
-from muster.runs import Run
+from muster.records.runs import Run
 
 
 def replay(run: Run) -> RunView:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from muster.doctor.report import Checkup, Finding, Report
 from muster.doctor.session import CHECKS
 from muster.doctor.workers import visit
+from muster.run.cluster import Cluster
 
 __all__ = ["Checkup", "Finding", "Report", "examine"]
 
 
-def examine(checkup: Checkup, *, launch: bool = True) -> Report:
-    """Look at everything that a launch would need.
+def examine(cluster: Cluster, *, launch: bool = True) -> Report:
+    """Look at everything that the start of a cluster would need, and say what would make it or its run fail.
 
     Args:
-        checkup: what is to be launched.
-        launch: whether to launch the workers for some seconds, which shows what only they can tell.
+        cluster: what is to be launched; it is not started.
+        launch: whether to launch workers like its own for some seconds, which shows what only they can tell.
     """
+    checkup = Checkup.of(cluster)
     findings = [finding for check in CHECKS for finding in check(checkup)]
     return Report([*findings, *(visit(checkup) if launch else ())])

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from muster.checks.interpreter import find_module
 from muster.doctor.report import Checkup, Finding, count_of
-from muster.interpreter import find_module
 from muster.job import Job
 from muster.platforms import get_platform, machine
 from muster.platforms.workbench.detection import is_session
-from muster.runs import muster_home
+from muster.records.runs import muster_home
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from muster.cluster import Cluster
 from muster.doctor.report import Checkup, Finding, count_of
 from muster.doctor.session import LITTLE
 from muster.errors import MusterError
 from muster.job import Job, Member, Plan, Process
-from muster.ssh import CONNECT_SECONDS, log_in
+from muster.run.cluster import Cluster
+from muster.security.ssh import CONNECT_SECONDS, log_in
 from muster.strategies.base import Facts, Strategy
 
 VISITOR = Path(__file__).with_name("visitor.py")

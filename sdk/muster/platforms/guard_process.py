@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.agent import wire
 from muster.errors import PlatformError
-from muster.forks import in_forked_children
+from muster.runtime.forks import in_forked_children
 
 AGENT_PROGRAM = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
 REPLY_TIMEOUT = 20.0  # seconds that the guard may take to answer

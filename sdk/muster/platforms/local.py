@@ -23,7 +23,7 @@ from muster.platforms import machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
-from muster.runs import muster_home
+from muster.records.runs import muster_home
 
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 

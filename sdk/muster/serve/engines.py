@@ -18,11 +18,11 @@ from typing import Any
 
 from muster.job import Process, Resources, Worker, WorkerSpec
 from muster.platforms.base import Platform
-from muster.scratch import make_scratch
+from muster.records.scratch import make_scratch
 from muster.serve.models import Order
 from muster.serve.record import Record
 from muster.serve.site import Site
-from muster.workers import IPYTHON_RUNNER, describe
+from muster.workbench.workers import IPYTHON_RUNNER, describe
 
 KEPT = 1000  # workers that have ended and are still listed
 

@@ -1,4 +1,4 @@
-"""What is recorded of running services, in ``serve/<service>`` of :func:`~muster.runs.muster_home`.
+"""What is recorded of running services, in ``serve/<service>`` of :func:`~muster.records.runs.muster_home`.
 
     service.json     who serves, where and with which platform; gone once the service has ended in order
     workers          the platform's ids of all workers that it launched, one a line
@@ -23,7 +23,7 @@ from muster.agent import linux
 from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
-from muster.runs import is_alive, muster_home, this_session, write_json
+from muster.records.runs import is_alive, muster_home, this_session, write_json
 from muster.serve.site import Site
 
 KEPT = 10  # services that have ended, whose workers' logs are still there

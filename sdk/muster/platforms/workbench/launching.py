@@ -17,7 +17,7 @@ from typing import Any
 
 from muster.job import Status, WorkerSpec
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.ssh import write_private
+from muster.security.ssh import write_private
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 ELSEWHERE = (

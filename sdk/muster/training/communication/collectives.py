@@ -12,8 +12,25 @@ from .. import horovod
 from .memory import Memory
 from .scheme import State, allgather_bytes, allreduce_bytes, bytes_of
 
+Payload = Tuple[tf.Tensor, ...]
+
 if TYPE_CHECKING:
-    from .compressors import Compressor, Payload
+    from typing import Protocol
+
+    class Compressor(Protocol):
+        """What a collective needs of a compressor; `compressors.Compressor` says what each part means."""
+
+        summable: bool
+        columnar: bool
+        ragged: bool
+
+        def compress(self, tensor: tf.Tensor) -> Payload: ...  # noqa: D102
+
+        def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor: ...  # noqa: D102
+
+        def left_out(self, tensor: tf.Tensor, payload: Payload) -> tf.Tensor: ...  # noqa: D102
+
+        def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor: ...  # noqa: D102
 
 
 class Exchange(NamedTuple):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Sequence, Tuple, Type, Union
+from typing import Sequence, Type, Union
 
 import numpy as np
 import tensorflow as tf
 
 from .. import horovod
-from .collectives import AllGather, AllReduce, Collective
+from .collectives import AllGather, AllReduce, Collective, Payload
 from .compiled import one_pass
-
-Payload = Tuple[tf.Tensor, ...]
 
 
 class Compressor(ABC):

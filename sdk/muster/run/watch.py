@@ -7,11 +7,11 @@ import contextlib
 import logging
 import time
 
-from muster.background import BlockingCalls
 from muster.job import Worker
 from muster.platforms.base import Looks, Platform
-from muster.session import Session
-from muster.state import RunState
+from muster.pools.endpoint import Session
+from muster.run.state import RunState
+from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
 

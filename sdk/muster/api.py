@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster import interrupts
-from muster.cluster import Cluster, living_clusters
+from muster.checks.script import make_script
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError
 from muster.events import Observer
 from muster.job import Job, Resources
 from muster.platforms.base import Platform
-from muster.script import make_script
+from muster.run.cluster import Cluster, living_clusters
+from muster.runtime import interrupts
 from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from muster import interpreter
-from muster.background import call_in_background
+from muster.checks import interpreter
 from muster.errors import TensorBoardFailed
-from muster.forks import in_forked_children
+from muster.runtime.background import call_in_background
+from muster.runtime.forks import in_forked_children
 
-PROGRAM = Path(__file__).with_name("board_process.py")
+PROGRAM = Path(__file__).with_name("process.py")
 LOG_END = 3000  # characters of its log that an error shows
 CLOSE_SECONDS = 5.0  # between asking it to end and ending it
 

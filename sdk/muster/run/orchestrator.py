@@ -16,19 +16,19 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from muster import diagnosis, failures
-from muster.background import BlockingCalls
-from muster.driver import Driver
-from muster.ending import Ending
 from muster.errors import MusterError, RunStopped
-from muster.failures import Failure
+from muster.failure import causes, diagnosis
+from muster.failure.causes import Failure
 from muster.job import Job, Limits, Plan, Process, Status
 from muster.platforms.base import Platform
-from muster.session import Session
-from muster.ssh import write_private
-from muster.state import RunState, Source
+from muster.pools.endpoint import Session
+from muster.run.ending import Ending
+from muster.run.launcher import Driver
+from muster.run.state import RunState, Source
+from muster.run.watch import PlatformWatch
+from muster.runtime.background import BlockingCalls
+from muster.security.ssh import write_private
 from muster.strategies.base import Facts, Strategy
-from muster.watch import PlatformWatch
 
 logger = logging.getLogger("muster")
 
@@ -288,7 +288,7 @@ class Orchestrator:
         """
         first_seen = time.monotonic()
         while True:
-            cause = failures.root_cause(self.state.failures)
+            cause = causes.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
             has_settled = time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
             if has_settled and (self._stop_reason or not self.watch.is_explaining):
@@ -299,7 +299,7 @@ class Orchestrator:
         if plan is None and cause.worker:
             return diagnosis.did_not_come_up(cause, self._logs())
         total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
-        return diagnosis.explain(cause, self._logs(), alike=failures.alike(cause, self.state.failures), total=total)
+        return diagnosis.explain(cause, self._logs(), alike=causes.alike(cause, self.state.failures), total=total)
 
     def _will_exit(self, failure: Failure) -> bool:
         """Whether it is an exception whose process has yet to exit, and whose agent will tell."""

@@ -19,7 +19,7 @@ from typing import Any
 import paramiko
 
 from muster.errors import HostKeyChanged, HostKeyUnknown, JobError, LoginRefused, TrustError
-from muster.ssh import CONNECT_SECONDS, SSH_PORT, generate_key_pair, log_in, ssh_client, write_private
+from muster.security.ssh import CONNECT_SECONDS, SSH_PORT, generate_key_pair, log_in, ssh_client, write_private
 
 Accept = Callable[[str, str], bool]  # of a host and the fingerprint of its key: whether that is the right one
 

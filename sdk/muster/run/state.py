@@ -1,6 +1,6 @@
 """What is known of a run's workers, from their agents and their platform; every change goes out as an event.
 
-It decides nothing: :mod:`muster.orchestrator` looks at it and does.
+It decides nothing: :mod:`muster.run.orchestrator` looks at it and does.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.diagnosis import who
 from muster.events import Event
-from muster.failures import Failure
+from muster.failure.causes import Failure
+from muster.failure.diagnosis import who
 from muster.job import Member, Status, Worker, WorkerSpec
 
 logger = logging.getLogger("muster")

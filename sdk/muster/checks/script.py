@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster import interpreter
+from muster.checks import interpreter
 from muster.errors import ScriptError
 from muster.job import Script
 

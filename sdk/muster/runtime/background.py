@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from muster.forks import in_forked_children
+from muster.runtime.forks import in_forked_children
 
 Result = TypeVar("Result")
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import JobError, ScriptError
-from muster.forks import in_forked_children
 from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Looks, Platform
-from muster.runs import muster_home
-from muster.scratch import make_scratch
+from muster.records.runs import muster_home
+from muster.records.scratch import make_scratch
+from muster.runtime.forks import in_forked_children
 
 LOG_TAIL = 20  # lines
 IPYTHON_RUNNER = Path(__file__).with_name("ipython_runner.py")

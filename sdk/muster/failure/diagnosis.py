@@ -21,7 +21,7 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
-from muster.failures import Failure
+from muster.failure.causes import Failure
 
 OF_LAUNCHER = {"driver", "daemon", "hung_up"}
 OPEN_PORT = (

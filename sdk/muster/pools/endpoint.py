@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent import wire
-from muster.certificates import make_certificate
 from muster.errors import JobError
-from muster.forks import in_forked_children
 from muster.job import SessionAddress
-from muster.ssh import write_private
+from muster.runtime.forks import in_forked_children
+from muster.security.certificates import make_certificate
+from muster.security.ssh import write_private
 
 logger = logging.getLogger("muster")
 

@@ -6,15 +6,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from muster import runs
+from muster.checks.planning import describe, make_facts, member_names
 from muster.events import Event
 from muster.job import Job, Limits, Plan, SshIdentity, WorkerSpec
-from muster.orchestrator import Orchestrator
-from muster.planning import describe, make_facts, member_names
 from muster.platforms.base import Platform
-from muster.session import Session
-from muster.ssh import KeyPair, generate_key_pair, write_private
-from muster.state import RunState
+from muster.pools.endpoint import Session
+from muster.records import runs
+from muster.run.orchestrator import Orchestrator
+from muster.run.state import RunState
+from muster.security.ssh import KeyPair, generate_key_pair, write_private
 from muster.strategies.base import Strategy
 from muster.strategies.commands import FUNCTION_FILE
 
@@ -110,7 +110,7 @@ def ship_library(target: Path) -> None:
     A copy of its own, so that an interpreter of any version finds ``muster.training`` without this session's
     site-packages, whose NumPy may not be the one it needs.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     shipped = target / "muster"
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(package / "training", shipped / "training", ignore=ignore)

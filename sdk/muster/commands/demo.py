@@ -21,10 +21,10 @@ import muster
 from muster.agent.linux import marked
 from muster.dashboard.text import clean, duration
 from muster.errors import MusterError, PlatformUnsupported
-from muster.runs import Run
+from muster.records.runs import Run
 
 SSH_PORT = 2222
-SCRIPTS = Path(__file__).parents[2] / "worker_scripts"
+SCRIPTS = Path(__file__).parents[3] / "worker_scripts"
 LEAST_ACCURACY = 0.95
 RUN_TIMEOUT = 600  # seconds
 EXAMPLES = 6000  # of MNIST, where that is on the machine; scikit-learn's digits are fewer anyway

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Collection
 
-from muster.background import BlockingCalls
-from muster.driver import Driver
 from muster.job import Plan, Status, Worker
 from muster.platforms.base import Platform
-from muster.session import Session
-from muster.state import RunState
+from muster.pools.endpoint import Session
+from muster.run.launcher import Driver
+from muster.run.state import RunState
+from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
 

@@ -1,6 +1,6 @@
 """Cluster: a job on a platform in the shape of a strategy, as users hold it in their hands.
 
-Synchronous outside; inside, everything happens on the thread of :mod:`muster.background`.
+Synchronous outside; inside, everything happens on the thread of :mod:`muster.runtime.background`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from muster import interpreter, interrupts, runs
-from muster.background import background_loop, on_background_thread
+from muster.checks import interpreter
+from muster.checks.mpi import mpiexec_of
+from muster.checks.planning import command_line, member_names, preview
 from muster.errors import JobError, PlatformUnsupported, RunStopped
 from muster.events import Observer, Observers
-from muster.execution import Execution, Order
-from muster.forks import in_forked_children
 from muster.job import Job, Limits, Plan, Worker
-from muster.mpi import mpiexec_of
-from muster.orchestrator import AT_ONCE
-from muster.planning import command_line, member_names, preview
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
-from muster.result import Result
-from muster.session import parse_address
-from muster.ssh import ssh_client
+from muster.pools.endpoint import parse_address
+from muster.records import runs
+from muster.records.result import Result
+from muster.run.execution import Execution, Order
+from muster.run.orchestrator import AT_ONCE
+from muster.runtime import interrupts
+from muster.runtime.background import background_loop, on_background_thread
+from muster.runtime.forks import in_forked_children
+from muster.security.ssh import ssh_client
 from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from muster.doctor import Report
 
 __all__ = ["Cluster", "preview"]
 
@@ -95,7 +94,7 @@ class Cluster:
         )
         self.platform = get_platform(platform)
         self.platform.check()
-        self._order = Order(
+        self.order = Order(
             self.job,
             self.strategy,
             self.platform,
@@ -105,7 +104,7 @@ class Cluster:
             worker_ports,
         )
         self._observers = Observers(observers)
-        self._execution = Execution(self._order, self._observers)
+        self._execution = Execution(self.order, self._observers)
         self._pid = os.getpid()
         self._is_told = False  # whether the caller has been given the outcome
 
@@ -266,19 +265,6 @@ class Cluster:
             return {}
         future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
         return future.result(timeout=10)
-
-    def doctor(self, *, launch: bool = True) -> Report:
-        """What would make the start or the run fail, each finding with its mend; the cluster itself is not started.
-
-        Args:
-            launch: whether to launch workers like the cluster's for some seconds, to see what only they can tell.
-        """
-        from muster.doctor import Checkup, examine
-
-        order = self._order
-        platform = self.platform.name if order.owns_platform else self.platform
-        checkup = Checkup(self.job, self.strategy, platform, self.limits, order.session_address, order.worker_ports)
-        return examine(checkup, launch=launch)
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Have ``observer`` called with every event from now on. Returns what ends that."""

@@ -1,6 +1,6 @@
 """TensorBoard in a process that ends when its session does, however that happens.
 
-    board_process.py SESSION_PID ARGUMENT...     the arguments are TensorBoard's own
+    process.py SESSION_PID ARGUMENT...     the arguments are TensorBoard's own
 
 Prints the address that it serves on. Imports nothing of Muster, whose folder is therefore taken off the path again.
 """

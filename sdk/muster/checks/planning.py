@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from muster.checks.mpi import mpiexec_of
 from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
-from muster.mpi import mpiexec_of
-from muster.runs import TENSORBOARD, muster_home
-from muster.ssh import SSH_PORT, ssh_client
+from muster.records.runs import TENSORBOARD, muster_home
+from muster.security.ssh import SSH_PORT, ssh_client
 from muster.strategies.base import Facts, Strategy
 
 MAX_WORKERS = 10_000

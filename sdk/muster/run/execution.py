@@ -13,17 +13,18 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster import runs
-from muster.background import background_loop
+from muster.checks.planning import describe_job
 from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
-from muster.events import Event, Journal, Observers
+from muster.events import Event, Observers
 from muster.job import Job, Limits
-from muster.orchestrator import AT_ONCE, Orchestrator
-from muster.planning import describe_job
 from muster.platforms.base import Platform
-from muster.preparation import prepare
-from muster.result import Result, exit_codes
-from muster.scratch import make_scratch
+from muster.records import runs
+from muster.records.journal import Journal
+from muster.records.result import Result, exit_codes
+from muster.records.scratch import make_scratch
+from muster.run.orchestrator import AT_ONCE, Orchestrator
+from muster.run.preparation import prepare
+from muster.runtime.background import background_loop
 from muster.strategies.base import Strategy
 
 logger = logging.getLogger("muster")

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from muster import runs
+from muster.records import runs
 
 PREFIX = "muster-"  # the guard removes only folders named so (muster.agent.scratch)
 OWNER = "owner.json"

@@ -1,0 +1,1 @@
+"""Keys, certificates, ssh, and trust between hosts."""
