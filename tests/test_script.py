@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.checks.interpreter import check, probe
+from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
 from muster.job import Job
+from plain import Plain
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def test_what_cannot_be_pickled_is_refused() -> None:
 
 
 def test_a_function_with_the_wrong_arguments_is_refused() -> None:
-    with pytest.raises(ScriptError, match="takes 1 arguments"):
+    with pytest.raises(ScriptError, match="takes 1 argument that nobody gives it: x"):
         make_script(lambda x: x)
 
 
@@ -132,3 +137,156 @@ def test_what_only_the_compiler_refuses_is_refused_too(tmp_path: Path) -> None:
     path.write_text("print('up')\nreturn 1\n")
     with pytest.raises(ScriptError, match=r"train\.py, line 2, does not compile: 'return' outside function"):
         make_script(path)
+
+
+REFUSED_FILES = [
+    ("a.ipynb", b'{"cells": [], "metadata": {}, "nbformat": 4}', "is a notebook", "nbconvert --to script"),
+    ("start.sh", b"#!/bin/sh\necho up\n", "may not be executed", "chmod +x"),
+    ("start", b"\x7fELF\x02\x01\x01\0\0", "may not be executed", "chmod +x"),
+    ("start.sh", b"echo up\n", "may not be executed", "chmod +x"),
+    ("config.json", b"{}", "is no Python file", "chmod +x"),
+    ("latin.py", "x = 'caf\xe9'\n".encode("latin-1"), "is not UTF-8", "coding: latin-1"),
+    ("wide.py", "x = 1\n".encode("utf-16"), "is not UTF-8", "save it as UTF-8"),
+    ("odd.py", b"# -*- coding: no-such-code -*-\nx = 1\n", "unknown encoding", "save it as UTF-8"),
+    ("empty.py", b"", "has nothing to run", "save"),
+    ("notes.py", b"# to be written\n\n", "has nothing to run", "save"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words", "advice"), REFUSED_FILES)
+def test_files_that_no_worker_could_run_are_refused_with_what_to_do(
+    folder: Path, name: str, content: bytes, words: str, advice: str
+) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ScriptError) as caught:
+        make_script(f"./{name}")
+    assert words in caught.value.message
+    assert name in caught.value.message
+    assert advice in str(caught.value)
+
+
+def test_a_folder_is_refused_with_the_scripts_that_are_in_it(folder: Path) -> None:
+    with pytest.raises(ScriptError, match="is a folder") as caught:
+        make_script(folder)
+    assert "train.py" in str(caught.value)
+
+
+def test_what_is_no_script_at_all_is_refused_by_its_type() -> None:
+    for given in (5, ["train.py"], {"script": "train.py"}, b"train.py"):
+        with pytest.raises(ScriptError, match=f"worker_script is .*{type(given).__name__}"):
+            make_script(given)  # type: ignore[arg-type]
+
+
+def train(where: str, rate: float = 1.0) -> str:
+    return f"{where} {rate}"
+
+
+@functools.lru_cache
+def cached(where: str) -> str:
+    return where
+
+
+class Trainer:
+    """Its representation gives its password away, as that of a dataclass would."""
+
+    def __init__(self, password: str = "secret") -> None:
+        self.password = password
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.password!r})"
+
+    def __call__(self) -> str:
+        return "called"
+
+    def train(self) -> str:
+        return "trained"
+
+    def fails(self, missing: int) -> None:
+        raise NotImplementedError
+
+
+class Step(functools.partial):  # type: ignore[type-arg]
+    """A kind of partial of one's own."""
+
+
+FUNCTIONS: list[tuple[Callable[..., Any], str]] = [
+    (functools.partial(train, "secret", rate=0.5), "train"),
+    (functools.partial(functools.partial(train, "secret"), rate=0.5), "train"),
+    (Step(Step(train, "secret"), rate=0.5), "train"),
+    (functools.partial(Trainer("secret").train), "Trainer.train"),
+    (functools.partial(Trainer("secret")), "Trainer"),
+    (functools.partial(cached, "secret"), "cached"),
+    (Trainer("secret"), "Trainer"),
+    (Trainer("secret").train, "Trainer.train"),
+    (lambda: "secret", "lambda"),
+]
+
+
+@pytest.mark.parametrize(("function", "name"), FUNCTIONS)
+def test_a_function_is_known_by_its_name_without_what_it_is_called_with(
+    function: Callable[..., Any], name: str
+) -> None:
+    script = make_script(function)
+    assert script.target.replace("<lambda>", "lambda").endswith(name)
+    assert script.name == name.rpartition(".")[2]
+    assert "secret" not in f"{script} {describe_job(Job(script, 1), Plain())}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Trainer("secret").fails,
+        functools.partial(train, "secret", "of", "too", "many"),
+        functools.partial(train, "secret", lock=threading.Lock()),
+        functools.partial(train, "secret", threading.Lock()),  # type: ignore[arg-type]
+    ],
+)
+def test_a_function_is_refused_without_what_it_is_called_with(function: Callable[..., Any]) -> None:
+    with pytest.raises(ScriptError) as caught:
+        make_script(function)
+    assert "secret" not in str(caught.value)
+
+
+def test_functions_that_would_only_be_promised_are_refused() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    for function, word in ((coroutine, "asyncio.run"), (generator, "loop over")):
+        with pytest.raises(ScriptError, match=word):
+            make_script(function)
+
+
+def test_a_keyword_without_a_value_is_missed_before_the_start() -> None:
+    def needs(*, rate: float) -> None: ...
+
+    with pytest.raises(ScriptError, match="rate") as caught:
+        make_script(needs)
+    assert "kwargs=" in str(caught.value)
+
+
+def test_a_function_takes_keyword_arguments() -> None:
+    script = make_script(train, kwargs={"where": "secret", "rate": 0.5})
+    assert pickle.loads(script.pickled)() == "secret 0.5"
+    assert "secret" not in repr(script)
+
+
+@pytest.mark.parametrize(
+    ("given", "kwargs", "words"),
+    [
+        (train, {"where": "x", "rat": 1}, "no argument 'rat'.*\nTry: rate"),
+        (train, {"rate": 1}, "where"),
+        (train, {"where": "x", 5: 1}, "names"),
+        (train, ["x"], "dict"),
+        ("train.py", {"rate": 1}, "args="),
+    ],
+)
+def test_keyword_arguments_that_do_not_fit_are_refused(folder: Path, given: Any, kwargs: Any, words: str) -> None:
+    with pytest.raises(ScriptError, match=words):
+        make_script(given, kwargs=kwargs)
+
+
+def test_the_name_of_a_script_is_short(folder: Path) -> None:
+    assert make_script("train.py").name == "train"
+    assert make_script("json.tool").name == "tool"

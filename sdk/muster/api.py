@@ -49,6 +49,7 @@ def run_cluster(
     strategy: str | Strategy = "parameter_server",
     platform: str | Platform | None = None,
     args: Sequence[str] = (),
+    kwargs: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     python: str | Path | None = None,
     name: str | None = None,
@@ -74,6 +75,7 @@ def run_cluster(
             further keyword arguments are its options.
         platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
         args, env: command-line arguments and environment variables of the script.
+        kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
         name: what to call the run. A living run of the same name in this session is stopped first.
         wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
@@ -90,7 +92,7 @@ def run_cluster(
     if isinstance(args, str):
         raise JobError(f"args is a string, {args!r}; it must be a list.", advice=f"args={args.split()}")
     job = Job(
-        script=make_script(worker_script, python=python) if worker_script is not None else None,
+        script=make_script(worker_script, python=python, kwargs=kwargs) if worker_script is not None else None,
         n_workers=n_workers,
         n_ps=n_ps,
         resources=Resources(cpu, memory, nvidia_gpu),

@@ -73,6 +73,13 @@ class Script:
     is_task: bool = False
     pickled: bytes = field(default=b"", repr=False)
 
+    @property
+    def name(self) -> str:
+        """A short name: of a file without folder and ending, of a module or function the last part."""
+        if self.kind in ("file", "executable"):
+            return Path(self.target).stem
+        return self.target.rpartition(".")[2].strip("<>")
+
 
 @dataclass(frozen=True)
 class Job:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -69,6 +71,20 @@ def test_what_a_function_returns_comes_back_in_order() -> None:
     result = run(train, n_workers=3).cluster.result
     assert [value["worker"] for value in result.values] == ["worker-0", "worker-1", "worker-2"]
     assert result.value == {"worker": "worker-0", "version": sys.version_info[:2]}
+
+
+def test_what_a_function_is_called_with_is_written_nowhere(muster_home: Path) -> None:
+    def train(password: str, rate: float) -> str:
+        return "trained" if password == "hunter2" and rate == 0.125 else "wrong"
+
+    cluster = run(functools.partial(train, "hunter2"), n_workers=1, kwargs={"rate": 0.125}).cluster
+    assert cluster.result.value == "trained"
+    written = [path for path in muster_home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {"events.jsonl", "plan.json", "result.json"} <= {path.name for path in written}
+    for path in written:
+        assert b"hunter2" not in path.read_bytes(), path
+        assert b"0.125" not in path.read_bytes(), path
+    assert re.fullmatch(r"\d+-\d+-train-\w{4}", cluster.run)
 
 
 def test_a_value_that_cannot_be_pickled_is_an_error_of_that_worker() -> None:

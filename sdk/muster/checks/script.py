@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from muster.checks import interpreter
+from muster.checks.function import TASK_PARAMETERS, function_script
 from muster.errors import ScriptError
 from muster.job import Script
 
-TASK_PARAMETERS = 3  # run(cluster, server, task_index)
+PROGRAM_STARTS = (b"\x7fELF", b"#!")
+NOT_PYTHON = frozenset(
+    {".bash", ".c", ".cfg", ".cpp", ".csv", ".h5", ".html", ".ini", ".json", ".keras", ".log", ".md", ".rst", ".sh"}
+    | {".so", ".tar", ".toml", ".txt", ".yaml", ".yml", ".zip"}
+)  # files that nobody means as Python; some would compile
+NAMED_SCRIPTS = 3  # of a folder, in the advice of an error
 
 
 def make_script(
-    worker_script: str | Path | Callable[..., Any], *, module: bool = False, python: str | Path | None = None
+    worker_script: str | Path | Callable[..., Any],
+    *,
+    module: bool = False,
+    python: str | Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Script:
     """What to run, from a path, a module's name or a function.
 
@@ -31,13 +40,27 @@ def make_script(
         worker_script: what the user gave.
         module: whether it is a module's name in any case.
         python: the interpreter that will run it, in which modules are looked up; None for this one.
+        kwargs: keyword arguments of a function, never recorded; files and modules take none.
 
     Raises:
-        ScriptError: there is no such file or module, or it does not compile, or the function cannot be pickled.
+        ScriptError: there is no such file or module, or it is no script, or does not compile; or the function cannot
+            be called or pickled.
         InterpreterError: ``python`` cannot be run, or a package around the module cannot be imported.
     """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ScriptError(f"kwargs is of type {type(kwargs).__name__}; it must be a dict.", advice="kwargs={'rate': 1}")
     if callable(worker_script):
-        return _from_function(worker_script)
+        return function_script(worker_script, kwargs)
+    if not isinstance(worker_script, (str, os.PathLike)):
+        raise ScriptError(
+            f"worker_script is of type {type(worker_script).__name__}; "
+            "it must be a file, a module's name or a function."
+        )
+    if kwargs:
+        raise ScriptError(
+            "kwargs are the arguments of a function, and worker_script is none.",
+            advice='args=["--rate", "0.1"] for the command line of a file or module',
+        )
     name = str(worker_script)
     if not name.strip():
         raise ScriptError("worker_script is empty.", advice="give a file, a module's name or a function")
@@ -52,20 +75,47 @@ def make_script(
 
 def _from_file(path: Path) -> Script:
     path = Path(os.path.abspath(path))  # tracebacks show it, so without detours through ".."
+    if path.is_dir():
+        raise ScriptError(f"The script {path} is a folder, not a file.", advice=_scripts_in(path))
     if not path.is_file():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
+        what = "is no regular file" if path.exists() else "does not exist"
         raise ScriptError(f"The script {path} {what}.", advice=_similar(path))
+    if path.suffix == ".ipynb":
+        raise ScriptError(
+            f"{path} is a notebook, and workers run scripts.",
+            advice="define what to run as a function in a cell and give that, worker_script=train; or make a script of "
+            f"the notebook: jupyter nbconvert --to script {path.name}",
+        )
     if _is_executable(path):
         return Script("executable", str(path))
+    _refuse_other_files(path)
     return Script("file", str(path), is_task=_has_task(path))
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Refuse a file that is neither Python nor a program that may be executed."""
+    start = _first_bytes(path)
+    if path.suffix == ".sh" or (start.startswith(PROGRAM_STARTS) and b"python" not in start and path.suffix != ".py"):
+        raise ScriptError(f"{path} is a program that may not be executed.", advice=f"chmod +x {path}")
+    if path.suffix in NOT_PYTHON:
+        raise ScriptError(
+            f"{path} is no Python file.", advice=f"the script's name, or chmod +x {path.name} if it is a program"
+        )
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.readline(200)
+    except OSError as error:
+        raise ScriptError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _is_executable(path: Path) -> bool:
     """Whether the file is a program that needs no interpreter named: compiled, or with a first line that names one."""
     if path.suffix == ".py" or not os.access(path, os.X_OK | os.R_OK):
         return False
-    with path.open("rb") as file:
-        start = file.readline(200)
+    start = _first_bytes(path)
     return start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start)
 
 
@@ -80,47 +130,11 @@ def _from_module(name: str, python: str) -> Script:
     return Script("module", name, is_task=location.endswith(".py") and _has_task(Path(location)))
 
 
-def _from_function(function: Callable[..., Any]) -> Script:
-    import cloudpickle
-
-    name = getattr(function, "__qualname__", repr(function))
-    try:
-        positional = [
-            parameter
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and parameter.default is parameter.empty
-        ]
-    except (TypeError, ValueError) as error:
-        raise ScriptError(f"{name} is not a function that can be inspected: {error}.") from error
-    if len(positional) not in (0, TASK_PARAMETERS):
-        raise ScriptError(
-            f"{name} takes {len(positional)} arguments.",
-            advice="a function without arguments, or run(cluster, server, task_index); functools.partial binds others",
-        )
-    try:
-        pickled = cloudpickle.dumps(function)
-    except Exception as error:  # whatever the user's objects raise when pickled
-        raise ScriptError(
-            f"{name} cannot be sent to the workers: {error}",
-            advice="open files, locks and sessions inside the function, not around it",
-        ) from error
-    return Script("function", name, is_task=len(positional) == TASK_PARAMETERS, pickled=pickled)
-
-
 def _has_task(path: Path) -> bool:
     """Whether the file defines ``run(cluster, server, task_index)`` at its top level."""
-    try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever runs it is told
-            compile(tree, str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise ScriptError(
-            f"{path}, line {error.lineno}, does not compile: {error.msg}.", details=(error.text or "").rstrip()
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ScriptError(f"{path} cannot be read: {error}.") from error
+    tree = _compiled(path)
+    if not tree.body:
+        raise ScriptError(f"{path} has nothing to run.", advice="save it, if it is open in an editor")
     return any(
         isinstance(node, ast.FunctionDef)
         and node.name == "run"
@@ -128,6 +142,34 @@ def _has_task(path: Path) -> bool:
         and [argument.arg for argument in node.args.args[:2]] == ["cluster", "server"]
         for node in tree.body
     )
+
+
+def _compiled(path: Path) -> ast.Module:
+    """The syntax tree of a file that compiles."""
+    try:
+        tree = ast.parse(path.read_bytes(), filename=str(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whoever runs it is told
+            compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if "codec can't decode" in error.msg or "null bytes" in error.msg:
+            raise ScriptError(
+                f"{path} is not UTF-8 text.",
+                advice="save it as UTF-8, or say what it is in its first line, such as # -*- coding: latin-1 -*-",
+            ) from error
+        if error.lineno is None or "unknown encoding" in error.msg:
+            raise ScriptError(f"{path} does not compile: {error.msg}.", advice="save it as UTF-8") from error
+        raise ScriptError(
+            f"{path}, line {error.lineno}, does not compile: {error.msg}.", details=(error.text or "").rstrip()
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ScriptError(f"{path} cannot be read: {error}.") from error
+    return tree
+
+
+def _scripts_in(folder: Path) -> str | None:
+    names = sorted(path.name for path in folder.glob("*.py"))[:NAMED_SCRIPTS]
+    return f"one of its scripts, such as {' or '.join(str(folder / name) for name in names)}" if names else None
 
 
 def _similar(path: Path) -> str | None:

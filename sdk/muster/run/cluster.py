@@ -87,7 +87,7 @@ class Cluster:
         self._members = member_names(job, self.strategy)
         python = interpreter.check(job, self.strategy.requires).path
         mpiexec_of(self.strategy)
-        name = job.name or (Path(job.script.target).stem if job.script else "servers")
+        name = job.name or (job.script.name if job.script else "servers")
         self.job = replace(job, name=name, python=python, cwd=job.cwd or os.getcwd())
         self.limits = Limits.checked(
             timeout_seconds=timeout_seconds, run_timeout=run_timeout, stall_seconds=stall_seconds

@@ -1,0 +1,114 @@
+"""A function given as ``worker_script``: its name, what it must be called with, and its pickle.
+
+What it will be called with may be secret, and is repeated nowhere: not in its name, nor in errors about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from muster.errors import ScriptError
+from muster.job import Script
+
+TASK_PARAMETERS = 3  # run(cluster, server, task_index)
+
+
+def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Script:
+    """A script that calls ``function``, with these keyword arguments.
+
+    Raises:
+        ScriptError: it cannot be called so, or cannot be pickled.
+    """
+    name = name_of(function)
+    if inspect.iscoroutinefunction(_innermost(function)):
+        raise ScriptError(
+            f"{name} is a coroutine function, which nobody would await on the workers.",
+            advice="a function that calls asyncio.run(...)",
+        )
+    if inspect.isgeneratorfunction(_innermost(function)):
+        raise ScriptError(
+            f"{name} is a generator function, which nobody would iterate over on the workers.",
+            advice="a function that has the loop over it inside, and returns",
+        )
+    signature = _signature(function, name)
+    if kwargs:
+        _check_keywords(name, signature, kwargs)
+        function = functools.partial(function, **kwargs)
+        signature = _signature(function, name)
+    positional, missing = _required(signature)
+    if missing or len(positional) not in (0, TASK_PARAMETERS):
+        needs = positional + missing
+        raise ScriptError(
+            f"{name} takes {len(needs)} argument{'s' if len(needs) != 1 else ''} that nobody gives it: "
+            f"{', '.join(needs)}.",
+            advice="a function without arguments, or run(cluster, server, task_index); "
+            f"kwargs={{{needs[0]!r}: ...}} or functools.partial give it others",
+        )
+    return Script("function", name, is_task=len(positional) == TASK_PARAMETERS, pickled=_pickle(function, name))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function, or of the class of a callable object."""
+    inner = _innermost(function)
+    for name in (getattr(inner, "__qualname__", None), getattr(inner, "__name__", None)):
+        if isinstance(name, str):  # objects that answer to every name have others
+            return name
+    return type(inner).__qualname__
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in the end, without what ``functools.partial`` binds to it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _signature(function: Callable[..., Any], name: str) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # what they say repeats the arguments
+        if isinstance(function, functools.partial):
+            why = "it does not take the arguments that functools.partial binds to it"
+        else:
+            why = "Python cannot tell which arguments it takes"
+        raise ScriptError(
+            f"{name} cannot be called on the workers: {why}.", advice="a function of your own that calls it"
+        ) from None
+
+
+def _required(signature: inspect.Signature) -> tuple[list[str], list[str]]:
+    """The parameters without a default: those by position, and those by keyword only."""
+    needed = [p for p in signature.parameters.values() if p.default is p.empty]
+    positional = [p.name for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional, [p.name for p in needed if p.kind == p.KEYWORD_ONLY]
+
+
+def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> None:
+    if any(not isinstance(keyword, str) for keyword in kwargs):
+        raise ScriptError("kwargs has keys that are no names of arguments.", advice='kwargs={"learning_rate": 0.1}')
+    parameters = signature.parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for keyword in kwargs:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            advice = near[0] if near else f"it takes {', '.join(known) or 'none'}"
+            raise ScriptError(f"{name} takes no argument {keyword!r}, which kwargs has.", advice=advice)
+
+
+def _pickle(function: Callable[..., Any], name: str) -> bytes:
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(function)
+    except Exception as error:  # whatever the user's objects raise when pickled
+        raise ScriptError(
+            f"{name} cannot be sent to the workers: {error}",
+            advice="open files, locks and sessions inside the function, not around it",
+        ) from error
+    return pickled
