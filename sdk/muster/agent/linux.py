@@ -209,6 +209,16 @@ def _open_files(pid: int) -> "set[str]":
     return found
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether ``pid`` has a handler of its own for the signal, which is neither deadly to it nor ignored."""
+    try:
+        with open("/proc/{}/status".format(pid), "rb") as file:
+            caught = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(caught >> (signum - 1) & 1)
+
+
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
     """Send ``signum`` to ``pid``, which may be gone already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

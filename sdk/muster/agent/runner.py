@@ -10,9 +10,11 @@ Which cluster a server belongs to stands in TF_CONFIG. Standard library only and
 muster.training and imports nothing of Muster.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -23,8 +25,10 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType  # noqa: F401  (type comments)
+from types import FrameType, TracebackType  # noqa: F401  (type comments)
 from typing import Any, TextIO  # noqa: F401  (type comments)
+
+MOST_CALLS = 100  # of one thread's stack that are told
 
 
 def main(argv):
@@ -211,11 +215,21 @@ def _tell_stacks(questions, file):
         frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)  # that one last
         for ident, frame in frames:
             if ident != threading.get_ident():
-                file.write("{} (most recent call first):\n".format(names.get(ident, "Thread {:#x}".format(ident))))
-                for caller, line in traceback.walk_stack(frame):
-                    where = caller.f_code.co_filename, line, caller.f_code.co_name
-                    file.write('  File "{}", line {} in {}\n'.format(*where))
-        file.flush()
+                with contextlib.suppress(OSError):  # its disk is full; the next question may find room
+                    _write_stack(file, names.get(ident, "Thread {:#x}".format(ident)), frame)
+
+
+def _write_stack(file, name, frame):
+    # type: (TextIO, str, FrameType) -> None
+    """One thread's stack, as faulthandler writes it: as many calls at most, with the most recent first."""
+    file.write("{} (most recent call first):\n".format(name))
+    callers = traceback.walk_stack(frame)
+    for caller, line in itertools.islice(callers, MOST_CALLS):
+        file.write('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
+    deeper = sum(1 for _ in callers)
+    if deeper:
+        file.write("  and {} more calls\n".format(deeper))
+    file.flush()
 
 
 def _drop_blank_proxies():

@@ -3,7 +3,8 @@
 A process that takes part (:mod:`~muster.agent.runner` sees to it) has a file ``stacks-<pid>`` in the scratch folder and
 a socket beside it. Written to, the socket has it add the stacks of all its threads to the file; where that cannot
 happen, because one of them is stuck with the interpreter's lock, SIGUSR1 adds that of the main thread. To any other
-process the signal would be deadly, so the file decides.
+process the signal would be deadly. So it is sent only where the socket is still open, which it is no more once the
+process has become another program by exec, and only where the kernel says that the process catches the signal.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 PREFIX = "stacks-"
 DELAY = 0.25  # seconds that a process gets to write, each way
+LARGEST = 1 << 16  # bytes of one process; JSON may need six times as many, which is still less than wire.MAX_LINE
+REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
+SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
 
 
 def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], object]") -> None:
@@ -32,21 +36,42 @@ def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], ob
 
 
 def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], object]") -> None:
-    before = os.path.getsize(path)
-
-    def collect() -> None:
-        with open(path, "rb") as file:
-            file.seek(before)
-            on_stacks(pid, file.read().decode("utf-8", "replace"))
+    before = _size(path)
 
     def insist() -> None:
-        if os.path.getsize(path) > before:
-            collect()
-        else:
+        if _size(path) > before:
+            on_stacks(pid, _read(path, before))
+        elif linux.catches(pid, signal.SIGUSR1):
             linux.kill(pid, signal.SIGUSR1)
-            loop.call_later(DELAY, collect)
+            loop.call_later(DELAY, lambda: on_stacks(pid, _read(path, before) or SILENT.format(pid)))
+        else:
+            on_stacks(pid, SILENT.format(pid))
 
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
-        question.setblocking(False)
-        question.sendto(b"?", path + ".sock")
-    loop.call_later(DELAY, insist)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as question:
+            question.setblocking(False)
+            with contextlib.suppress(BlockingIOError):  # it has not even read earlier questions
+                question.sendto(b"?", path + ".sock")
+    except OSError:  # nobody has that socket any more
+        on_stacks(pid, REPLACED.format(pid))
+    else:
+        loop.call_later(DELAY, insist)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def _read(path: str, start: int) -> str:
+    """What the file holds from ``start`` on: its end, where that is much, as the main thread's stack comes last."""
+    try:
+        with open(path, "rb") as file:
+            left_out = max(0, os.fstat(file.fileno()).st_size - start - LARGEST)
+            file.seek(start + left_out)
+            text = file.read(LARGEST).decode("utf-8", "replace")
+    except OSError as error:
+        return "The stacks cannot be read: {}.\n".format(error)
+    return "[the first {} bytes are left out]\n{}".format(left_out, text) if left_out else text

@@ -1,0 +1,122 @@
+"""Asking for stacks disturbs nothing, whatever the process has become, and however deep it is."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+from muster.agent.stacks import LARGEST
+from support import command_line, eventually, is_gone
+
+from tests.agent.test_agent import RUNNER, Launched, platform, worker  # noqa: F401  (fixtures)
+
+
+def run_program(worker: Launched, text: str) -> int:  # noqa: F811
+    """Start a program by the runner, as a run does; returns its process id once it has printed ``up``."""
+    program = worker.spec.log.parent / "program.py"
+    program.write_text(textwrap.dedent(text))
+    pid = worker.start(sys.executable, str(RUNNER), "program", str(program))
+    worker.output_with("up")
+    return pid
+
+
+def test_a_stack_that_is_very_deep_is_cut(worker: Launched) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        """
+        import sys, threading, time
+        def recurse(depth):
+            if depth:
+                recurse(depth - 1)
+            else:
+                innermost()
+        def innermost():
+            print("up", flush=True)
+            time.sleep(600)
+        sys.setrecursionlimit(100_000)
+        recurse(50_000)
+        """,
+    )
+    worker.send("stacks")
+    text = worker.session.wait_for("stacks")["text"]
+    assert len(text) < LARGEST
+    assert "innermost" in text
+    assert "more calls" in text
+    assert not is_gone(pid)
+    worker.sh("exit 0")
+    assert worker.session.wait_for("exited")["exit_code"] == 0, "the agent still serves"
+
+
+def test_the_stacks_of_very_many_threads_are_cut_and_the_main_thread_stays(worker: Launched) -> None:  # noqa: F811
+    run_program(
+        worker,
+        """
+        import threading, time
+        def wait_here(depth):
+            wait_here(depth - 1) if depth else time.sleep(600)
+        for _ in range(300):
+            threading.Thread(target=wait_here, args=(90,), daemon=True).start()
+        def main_here():
+            print("up", flush=True)
+            time.sleep(600)
+        main_here()
+        """,
+    )
+    worker.send("stacks")
+    text = worker.session.wait_for("stacks")["text"]
+    assert len(text) <= LARGEST + 200
+    assert "main_here" in text.rpartition("(most recent call first)")[2]
+    assert "left out" in text.splitlines()[0]
+
+
+def test_text_of_any_bytes_and_any_length_fits_into_a_message(worker: Launched) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        r"""
+        import glob, os, time
+        with open(glob.glob(os.environ["MUSTER_SCRATCH"] + "/stacks-*[0-9]")[0], "ab") as file:
+            print("up", flush=True)
+            for _ in range(200):
+                file.write(b"\x01\xff" * 20_000)
+                file.flush()
+                time.sleep(0.01)
+        """,
+    )
+    worker.send("stacks")
+    assert len(worker.session.wait_for("stacks")["text"]) <= LARGEST + 200
+    eventually(lambda: is_gone(pid), "the program has gone on to its end")
+    assert worker.session.wait_for("exited")["exit_code"] == 0
+
+
+@pytest.mark.parametrize("program", ["sleep 600", "trap 'echo asked; exit 3' USR1; while :; do sleep 0.1; done"])
+def test_a_process_that_has_become_another_program_is_left_alone(worker: Launched, program: str) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        f"""
+        import os
+        print("up", flush=True)
+        os.execvp("sh", ["sh", "-c", {program!r}])
+        """,
+    )
+    eventually(lambda: "runner.py" not in command_line(pid), "it has become the other program")
+    worker.send("stacks")
+    assert "has become another program" in worker.session.wait_for("stacks")["text"]
+    worker.session.listen(0.5)
+    assert not is_gone(pid)
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+def test_a_process_that_does_not_catch_the_signal_is_not_sent_it(worker: Launched, handler: str) -> None:  # noqa: F811
+    pid = run_program(
+        worker,
+        f"""
+        import re, signal
+        signal.signal(signal.SIGUSR1, signal.{handler})
+        print("up", flush=True)
+        re.match('(a+)+$', 60 * 'a' + 'b')  # keeps the interpreter's lock
+        """,
+    )
+    worker.send("stacks")
+    assert "does not catch the signal" in worker.session.wait_for("stacks")["text"]
+    assert not is_gone(pid)
