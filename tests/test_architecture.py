@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import muster
@@ -116,6 +117,36 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         assert free, f"a circle among {sorted(waiting)}"
         for module in free:
             del waiting[module]
+
+
+MOST_ARGUMENTS = 6
+PUBLIC = {("run/cluster.py", "Cluster.__init__")}  # users write these with few of the arguments, and by name
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int]]:
+    """The functions of a file and how many arguments each takes, without ``self`` and ``cls``."""
+
+    def look(parent: ast.AST, prefix: str) -> Iterator[tuple[str, int]]:
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.ClassDef):
+                yield from look(node, f"{prefix}{node.name}.")
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                yield prefix + node.name, len([name for name in names if name not in {"self", "cls"}])
+                yield from look(node, f"{prefix}{node.name}.")
+            else:
+                yield from look(node, prefix)
+
+    return look(ast.parse((PACKAGE / path).read_bytes()), "")
+
+
+@pytest.mark.parametrize("room", ["run", "pools", "platforms", "checks", "strategies", "doctor"])
+def test_no_function_of_the_engine_takes_more_than_six_arguments(room: str) -> None:
+    found = {
+        (str(path), name): count for path in files() if path.parts[0] == room for name, count in functions_of(path)
+    }
+    assert found
+    assert {name for name, count in found.items() if count > MOST_ARGUMENTS} <= PUBLIC
 
 
 def test_every_error_stands_in_the_tree_of_the_docstring() -> None:

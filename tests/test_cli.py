@@ -11,20 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from muster import errors
-from muster.commands import launch
 from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.events import Event
-from muster.job import Job, Resources
+from muster.job import Resources
 from muster.records import runs
-from muster.strategies.base import Strategy
+from muster.run.request import CheckedRun, RunRequest, check
+from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
-from plain import Plain
 
 from tests.dashboard.recording import TRAINING
 
@@ -40,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers run the script as a plain program, which needs no TensorFlow."""
-    monkeypatch.setattr(launch, "get_strategy", lambda name, **options: Plain())
+    monkeypatch.setitem(STRATEGIES, "parameter_server", "plain:Plain")
 
 
 @pytest.fixture
@@ -79,11 +77,11 @@ class TestOptions:
     def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
 
-        def make_job(**options: Any) -> tuple[Job, Strategy]:
-            made.append(launch.make_job(**options))
+        def remember(asked: RunRequest) -> CheckedRun:
+            made.append(check(asked))
             return made[0]
 
-        monkeypatch.setattr("muster.commands.plan.make_job", make_job)
+        monkeypatch.setattr("muster.run.request.check", remember)
         monkeypatch.setenv("SECRET", "from here")
 
         muster(
@@ -92,7 +90,7 @@ class TestOptions:
             script, "--epochs", "5", "--", "-n", "9",
         )  # fmt: skip
 
-        ((job, strategy),) = made
+        job, strategy = made[0].job, made[0].strategy
         assert job.script is not None
         assert (job.script.kind, Path(job.script.target).name) == ("file", script)
         assert (job.n_workers, job.n_ps, job.name) == (3, 0, "mine")
@@ -200,9 +198,8 @@ class TestRun:
         (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
         program = """
 from muster.commands import main as cli
-from muster.commands import launch
-from plain import Plain
-launch.get_strategy = lambda name, **options: Plain()
+from muster.strategies import STRATEGIES
+STRATEGIES["parameter_server"] = "plain:Plain"
 cli.main()
 """
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

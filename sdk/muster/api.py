@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.checks.script import make_script
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
-from muster.errors import JobError
 from muster.events import Observer
-from muster.job import Job, Resources
+from muster.job import Resources
 from muster.platforms.base import Platform
 from muster.run.cluster import Cluster, living_clusters
+from muster.run.request import RunRequest
 from muster.runtime import interrupts
-from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
 
@@ -89,44 +87,44 @@ def run_cluster(
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
-    if isinstance(args, str):
-        raise JobError(f"args is a string, {args!r}; it must be a list.", advice=f"args={args.split()}")
-    job = Job(
-        script=make_script(worker_script, python=python, kwargs=kwargs) if worker_script is not None else None,
-        n_workers=n_workers,
-        n_ps=n_ps,
-        resources=Resources(cpu, memory, nvidia_gpu),
-        args=tuple(str(argument) for argument in args),
-        env={key: str(value) for key, value in (env or {}).items()},
-        python=str(python) if python else "",
-        name=name or "",
+    cluster = Cluster.of(
+        RunRequest(
+            script=worker_script,
+            n_workers=n_workers,
+            n_ps=n_ps,
+            resources=Resources(cpu, memory, nvidia_gpu),
+            args=args,
+            env=env or {},
+            kwargs=kwargs,
+            python=python,
+            name=name or "",
+            strategy=strategy,
+            platform=platform,
+            options=strategy_options,
+            timeout_seconds=timeout_seconds,
+            run_timeout=run_timeout,
+            stall_seconds=stall_seconds,
+            session_address=session_address,
+            worker_ports=worker_ports,
+        ),
+        observers,
     )
-    cluster = Cluster(
-        job,
-        strategy=get_strategy(strategy, **strategy_options),
-        platform=platform,
-        timeout_seconds=timeout_seconds,
-        run_timeout=run_timeout,
-        stall_seconds=stall_seconds,
-        session_address=session_address,
-        worker_ports=worker_ports,
-        observers=observers,
-    )
+    cluster.check()
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     cluster.subscribe(shown)
     try:
         with interrupts.held(cluster.interrupt):
             _make_room(cluster, replace_same_name=name is not None)
             cluster.start()
-            if job.script is not None and wait:
+            if worker_script is not None and wait:
                 cluster.wait()
     finally:
         if not cluster.is_running:
             shown.close()
-    if job.script is not None and wait:
+    if worker_script is not None and wait:
         return ClusterAddress(None, None, cluster)
     spec = cluster.cluster_spec
-    if spec and job.script is None:
+    if spec and worker_script is None:
         _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from muster.commands.launch import OPTIONS, ScriptCommand, as_options, make_job
+from muster.commands.launch import OPTIONS, ScriptCommand, as_options, make_request
 
 
 def _doctor_options(command: Any) -> Any:
@@ -43,9 +43,6 @@ def _doctor_options(command: Any) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(
     worker_script: str | None,
-    timeout_seconds: float,
-    run_timeout: float | None,
-    session_address: str | None,
     no_launch: bool,
     as_json: bool,
     **options: Any,
@@ -68,23 +65,16 @@ def doctor(
 
     from muster.doctor import Finding, Report, examine
     from muster.errors import JobError, PlatformError
-    from muster.run.cluster import Cluster
+    from muster.run.request import check
 
     if worker_script is None and options["strategy"] != "parameter_server":
         worker_script = shutil.which("true")  # these need one; it is not run
     try:
-        job, strategy = make_job(worker_script=worker_script, **options)
-        cluster = Cluster(
-            job,
-            strategy=strategy,
-            timeout_seconds=timeout_seconds,
-            run_timeout=run_timeout,
-            session_address=session_address,
-        )
+        checked = check(make_request(worker_script=worker_script, **options))
     except (JobError, PlatformError) as error:
         report = Report([Finding.of_error("job", error)])
     else:
-        report = examine(cluster, launch=not no_launch)
+        report = examine(checked, launch=not no_launch)
     report = Report(replace(finding, mend=as_options(finding.mend)) for finding in report.findings)
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))

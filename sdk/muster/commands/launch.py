@@ -1,4 +1,4 @@
-"""``muster run``: from options to a job, and from a job to a cluster."""
+"""``muster run``: from options to a request, and from a request to a cluster."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from muster.events import Event, Observer
-from muster.job import Job, Resources
-from muster.strategies import STRATEGIES, get_strategy
-from muster.strategies.base import Strategy
+from muster.job import Resources
+from muster.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from muster.dashboard import Dashboard
+    from muster.run.request import RunRequest
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -139,30 +139,19 @@ def job_options(command: Command) -> Command:
     return command
 
 
-def make_job(
-    *, strategy: str, n_workers: int, n_ps: int, cpu: float, memory: float, nvidia_gpu: int, python: str,
-    env: dict[str, str], name: str, module: bool, worker_script: str | None, args: tuple[str, ...],
-    **strategy_options: Any,
-) -> tuple[Job, Strategy]:  # fmt: skip
-    """The job and the strategy that the options describe.
+def make_request(
+    *, worker_script: str | None, cpu: float, memory: float, nvidia_gpu: int, module: bool, **options: Any
+) -> RunRequest:
+    """The request that the options describe: those of a request by their names, all others are the strategy's."""
+    from muster.run.request import RunRequest
 
-    Raises:
-        JobError: they describe none that can be run.
-    """
-    from muster.checks.script import make_script
-
-    job = Job(
-        script=make_script(worker_script, module=module, python=python) if worker_script is not None else None,
-        n_workers=n_workers,
-        n_ps=n_ps,
+    names = {field.name for field in fields(RunRequest)}
+    return RunRequest(
+        script=worker_script,
         resources=Resources(cpu=cpu, memory=memory, gpu=nvidia_gpu),
-        args=args,
-        env=env,
-        python=python,
-        name=name,
-    )
-    return job, get_strategy(
-        strategy, **{option: value for option, value in strategy_options.items() if value is not None}
+        is_module=module,
+        options={name: value for name, value in options.items() if name not in names and value is not None},
+        **{name: value for name, value in options.items() if name in names},
     )
 
 
@@ -189,14 +178,7 @@ def make_job(
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
 @click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
-def run(
-    timeout_seconds: float,
-    run_timeout: float | None,
-    stall_seconds: float | None,
-    session_address: str | None,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def run(quiet: bool, **options: Any) -> None:
     """Run SCRIPT on a cluster of workers and wait until it has ended.
 
     SCRIPT is a file, or with -m a module. Options may stand before and after it; those that are none of muster's, and
@@ -219,20 +201,14 @@ def run(
     """
     from muster.dashboard import NoDashboard, choose
     from muster.run.cluster import Cluster
+    from muster.run.request import check
 
-    job, strategy = make_job(**options)
+    request = make_request(**options)
+    checked = check(request)
     dashboard = NoDashboard() if quiet else choose()
     with _terminated_like_interrupted():
         try:
-            with Cluster(
-                job,
-                strategy=strategy,
-                timeout_seconds=timeout_seconds,
-                run_timeout=run_timeout,
-                stall_seconds=stall_seconds,
-                session_address=session_address,
-                observers=[_without_cause(dashboard)],
-            ) as cluster:
+            with Cluster.of(checked, [_without_cause(dashboard)]) as cluster:
                 cluster.wait()
         finally:
             dashboard.close()

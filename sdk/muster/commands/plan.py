@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from muster.commands.launch import ScriptCommand, job_options, make_job
+from muster.commands.launch import ScriptCommand, job_options, make_request
 from muster.security.ssh import SSH_PORT
 
 
@@ -25,9 +25,10 @@ def plan(as_json: bool, **options: Any) -> None:
       muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
     """
     from muster.checks.planning import describe, preview
+    from muster.run.request import check
 
-    job, strategy = make_job(**options)
-    data = describe(preview(job, strategy), job)
+    checked = check(make_request(**options))
+    data = describe(preview(checked.job, checked.strategy), checked.job)
     click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
 
 

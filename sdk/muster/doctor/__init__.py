@@ -6,21 +6,25 @@ and at this machine; :mod:`~muster.doctor.workers` launches the workers, asks th
 
 from __future__ import annotations
 
-from muster.doctor.report import Checkup, Finding, Report
+from muster.doctor.report import Finding, Report
 from muster.doctor.session import CHECKS
 from muster.doctor.workers import visit
 from muster.run.cluster import Cluster
+from muster.run.request import CheckedRun
 
-__all__ = ["Checkup", "Finding", "Report", "examine"]
+__all__ = ["Finding", "Report", "examine"]
 
 
-def examine(cluster: Cluster, *, launch: bool = True) -> Report:
+def examine(run: Cluster | CheckedRun, *, launch: bool = True) -> Report:
     """Look at everything that the start of a cluster would need, and say what would make it or its run fail.
 
     Args:
-        cluster: what is to be launched; it is not started.
+        run: what is to be launched; it is not started.
         launch: whether to launch workers like its own for some seconds, which shows what only they can tell.
+
+    Raises:
+        JobError, PlatformUnsupported: the cluster cannot be run as described, and so there is nothing to examine.
     """
-    checkup = Checkup.of(cluster)
-    findings = [finding for check in CHECKS for finding in check(checkup)]
-    return Report([*findings, *(visit(checkup) if launch else ())])
+    checked = run.check() if isinstance(run, Cluster) else run
+    findings = [finding for check in CHECKS for finding in check(checked)]
+    return Report([*findings, *(visit(checked) if launch else ())])

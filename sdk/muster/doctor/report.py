@@ -1,4 +1,4 @@
-"""What is looked at, what is found, and how that is shown."""
+"""What was found, and how that is shown."""
 
 from __future__ import annotations
 
@@ -8,34 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from muster.dashboard.text import clean
 from muster.errors import MusterError
-from muster.job import Job, Limits
-from muster.platforms.base import Platform
-from muster.run.cluster import Cluster
-from muster.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 GLYPHS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]"}
-
-
-@dataclass(frozen=True)
-class Checkup:
-    """What is to be launched, as :class:`~muster.run.cluster.Cluster` takes it; a platform's name makes a new one."""
-
-    job: Job
-    strategy: Strategy
-    platform: str | Platform
-    limits: Limits
-    session_address: tuple[str, int]
-    worker_ports: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> Checkup:
-        """What would be launched if the cluster were started."""
-        order = cluster.order
-        platform = order.platform.name if order.owns_platform else order.platform
-        return cls(order.job, order.strategy, platform, order.limits, order.session_address, order.worker_ports)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.interpreter import find_module
-from muster.doctor.report import Checkup, Finding, count_of
+from muster.doctor.report import Finding, count_of
 from muster.job import Job
-from muster.platforms import get_platform, machine
+from muster.platforms import machine
 from muster.platforms.workbench.detection import is_session
 from muster.records.runs import muster_home
+from muster.run.request import CheckedRun
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0
@@ -32,9 +33,9 @@ DISTRIBUTIONS = {
 IDLE_MINUTES = 60.0  # the workbench's own limit where nobody has set another
 
 
-def check_script(checkup: Checkup) -> Iterator[Finding]:
+def check_script(checked: CheckedRun) -> Iterator[Finding]:
     """Whether the worker's interpreter compiles the script, and has what it imports."""
-    job = checkup.job
+    job = checked.job
     if job.script is None or job.script.kind not in {"file", "module"}:
         return
     path, folder = _source(job)
@@ -95,11 +96,11 @@ def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
     return Finding("error" if missing["is_certain"] else "warning", "imports", text, mend)
 
 
-def check_resources(checkup: Checkup) -> Iterator[Finding]:
+def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     """Whether processes, cores, memory and GPUs go together."""
-    job, resources = checkup.job, checkup.job.resources
-    slots = getattr(checkup.strategy, "slots", None)
-    workers = sum(checkup.strategy.roles(job).values())
+    job, resources = checked.job, checked.job.resources
+    slots = getattr(checked.strategy, "slots", None)
+    workers = sum(checked.strategy.roles(job).values())
     found = []
     if slots and slots > max(resources.cpu, 1):
         text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and wait for one another"
@@ -107,7 +108,7 @@ def check_resources(checkup: Checkup) -> Iterator[Finding]:
     if slots and resources.gpu and slots != resources.gpu:
         text = f"each worker has {resources.gpu} GPUs for {slots} processes"
         found.append(Finding("warning", "resources", text, f"slots={resources.gpu}: a process for each GPU"))
-    if get_platform(checkup.platform).name == "local":
+    if checked.platform.name == "local":
         cores, memory = len(machine.cores()), machine.memory_bytes()
         if workers * resources.cpu > cores:
             text = f"{count_of(workers)} with {resources.cpu:g} cores each share the {cores} of this machine"
@@ -120,9 +121,9 @@ def check_resources(checkup: Checkup) -> Iterator[Finding]:
     yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
 
 
-def check_address(checkup: Checkup) -> Iterator[Finding]:
+def check_address(checked: CheckedRun) -> Iterator[Finding]:
     """Whether the session can listen where workers are to reach it."""
-    host, port = checkup.session_address
+    host, port = checked.session_address
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe_socket:
@@ -136,7 +137,7 @@ def check_address(checkup: Checkup) -> Iterator[Finding]:
         yield Finding("ok", "session", f"it can listen on {host}" + (f":{port}" if port else ""))
 
 
-def check_disk(checkup: Checkup) -> Iterator[Finding]:
+def check_disk(checked: CheckedRun) -> Iterator[Finding]:
     """Whether there is room for logs, records and what scripts write."""
     for path, variable in ((muster_home(), "MUSTER_HOME"), (Path(tempfile.gettempdir()), "TMPDIR")):
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -146,13 +147,13 @@ def check_disk(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(level, "disk", f"{free / 1e9:.2f} GB are free in {path}", mend)
 
 
-def check_idle_limit(checkup: Checkup) -> Iterator[Finding]:
+def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
     """Whether the session would be ended for idling before the run is over."""
     given = os.environ.get("IDLE_MAXIMUM_MINUTES", "")
     if not given.isdigit() and not is_session(os.environ):
         return
     limit = float(given) if given.isdigit() else IDLE_MINUTES
-    length = checkup.limits.run
+    length = checked.limits.run
     if length and length <= limit * 60:
         yield Finding("ok", "idle limit", f"the run ends before the session's {limit:g} minutes without a browser")
         return
@@ -163,7 +164,7 @@ def check_idle_limit(checkup: Checkup) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-CHECKS: tuple[Callable[[Checkup], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[CheckedRun], Iterator[Finding]], ...] = (
     check_script,
     check_resources,
     check_address,

@@ -10,14 +10,16 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from muster.doctor.report import Checkup, Finding, count_of
+from muster.doctor.report import Finding, count_of
 from muster.doctor.session import LITTLE
 from muster.errors import MusterError
-from muster.job import Job, Member, Plan, Process
+from muster.job import Job, Limits, Member, Plan, Process
 from muster.run.cluster import Cluster
+from muster.run.request import CheckedRun, make_platform
 from muster.security.ssh import CONNECT_SECONDS, log_in
 from muster.strategies.base import Facts, Strategy
 
@@ -60,19 +62,18 @@ class Visit:
         return None
 
 
-def visit(checkup: Checkup) -> list[Finding]:
+def visit(checked: CheckedRun) -> list[Finding]:
     """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
-    strategy = Visit(checkup.strategy)
-    host, port = checkup.session_address
+    strategy = Visit(checked.strategy)
     began = time.monotonic()
     try:
-        cluster = Cluster(
-            checkup.job,
-            strategy=cast(Strategy, strategy),  # what others have in their class each visit has of its own
-            platform=checkup.platform,
-            timeout_seconds=checkup.limits.start or START_SECONDS,
-            session_address=f"[{host}]:{port}",
-            worker_ports=checkup.worker_ports,
+        cluster = Cluster.of(
+            replace(
+                checked,
+                strategy=cast(Strategy, strategy),  # what others have in their class each visit has of its own
+                platform=make_platform(checked.request),
+                limits=Limits(start=checked.limits.start or START_SECONDS),
+            )
         )
         try:
             cluster.start()
@@ -80,10 +81,10 @@ def visit(checkup: Checkup) -> list[Finding]:
             count = count_of(len(strategy.members))
             found = [Finding("ok", "launch", f"{count} came up and reached the session in {took:.1f} s")]
             if strategy.needs_ssh and strategy.identity:
-                found += _check_interfaces(strategy.members, checkup.strategy)
+                found += _check_interfaces(strategy.members, checked.strategy)
                 found += _check_logins(strategy.members, strategy.identity)
             facts = _await_facts(cluster, strategy.members)
-            found += _check_versions(facts, checkup.strategy.requires)
+            found += _check_versions(facts, checked.strategy.requires)
             found += _check_facts(facts, strategy.members)
             return found
         finally:

@@ -14,28 +14,23 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster.checks import interpreter
-from muster.checks.mpi import mpiexec_of
-from muster.checks.planning import command_line, member_names, preview
+from muster.checks.planning import command_line, preview
 from muster.errors import JobError, PlatformUnsupported, RunStopped
 from muster.events import Observer, Observers
-from muster.job import Job, Limits, Plan, Worker
-from muster.platforms import get_platform
+from muster.job import Job, Plan, Worker
 from muster.platforms.base import Platform
-from muster.pools.endpoint import parse_address
 from muster.records import runs
 from muster.records.result import Result
-from muster.run.execution import Execution, Order
+from muster.run.execution import Execution
 from muster.run.orchestrator import AT_ONCE
+from muster.run.request import CheckedRun, RunRequest, check
 from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
 from muster.security.ssh import ssh_client
-from muster.strategies import get_strategy
 from muster.strategies.base import Strategy
 
 __all__ = ["Cluster", "preview"]
@@ -48,6 +43,7 @@ STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
 class Cluster:
     """A job, the workers it runs on, and what becomes of it.
 
+    Making one starts nothing and looks at nothing: :meth:`check` does, and :meth:`start` before it starts anything.
     Use it as a context manager, which starts it and leaves nothing behind, or call :meth:`start` and :meth:`stop`::
 
         with Cluster(job, strategy="horovod") as cluster:
@@ -65,9 +61,6 @@ class Cluster:
         worker_ports: first and last port that servers of workers may use; None for any.
         observers: called with every event, on the background thread. One that raises is logged and dropped. It may
             call ``stop()``, which then only asks.
-
-    Raises:
-        JobError: the job cannot be run as described; no worker has been started.
     """
 
     def __init__(
@@ -83,32 +76,59 @@ class Cluster:
         worker_ports: tuple[int, int] | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        self.strategy = get_strategy(strategy)
-        self._members = member_names(job, self.strategy)
-        python = interpreter.check(job, self.strategy.requires).path
-        mpiexec_of(self.strategy)
-        name = job.name or (job.script.name if job.script else "servers")
-        self.job = replace(job, name=name, python=python, cwd=job.cwd or os.getcwd())
-        self.limits = Limits.checked(
-            timeout_seconds=timeout_seconds, run_timeout=run_timeout, stall_seconds=stall_seconds
+        request = RunRequest.of_job(
+            job,
+            strategy=strategy,
+            platform=platform,
+            timeout_seconds=timeout_seconds,
+            run_timeout=run_timeout,
+            stall_seconds=stall_seconds,
+            session_address=session_address,
+            worker_ports=worker_ports,
         )
-        self.platform = get_platform(platform)
-        self.platform.check()
-        self.order = Order(
-            self.job,
-            self.strategy,
-            self.platform,
-            not isinstance(platform, Platform),
-            self.limits,
-            parse_address(session_address or f"{self.platform.usable_address()}:0"),
-            worker_ports,
-        )
+        self._set_up(request, observers)
+
+    @classmethod
+    def of(cls, run: RunRequest | CheckedRun, observers: Iterable[Observer] = ()) -> Cluster:
+        """The cluster for a request, or for one that has been checked already."""
+        cluster = cls.__new__(cls)
+        cluster._set_up(run, observers)
+        return cluster
+
+    def _set_up(self, run: RunRequest | CheckedRun, observers: Iterable[Observer]) -> None:
+        self._wanted = run
         self._observers = Observers(observers)
-        self._execution = Execution(self.order, self._observers)
+        self._execution = Execution(self._observers)
         self._pid = os.getpid()
         self._is_told = False  # whether the caller has been given the outcome
 
+    def check(self) -> CheckedRun:
+        """Find out once whether all of this can be run, as ``start`` does before anything else. Starts nothing.
+
+        Raises:
+            JobError: it cannot be run as described.
+            PlatformUnsupported: this system cannot host the platform, or has no launcher for the strategy.
+        """
+        if isinstance(self._wanted, RunRequest):
+            self._wanted = check(self._wanted)
+        return self._wanted
+
     # -- what users do with it ----------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Job:
+        """What is run, as ``check`` found it: with the script's path, its interpreter and its folder."""
+        return self.check().job
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that makes the workers a cluster."""
+        return self.check().strategy
+
+    @property
+    def platform(self) -> Platform:
+        """Where the workers run."""
+        return self.check().platform
 
     @property
     def run(self) -> str:
@@ -124,6 +144,7 @@ class Cluster:
         """Launch everything, and return once every server listens or every rank runs.
 
         Raises:
+            JobError: the job cannot be run as described; no worker has been started.
             PlatformError: the platform refused a worker, or cannot host it.
             StartTimeout: not everything was up in time.
             RunFailed: something failed on the way.
@@ -132,13 +153,14 @@ class Cluster:
             raise JobError("This cluster has been started already.", advice="make another one from the same job")
         if on_background_thread():
             raise JobError("An observer cannot start a cluster.", advice="start it on a thread of your own")
-        if self.strategy.needs_ssh and ssh_client() is None:
+        checked = self.check()
+        if checked.strategy.needs_ssh and ssh_client() is None:
             raise PlatformUnsupported(
-                f"There is no ssh client here, which {self.strategy.name} starts its ranks with.",
+                f"There is no ssh client here, which {checked.strategy.name} starts its ranks with.",
                 advice="install openssh-client and openssh-server",
             )
         with self._ending_at_interrupt():
-            self._execution.begin()
+            self._execution.begin(checked)
             _live.add(self)
             self._execution.ended.add_done_callback(lambda _: _live.discard(self))
             self._block_on(self._execution.up.wait)
@@ -274,7 +296,10 @@ class Cluster:
     def __repr__(self) -> str:
         outcome = self._execution.outcome
         state = outcome.status if outcome else "running" if self.run else "not started"
-        return f"<Cluster {self.run or self.job.name}: {self.strategy.name}, {len(self._members)} workers, {state}>"
+        if isinstance(self._wanted, RunRequest):
+            return f"<Cluster: {state}>"  # showing it must not look for files, or fail
+        job, strategy, members = self._wanted.job, self._wanted.strategy, self._wanted.members
+        return f"<Cluster {self.run or job.name}: {strategy.name}, {len(members)} workers, {state}>"
 
     # -- waiting on the calling thread --------------------------------------------------------------------------------
 

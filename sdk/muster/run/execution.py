@@ -10,50 +10,27 @@ import shutil
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 from muster.checks.planning import describe_job
 from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
 from muster.events import Event, Observers
-from muster.job import Job, Limits
-from muster.platforms.base import Platform
 from muster.records import runs
 from muster.records.journal import Journal
 from muster.records.result import Result, exit_codes
 from muster.records.scratch import make_scratch
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.preparation import prepare
+from muster.run.request import CheckedRun
 from muster.runtime.background import background_loop
-from muster.strategies.base import Strategy
 
 logger = logging.getLogger("muster")
-
-
-@dataclass(frozen=True)
-class Order:
-    """All that is needed to run a cluster, checked.
-
-    Attributes:
-        owns_platform: whether the platform ends with the run.
-        session_address: host and port to listen on; port 0 for any.
-        worker_ports: first and last port for servers of workers; None for any.
-    """
-
-    job: Job
-    strategy: Strategy
-    platform: Platform
-    owns_platform: bool
-    limits: Limits
-    session_address: tuple[str, int]
-    worker_ports: tuple[int, int] | None
 
 
 class Execution:
     """One run.
 
     Args:
-        order: what to run.
         observers: told of every event.
 
     Attributes:
@@ -65,14 +42,13 @@ class Execution:
         stop_reason: why it is to end, if somebody wants it to.
     """
 
-    def __init__(self, order: Order, observers: Observers) -> None:
+    def __init__(self, observers: Observers) -> None:
         self.run = ""
         self.run_dir = Path()
         self.orchestrator: Orchestrator | None = None
         self.up = threading.Event()
         self.ended: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self.stop_reason: str | None = None
-        self._order = order
         self._observers = observers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at = 0.0
@@ -82,17 +58,17 @@ class Execution:
         """What came out; None as long as it has not ended."""
         return self.ended.result() if self.ended.done() else None
 
-    def begin(self) -> None:
+    def begin(self, checked: CheckedRun) -> None:
         """Have it live on the background thread.
 
         Raises:
             PlatformError: its folders cannot be made.
         """
         self._started_at = time.time()
-        journal, scratch = self._make_folders()
+        journal, scratch = self._make_folders(checked.job.name)
         self.run = self.run_dir.name
         self._loop = background_loop()
-        asyncio.run_coroutine_threadsafe(self._live_and_record(journal, scratch), self._loop)
+        asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal, scratch), self._loop)
 
     def ask_to_stop(self, reason: str) -> None:
         """Have it end, however far it has come, for the first reason given, or ``AT_ONCE``.
@@ -108,27 +84,16 @@ class Execution:
         if self.orchestrator and self.stop_reason:
             self.orchestrator.stop(self.stop_reason)
 
-    async def _live_and_record(self, journal: Journal, scratch: Path) -> None:
-        order = self._order
+    async def _live_and_record(self, checked: CheckedRun, journal: Journal, scratch: Path) -> None:
         self._observers.add(journal, first=True)
         error: MusterError | None = None
         try:
-            job = describe_job(order.job, order.strategy)
-            asked = {"job": job, "session": runs.this_session(), "python": order.job.python, "run": self.run}
+            job = describe_job(checked.job, checked.strategy)
+            asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
             self._observers.tell(Event("run_requested", data=asked))
-            order.platform.warm_up()
+            checked.platform.warm_up()
             self.orchestrator = await prepare(
-                order.job,
-                order.strategy,
-                order.platform,
-                order.limits,
-                self.run_dir,
-                scratch,
-                order.session_address,
-                order.worker_ports,
-                owns_platform=order.owns_platform,
-                emit=self._observers.tell,
-                on_up=self.up.set,
+                checked, self.run_dir, scratch, emit=self._observers.tell, on_up=self.up.set
             )
             if self.stop_reason:
                 self.orchestrator.stop(self.stop_reason)
@@ -145,8 +110,8 @@ class Execution:
         except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
             error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
         finally:
-            if self.orchestrator is None and order.owns_platform:  # it never came so far that somebody else would
-                order.platform.close()
+            if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
+                checked.platform.close()
             for folder in (scratch, runs.library(self.run_dir)):
                 shutil.rmtree(folder, ignore_errors=True)
             result = self._sum_up(error)
@@ -179,10 +144,10 @@ class Execution:
         with contextlib.suppress(OSError):
             journal.close()
 
-    def _make_folders(self) -> tuple[Journal, Path]:
+    def _make_folders(self, name: str) -> tuple[Journal, Path]:
         """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
         try:
-            self.run_dir = runs.create(self._order.job.name)
+            self.run_dir = runs.create(name)
             return Journal(self.run_dir / "events.jsonl"), make_scratch()
         except OSError as error:
             raise PlatformError(

@@ -19,16 +19,15 @@ from pathlib import Path
 from muster.errors import MusterError, RunStopped
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
-from muster.job import Job, Limits, Plan, Process, Status
-from muster.platforms.base import Platform
+from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Session
 from muster.run.ending import Ending
 from muster.run.launcher import Driver
+from muster.run.request import RunContext
 from muster.run.state import RunState, Source
 from muster.run.watch import PlatformWatch
 from muster.runtime.background import BlockingCalls
 from muster.security.ssh import write_private
-from muster.strategies.base import Facts, Strategy
 
 logger = logging.getLogger("muster")
 
@@ -41,7 +40,9 @@ class Orchestrator:
     """One run.
 
     Args:
-        owns_platform: whether the platform ends with the run, or is somebody's who uses it for other things, too.
+        context: what to run, with its folders and the specs of its workers.
+        session: where their agents dial in.
+        state: what is known of the workers.
         on_plan, on_up: called when the plan is made, and when every server listens or every rank runs.
 
     Attributes:
@@ -53,35 +54,33 @@ class Orchestrator:
 
     def __init__(
         self,
-        job: Job,
-        strategy: Strategy,
-        platform: Platform,
-        limits: Limits,
-        facts: Facts,
+        context: RunContext,
         session: Session,
         state: RunState,
         *,
-        owns_platform: bool,
         on_plan: Callable[[Plan], None],
         on_up: Callable[[], None],
     ) -> None:
-        self.job = job
-        self.strategy = strategy
-        self.platform = platform
-        self.limits = limits
-        self.facts = facts
+        self.context = context
+        self.job = context.job
+        self.strategy = context.strategy
+        self.platform = context.platform
+        self.limits = context.limits
+        self.facts = context.facts
         self.session = session
         self.state = state
         self.plan: Plan | None = None
         self.timings: dict[str, float] = {}
         self._on_plan = on_plan
         self._on_up = on_up
-        self._calls = BlockingCalls(f"muster-platform-{facts.run}")
+        self._calls = BlockingCalls(f"muster-platform-{context.run_id}")
         self._driver = Driver(self._log("driver"), self._driver_ended)
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
-        self._ending = Ending(session, state, self._driver, platform, self._calls, owns_platform=owns_platform)
-        self.watch = PlatformWatch(platform, state, session, self._calls)
+        self._ending = Ending(
+            session, state, self._driver, self.platform, self._calls, owns_platform=context.owns_platform
+        )
+        self.watch = PlatformWatch(self.platform, state, session, self._calls)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
