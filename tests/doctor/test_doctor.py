@@ -223,7 +223,7 @@ class TestTheSession:
         if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True).returncode:
             pytest.skip("mounts cannot be made here")
         script = folder.parent / "train.py"
-        script.write_text("")
+        script.write_text("pass\n")
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", f"{mount} && cd .. && {doctor}"],
             capture_output=True, text=True, env=environment(MUSTER_HOME=str(folder / "home")),

@@ -166,7 +166,7 @@ def test_workers_that_cannot_reach_the_session_say_what_to_open(
     workbench_session: WorkbenchSession, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("")
+    script.write_text("pass\n")
     with pytest.raises(
         LaunchRefused, match="worker-[01] did not come up: .*cannot reach the session at 127.0.0.1:1"
     ) as caught:
