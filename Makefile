@@ -2,7 +2,7 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench clean
+.PHONY: help setup demo test check lint bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
@@ -31,6 +31,9 @@ lint: setup  ## check style, format and types
 
 bench: setup  ## measure what the README's figures come from
 	$(RUN) benchmarks $(ARGS)
+
+chaos: setup  ## put random faults into random ranks, and see whether it is told who failed first
+	$(RUN) benchmarks.chaos $(ARGS)
 
 clean:  ## remove what set-up and tests have made; the kept wheel of Horovod stays
 	rm -rf .venv .venv-tf1 build dist sdk/muster.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

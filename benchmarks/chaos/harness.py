@@ -1,0 +1,215 @@
+"""Runs one case: a real cluster, its fault, the verdict, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import muster
+from muster.agent import linux
+from muster.errors import MusterError
+from muster.events import Event
+from muster.strategies.base import Strategy
+from muster.strategies.mpi import MPI
+from muster.strategies.processes import Processes
+
+from benchmarks.chaos.faults import Case, Fault
+
+SCRIPT = Path(__file__).with_name("ranks.py")
+STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
+UP_SECONDS, END_SECONDS, GONE_SECONDS = 60.0, 60.0, 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        is_right: whether the right one was named, for the right reason.
+        error, message: of what the run ended with.
+        told_after: seconds from the fault until the run began to end; None where it cannot be told.
+        gone_after: seconds from the fault until nothing was left; the same.
+        left: what was left behind.
+        run_dir: the record of the run, kept where it was not right.
+    """
+
+    is_right: bool
+    error: str
+    message: str
+    told_after: float | None
+    gone_after: float | None
+    left: tuple[str, ...]
+    run_dir: str
+
+
+class Stage:
+    """A run's surroundings: its folders, and what is known of its processes."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.folder = folder
+        self.pids: dict[str, int] = {}
+        self.ending_at: float | None = None
+        self.struck_at: float | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Take note of processes and of the end."""
+        if event.kind == "process_started":
+            self.pids[f"rank {event.data['rank']}"] = event.data["pid"]
+        elif event.kind == "worker_ready":
+            self.pids[f"agent {event.worker}"] = event.data["pid"]
+        elif event.kind == "run_phase" and event.data["phase"] == "ending":
+            self.ending_at = time.monotonic()
+
+    def are_ready(self) -> bool:
+        """Whether all ranks have met."""
+        return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.ranks
+
+    def strike(self, fault: Fault) -> None:
+        """Do what comes from outside."""
+        _wait(self.are_ready, UP_SECONDS)
+        time.sleep(fault.delay)
+        self.struck_at = time.monotonic()
+        os.kill(self.pids[fault.victim], int(fault.kind.split()[1]))
+
+    def fault_time(self) -> float | None:
+        """When the first fault struck, by the clock that all share."""
+        noted = [float(path.read_text()) for path in self.folder.glob("struck-*[0-9]")]
+        return min([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
+
+
+def run(case: Case, keep: Path) -> Outcome:
+    """Run a case, in folders of its own, and look at what comes of it.
+
+    Args:
+        keep: where the records go of runs that end in another way than they should.
+    """
+    base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    (base / "tmp").mkdir()
+    (base / "meet").mkdir()
+    before = {name: os.environ.get(name) for name in ("MUSTER_HOME", "TMPDIR", "MUSTER_DASHBOARD")}
+    os.environ.update(MUSTER_HOME=str(base / "home"), TMPDIR=str(base / "tmp"), MUSTER_DASHBOARD="off")
+    tempfile.tempdir = str(base / "tmp")
+    try:
+        outcome = _run(case, Stage(case, base / "meet"))
+    finally:
+        tempfile.tempdir = None
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    if outcome.is_right and not outcome.left:
+        shutil.rmtree(base)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        (base / "case.json").write_text(json.dumps({"case": asdict(case), "outcome": asdict(outcome)}, indent=1))
+        shutil.move(str(base), str(keep / f"{case.number}"))
+    return outcome
+
+
+def _run(case: Case, stage: Stage) -> Outcome:
+    own = {
+        fault.victim.split()[1]: {"kind": fault.kind, "step": fault.step}
+        for fault in case.faults
+        if not fault.is_from_outside
+    }
+    orders = {
+        "folder": str(stage.folder),
+        "topology": case.topology,
+        "steps": STEPS,
+        "pause": PAUSE,
+        "reaction": case.reaction,
+        "faults": {fault.victim.split()[1]: {"kind": fault.kind, "step": fault.step} for fault in own},
+    }
+    strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in case.faults if fault.is_from_outside]
+    error: Exception | None = None
+    run_dir = Path()
+    try:
+        cluster = muster.run_cluster(
+            case.workers,
+            worker_script=SCRIPT,
+            strategy=_strategy(case),
+            args=[json.dumps(orders)],
+            wait=False,
+            run_timeout=END_SECONDS,
+            observers=[stage.on_event],
+            **case.options,
+        ).cluster
+        run_dir = cluster.run_dir
+        for striker in strikers:
+            striker.start()
+        cluster.wait()
+    except MusterError as raised:
+        error = raised
+    run = run_dir.name or next((path.name for path in (Path(os.environ["MUSTER_HOME"]) / "runs").iterdir()), "")
+    left = _what_is_left(run)
+    gone_at = time.monotonic()
+    for striker in strikers:
+        if striker.is_alive():
+            striker.join()
+    struck = stage.fault_time()
+    return Outcome(
+        is_right=is_right(case, error),
+        error=type(error).__name__ if error else "",
+        message=error.message if isinstance(error, MusterError) else "",
+        told_after=stage.ending_at - struck if stage.ending_at and struck else None,
+        gone_after=gone_at - struck if struck else None,
+        left=tuple(left),
+        run_dir=str(run_dir),
+    )
+
+
+def _strategy(case: Case) -> Strategy:
+    if case.strategy == "processes":
+        return Processes(slots=case.slots)
+    return MPI(slots=case.slots, mpiexec=os.environ.get("CHAOS_MPIEXEC", "mpiexec"))
+
+
+def is_right(case: Case, error: Exception | None) -> bool:
+    """Whether the run ended as one of its faults demands."""
+    return any(_fits(fault, case, error) for fault in case.faults)
+
+
+def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
+    verdict = fault.verdict
+    if not verdict.error or error is None:
+        return not verdict.error and error is None
+    kind, _, which = verdict.victim.partition(" ")
+    named: tuple[Any, Any] = getattr(error, "worker", None), getattr(error, "rank", None)
+    if kind == "rank":
+        is_named = named == (f"worker-{int(which) // case.slots}", int(which))
+    else:
+        is_named = named[0] == (which or None)
+    return type(error).__name__ == verdict.error and is_named and verdict.words in str(error)
+
+
+def _what_is_left(run: str) -> list[str]:
+    """Processes and scratch folders of a run that are still there once they have had time to go."""
+
+    def left() -> list[str]:
+        mine = os.getpid()
+        pids = [pid for pid in linux.marked("MUSTER_RUN_ID", run) if pid != mine]
+        return [f"process {pid}" for pid in pids] + [str(path) for path in Path(tempfile.gettempdir()).glob("muster-*")]
+
+    _wait(lambda: not left(), GONE_SECONDS)
+    found = left()
+    for name in found:
+        if name.startswith("process "):
+            linux.kill(int(name.split()[1]), signal.SIGKILL)
+    return found
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True

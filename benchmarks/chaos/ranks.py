@@ -1,0 +1,195 @@
+"""The script of the ranks: each sends its neighbours a block and takes one from them, step by step.
+
+    ranks.py ORDERS
+
+ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring`` or ``all``), ``steps``, ``pause`` (seconds of
+each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by rank: ``kind`` and ``step``).
+A rank that is about to fail notes when in ``struck-RANK``; one that has met its neighbours makes ``ready-RANK``.
+"""
+
+import ctypes
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+
+BLOCK = b"g" * 4096
+PATIENCE = 60.0  # seconds
+
+
+def main(orders):
+    """Live one rank's life."""
+    rank, size = int(os.environ["MUSTER_RANK"]), int(os.environ["MUSTER_WORLD_SIZE"])
+    fault = orders["faults"].get(str(rank), {})
+    strike_at(orders, rank, fault, "start")
+    peers = meet(orders, rank, size)
+    note(orders, "ready", rank)
+    for step in range(orders["steps"]):
+        strike_at(orders, rank, fault, step)
+        try:
+            exchange(peers)
+        except ConnectionError as error:
+            react(orders["reaction"], error)
+        time.sleep(orders["pause"])
+    strike_at(orders, rank, fault, "end")
+    part(peers)
+
+
+def meet(orders, rank, size):
+    """Connections to all neighbours: first those that this rank sends to, then those that send to it."""
+    if orders["topology"] == "ring":
+        targets, sources = [(rank + 1) % size], [(rank - 1) % size]
+    else:
+        targets = sources = [other for other in range(size) if other != rank]
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(PATIENCE)
+    path = os.path.join(orders["folder"], f"address-{rank}")
+    with open(path + ".part", "w") as file:
+        file.write(str(listener.getsockname()[1]))
+    os.rename(path + ".part", path)
+    outgoing = [socket.create_connection(address_of(orders, rank, target)) for target in targets]
+    incoming = [listener.accept()[0] for _ in sources]
+    listener.close()
+    for connection in incoming + outgoing:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return outgoing, incoming
+
+
+def address_of(orders, rank, target):
+    """Where a rank listens, or what stands between it and this one."""
+    relayed = os.path.join(orders["folder"], f"relay-{rank}-{target}")
+    wanted = relayed if [rank, target] in orders.get("relayed", ()) else None
+    path = wanted or os.path.join(orders["folder"], f"address-{target}")
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {target} was never there")
+        time.sleep(0.002)
+    with open(path) as file:
+        return "127.0.0.1", int(file.read())
+
+
+def exchange(peers):
+    """One step with all neighbours."""
+    outgoing, incoming = peers
+    for connection in outgoing:
+        connection.sendall(BLOCK)
+    for connection in incoming:
+        missing = len(BLOCK)
+        while missing:
+            data = connection.recv(missing)
+            if not data:
+                raise ConnectionResetError(104, "Connection reset by peer")
+            missing -= len(data)
+
+
+def part(peers):
+    """Leave only when the neighbours have got everything."""
+    outgoing, incoming = peers
+    for connection in outgoing:
+        connection.shutdown(socket.SHUT_WR)
+    for connection in incoming:
+        while connection.recv(4096):
+            pass
+
+
+def react(reaction, error):
+    """What becomes of a rank that has lost a neighbour: as scripts, frameworks and C libraries do."""
+    if reaction == "raise":
+        raise error
+    if reaction == "eof":
+        raise EOFError("the neighbour has gone") from error
+    if reaction == "wrapped":
+        raise RuntimeError("the gradients could not be exchanged") from error
+    if reaction == "framework":
+        raise RuntimeError("[pair.cc:598] Connection closed by peer [127.0.0.1]:4711") from None
+    if reaction == "truncated":
+        struct.unpack("!Q", b"")
+    if reaction == "abort":
+        os.abort()
+    if reaction == "exit":
+        sys.stderr.write("lost a neighbour\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os.kill(os.getpid(), int(reaction))
+
+
+def strike_at(orders, rank, fault, now):
+    """Fail, if this is the moment."""
+    if fault.get("step") == now:
+        note(orders, "struck", rank)
+        strike(fault["kind"])
+
+
+def note(orders, what, rank):
+    """Leave a file that says when something happened, by the clock that all processes of a machine share."""
+    path = os.path.join(orders["folder"], f"{what}-{rank}")
+    with open(path + ".part", "w") as file:
+        file.write(repr(time.monotonic()))
+    os.rename(path + ".part", path)
+
+
+def strike(kind):
+    """Fail in the way of that kind."""
+    what, _, which = kind.partition(" ")
+    if what == "raise":
+        raise_it(which)
+    elif what == "_exit":
+        os._exit(int(which))
+    elif what == "exit":
+        sys.exit(int(which) if which.isdigit() else which)
+    elif what == "exit-from-c":
+        ctypes.CDLL(None).exit(int(which))
+    elif what == "exit-in-thread":
+        threading.Thread(target=ctypes.CDLL(None)._exit, args=(int(which),)).start()
+        time.sleep(60)
+    elif what == "crash":
+        ctypes.string_at(0)
+    elif what == "abort":
+        os.abort()
+    elif what == "signal":
+        os.kill(os.getpid(), int(which))
+        time.sleep(60)
+    elif what == "hang":
+        while True:
+            time.sleep(0.05)
+    elif what == "memory":
+        hoard = []
+        while True:
+            hoard.append(bytearray(b"x") * (16 << 20))
+            time.sleep(0.002)
+    elif what == "disk":
+        with open("/dev/full", "wb") as file:
+            file.write(BLOCK)
+    else:
+        raise AssertionError(kind)
+
+
+def raise_it(name):
+    """Raise an exception as a script would."""
+    if name == "KeyError":
+        print({}["learning_rate"])
+    elif name == "ZeroDivisionError":
+        print(1 // 0)
+    elif name == "FileNotFoundError":
+        os.stat("no/such/file")
+    elif name == "UnicodeDecodeError":
+        b"\xff".decode()
+    elif name == "RecursionError":
+        raise_it(name)
+    elif name == "Custom":
+        raise type("DivergedError", (Exception,), {})("the loss is not finite")
+    elif name == "ConnectionRefusedError":  # a database of the script's own
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            address = nobody.getsockname()
+        socket.create_connection(address)
+    else:
+        raise getattr(__builtins__, name)("bad luck")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
