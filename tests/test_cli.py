@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,6 +292,24 @@ class TestRuns:
             "seconds": 2.0, "path": str(run.path),
         }  # fmt: skip
 
+    def test_limit_and_filters(self) -> None:
+        made = [recorded(f"mnist-{number}", days_ago=number) for number in range(3)]
+        other = recorded("cats", days_ago=5, status="failed")
+
+        def listed(*options: str) -> list[str]:
+            return [line.split()[-1] for line in muster("runs", *options).stdout.splitlines() if "older" not in line]
+
+        assert listed("--limit", "2") == [made[0].id, made[1].id]
+        assert muster("runs", "--limit", "3").stdout.endswith("… and 1 older\n")
+        assert listed("--name", "mnist-1") == [made[1].id]
+        assert listed("--name", "mnist*") == [run.id for run in made]
+        assert listed("--status", "failed", "--status", "lost") == [other.id]
+        assert [run["id"] for run in json.loads(muster("runs", "--json", "--limit", "1").stdout)] == [made[0].id]
+        nothing = muster("runs", "--name", "dogs")
+        assert (nothing.exit_code, nothing.stdout) == (0, "")
+        assert "No recorded run is like that" in nothing.stderr
+        assert muster("runs", "--prune", "--status", "failed").exit_code == 2
+
     def test_prune(self) -> None:
         runs_of_days = [recorded(days_ago=days) for days in range(4)]
         result = muster("runs", "--prune", "--keep", "1", "--older-than", "1.5")
@@ -379,6 +400,95 @@ class TestLogs:
         log.write_bytes(b"sh\nend")
         assert tail.read() == []
         assert tail.read(at_end=True) == [b"end"]
+
+
+@pytest.mark.parametrize("command", ["runs --limit 5000", "runs --json", "logs last", "explain last", "show last"])
+def test_nothing_fails_behind_head(command: str) -> None:
+    run = recorded()
+    for number in range(300 if command.startswith("runs") else 0):
+        shutil.copytree(run.path, run.path.with_name(f"20200101-000000-run-{number:04x}"))
+    for worker in ("worker-0", "worker-1"):
+        (run.path / "logs" / f"{worker}.log").write_text("a line that fills pipes and buffers\n" * 10_000)
+    plan = {"processes": {f"worker-{number}": {} for number in range(800)}}
+    runs.write_json(run.path / "plan.json", plan)
+    with (run.path / "events.jsonl").open("a") as file:
+        for worker in plan["processes"]:
+            file.write(Event("worker_state", worker, {"status": "succeeded"}).to_json() + "\n")
+    reason = "\n".join(f"for reason {number}" for number in range(10_000))
+    runs.write_json(run.path / "result.json", {"status": "failed", "seconds": 1, "reason": reason})
+
+    line = f"set -o pipefail; {sys.executable} -m muster {command} | head -n 1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_failure_is_still_one_behind_head(tmp_path: Path) -> None:
+    line = f"set -o pipefail; {sys.executable} -m muster plan absent.py | head -n 1"
+    assert subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, check=False).returncode == 2
+
+
+class Shell:
+    """A bash in a terminal, with completion of ``muster`` on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.terminal, theirs = pty.openpty()
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "TERM": "dumb", "PS1": "", "INPUTRC": os.devnull, "COLUMNS": "200"}
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self.type('bind "set show-all-if-ambiguous on"; bind "set bell-style none"; ')
+        self.type('eval "$(_MUSTER_COMPLETE=bash_source muster)"')
+        self.type("; echo re''ady\n")
+        self.read_until("ready")
+
+    def type(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    def read_until(self, *words: str) -> str:
+        text, deadline = "", time.monotonic() + 20
+        while not all(word in text for word in words):
+            assert time.monotonic() < deadline, text
+            if select.select([self.terminal], [], [], 0.1)[0]:
+                text += os.read(self.terminal, 65536).decode()
+        return text
+
+    def completes(self, line: str, *words: str) -> str:
+        """What is shown once a line has been typed and completed; the line is dropped then."""
+        self.type(f"{line}\t")
+        shown = self.read_until(*words)
+        self.type("\x15\x0b")
+        return shown
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self.terminal)
+
+
+def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
+    (tmp_path / "train_mnist.py").write_text("pass\n")
+    (tmp_path / "training data").mkdir()
+    older, newer = recorded("older", days_ago=1), recorded("newer")
+    (newer.path / "logs" / "driver.log").write_text("launched\n")
+    shell = Shell(tmp_path)
+    try:
+        shell.completes("muster run -n 2 train_m", "train_mnist.py ")
+        shell.completes("muster plan train", "train_mnist.py", "training data")
+        shell.completes("muster run --python train_m", "train_mnist.py ")
+        shell.completes("muster run train_mnist.py --data trai", "train_mnist.py", "training data")
+        shell.completes("muster doctor -s horo", "horovod ")
+        shell.completes("muster explain ", older.id, newer.id, "last")
+        shell.completes(f"muster show {newer.id[:-3]}", newer.id)
+        shell.completes("muster logs la", "last ")
+        assert "driver" in shell.completes(f"muster logs {newer.id} ", "worker-0", "worker-1")
+        shell.completes("muster logs last worker-1", "worker-1 ")
+    finally:
+        shell.close()
 
 
 def test_version_and_module() -> None:

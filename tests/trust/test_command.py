@@ -71,6 +71,12 @@ def test_in_a_terminal_it_asks_about_the_key_and_for_the_password(person: Person
     os.close(theirs)
 
     assert person.trust("--check", host.address) == (0, f"✓ {host.address}  logs in without a prompt\n")
+    assert person.trust("--check", "-p", "2222", host.address)[0] == 0
+    status, said = person.trust("--check", "--port", "9", host.address)
+    assert status == 1
+    assert f"ssh {host.address}, port 9, does not log in" in said
+    assert f"muster trust {host.address} -p 9" in said
+    assert person.trust("--check", "-l", "nobody-of-that-name", host.address)[0] == 1
 
 
 def test_without_a_terminal_it_says_what_to_accept_and_goes_on_with_the_next_host(person: Person, host: Host) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 
 import click
 
+from muster.commands import completion
 from muster.commands.launch import OPTIONS, ScriptCommand, as_options, make_request
+from muster.commands.recorded import print_rich
 
 
 def _doctor_options(command: Any) -> Any:
     """The options that describe a job, with a script that may be missing."""
     *options, _, args = OPTIONS
-    for option in reversed([*options, click.argument("worker_script", metavar="[SCRIPT]", required=False), args]):
+    script = click.argument("worker_script", metavar="[SCRIPT]", required=False, shell_complete=completion.files)
+    for option in reversed([*options, script, args]):
         command = option(command)
     return command
 
@@ -61,8 +64,6 @@ def doctor(
 
     The exit status is 1 if something was found that makes the run fail.
     """
-    from rich.console import Console
-
     from muster.doctor import Finding, Report, examine
     from muster.errors import JobError, PlatformError
     from muster.run.request import check
@@ -79,5 +80,5 @@ def doctor(
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        Console().print(report)
+        print_rich(report)
     sys.exit(0 if report.is_fine else 1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster.commands import completion
 from muster.events import Event, Observer
 from muster.job import Resources
 from muster.strategies import STRATEGIES
@@ -108,7 +109,10 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "--network-interface", metavar="NAME", help="Interface of the ranks (horovod, mpi).  [default: found out]"
     ),
-    click.option("--mpiexec", metavar="PATH", help="Launcher of the MPI to use (mpi).  [default: mpiexec]"),
+    click.option(
+        "--mpiexec", metavar="PATH", shell_complete=completion.files,
+        help="Launcher of the MPI to use (mpi).  [default: mpiexec]",
+    ),
     click.option("--binding", metavar="WHAT", help="What each rank is bound to, such as core (mpi).  [default: none]"),
     click.option(
         "--mpi-args", metavar="WORDS", callback=_words,
@@ -119,7 +123,10 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "--gpus", "nvidia_gpu", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."
     ),
-    click.option("--python", default="", metavar="PATH", help="Interpreter that runs the script.  [default: this one]"),
+    click.option(
+        "--python", default="", metavar="PATH", shell_complete=completion.files,
+        help="Interpreter that runs the script.  [default: this one]",
+    ),
     click.option(
         "--env", multiple=True, metavar="NAME[=VALUE]", callback=_environment,
         help="Environment variable of the script; repeatable. NAME alone takes the value from this environment, which "
@@ -127,8 +134,8 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
     ),
     click.option("--name", default="", help="What to call the run.  [default: the script's name]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m."),
-    click.argument("worker_script", metavar="SCRIPT"),
-    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    click.argument("worker_script", metavar="SCRIPT", shell_complete=completion.files),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.files),
 )  # fmt: skip
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -42,9 +45,10 @@ class ErrorsAsExitCodes(click.Group):
     """A group whose commands may raise what Muster raises: it becomes a message and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
+        """Run the command that was asked for. Whoever reads what it prints may have read enough before its end."""
         try:
-            return super().invoke(ctx)
+            with _stdout_may_close():
+                return super().invoke(ctx)
         except MusterError as error:
             click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
             click.echo(clean(_spelled(error)), err=True)
@@ -52,6 +56,22 @@ class ErrorsAsExitCodes(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _stdout_may_close() -> Iterator[None]:
+    """Let nothing fail because standard output is a pipe that nobody reads any more, as behind ``| head``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # what is still to be written goes there when the interpreter ends
+        os.close(null)
+        if isinstance(error.__context__, (click.exceptions.Exit, SystemExit, MusterError)):
+            raise error.__context__ from None
 
 
 def _spelled(error: MusterError) -> MusterError:

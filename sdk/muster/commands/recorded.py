@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import sys
 import time
@@ -13,21 +14,32 @@ from typing import TYPE_CHECKING
 
 import click
 
+from muster.commands import completion
 from muster.commands.launch import as_options
 from muster.dashboard.text import COLOURS, GLYPHS, clean, duration
 from muster.records import runs as recorded
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from muster.events import Event
 
 POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
+STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="All runs, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"List the newest N.  [default: {SHOWN_RUNS}; as JSON all]",
+)
+@click.option("--name", metavar="NAME", help="List those of this name; * stands for anything.")
+@click.option("--status", type=click.Choice(STATUSES), multiple=True, help="List those of this status; repeatable.")
 @click.option("--prune", is_flag=True, help="Delete old runs; those that run are left alone.")
 @click.option(
     "--keep", type=click.IntRange(min=0), default=20, show_default=True, help="With --prune: leave the newest."
@@ -35,7 +47,10 @@ SHOWN_RUNS = 30
 @click.option(
     "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="With --prune: and all that are newer."
 )
-def runs(as_json: bool, prune: bool, keep: int, older_than: float | None) -> None:
+def runs(
+    as_json: bool, limit: int | None, name: str | None, status: tuple[str, ...],
+    prune: bool, keep: int, older_than: float | None,
+) -> None:  # fmt: skip
     """List the recorded runs, newest first.
 
     In a terminal as a table, elsewhere a run a line, with when it started. The id of a run begins with that.
@@ -43,28 +58,36 @@ def runs(as_json: bool, prune: bool, keep: int, older_than: float | None) -> Non
     \b
     Examples:
       muster runs
-      muster runs --json
+      muster runs --limit 5 --status failed --status lost
+      muster runs --name 'mnist*' --json
       muster runs --prune --keep 5 --older-than 7
     """
     if prune:
+        if limit or name or status:
+            raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
         deleted = recorded.prune(keep, older_than)
         click.echo(json.dumps(deleted) if as_json else "\n".join([*deleted, f"{len(deleted)} runs deleted"]))
         return
-    listed = recorded.list_runs()
+    listed = [
+        run
+        for run in recorded.list_runs()
+        if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
+    ]
     if as_json:
-        click.echo(json.dumps([_as_data(run) for run in listed], indent=2))
+        click.echo(json.dumps([_as_data(run) for run in listed[:limit]], indent=2))
         return
+    limit = limit or SHOWN_RUNS
     if listed and sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(_table(listed[:SHOWN_RUNS]))
+        print_rich(_table(listed[:limit]))
     else:
-        for run in listed[:SHOWN_RUNS]:
+        for run in listed[:limit]:
             started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
             click.echo(clean(f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {run.id}"))
-    if len(listed) > SHOWN_RUNS:
-        click.echo(f"… and {len(listed) - SHOWN_RUNS} older")
-    if not listed:
+    if len(listed) > limit:
+        click.echo(f"… and {len(listed) - limit} older")
+    if not listed and (name is not None or status):
+        click.echo("No recorded run is like that; `muster runs` lists all.", err=True)
+    elif not listed:
         click.echo(f"No run has been recorded in {recorded.muster_home() / 'runs'} yet.", err=True)
 
 
@@ -98,7 +121,7 @@ def _as_data(run: recorded.Run) -> dict[str, object]:
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=completion.run_ids)
 def explain(run: str) -> None:
     """Say what failed first in RUN, why, and what to try.
 
@@ -110,7 +133,7 @@ def explain(run: str) -> None:
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.option(
     "--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
     help="Write one page instead, which needs nothing else, with the logs in it.",
@@ -155,19 +178,27 @@ def _show_live(run: recorded.Run) -> None:
 
 
 def _show_end(run: recorded.Run) -> None:
-    from rich.console import Console
-
     from muster.dashboard.replay import replay
     from muster.dashboard.terminal import Screen
 
     view = replay(run)
     view.advice = as_options(view.advice)
-    Console(height=len(view.workers) + 30).print(Screen(view))
+    print_rich(Screen(view), height=len(view.workers) + 30)
+
+
+def print_rich(shown: RenderableType, height: int | None = None) -> None:
+    """Print what Rich lays out, and let it be known where nobody reads it any more, which Rich's own print hides."""
+    from rich.console import Console
+
+    console = Console(height=height)
+    with console.capture() as capture:
+        console.print(shown)
+    click.echo(capture.get(), nl=False)
 
 
 @click.command()
-@click.argument("run")
-@click.argument("worker", required=False)
+@click.argument("run", shell_complete=completion.run_ids)
+@click.argument("worker", required=False, shell_complete=completion.workers)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 def logs(run: str, worker: str | None, follow: bool) -> None:
     """Print what the workers of RUN, or one of them, have printed.

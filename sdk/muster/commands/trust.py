@@ -22,8 +22,15 @@ from muster.security.ssh import SSH_PORT
     "--accept", "accepted", multiple=True, metavar="FINGERPRINT",
     help="The fingerprint of a host's key, SHA256:..., that you know to be right; repeatable.",
 )  # fmt: skip
-@click.option("--check", is_flag=True, help="Only try whether each host can be logged in to.")
-def trust(hosts: tuple[str, ...], user: str | None, port: int, accepted: tuple[str, ...], check: bool) -> None:
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only try whether each host can be logged in to; by ssh's configuration, but for a --port or --user given.",
+)
+@click.pass_context
+def trust(
+    ctx: click.Context, hosts: tuple[str, ...], user: str | None, port: int, accepted: tuple[str, ...], check: bool
+) -> None:
     """Have `ssh HOST` log in without a prompt, as mpirun needs it.
 
     Makes a key pair if you have none, installs its public key on each host, for which it may ask for your password
@@ -55,7 +62,8 @@ def trust(hosts: tuple[str, ...], user: str | None, port: int, accepted: tuple[s
     for host in hosts:
         try:
             if check:
-                check_login(host)
+                is_given = ctx.get_parameter_source("port") == click.core.ParameterSource.COMMANDLINE
+                check_login(host, user=user, port=port if is_given else None)
                 done = "logs in without a prompt"
             else:
                 ask = (lambda who: getpass.getpass(f"Password of {who}: ")) if is_terminal else None

@@ -264,11 +264,16 @@ class Run:
         return f"<Run {self.id} {self.status} {self.seconds:.1f}s>"
 
 
+def run_ids() -> list[str]:
+    """Ids of all recorded runs, newest first to the second; nothing of them is read."""
+    folder = muster_home() / "runs"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(filter(ID_PATTERN.fullmatch, names), reverse=True)
+
+
 def list_runs() -> list[Run]:
     """All recorded runs, newest first."""
-    folder = muster_home() / "runs"
-    paths = [path for path in folder.iterdir() if ID_PATTERN.fullmatch(path.name)] if folder.is_dir() else []
-    runs = [Run(path) for path in paths]
+    runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
     return sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True)
 
 

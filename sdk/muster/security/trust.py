@@ -86,8 +86,13 @@ def trust(
     return installed
 
 
-def check_login(host: str, folder: Path | None = None) -> None:
+def check_login(host: str, folder: Path | None = None, *, user: str | None = None, port: int | None = None) -> None:
     """Log in as ``mpirun`` would: by the ssh client and its configuration, with nobody there to answer a prompt.
+
+    Args:
+        host: name or address.
+        folder: where ssh's files are; None for ``~/.ssh``.
+        user, port: whom to log in as, and where sshd listens; None for what the configuration says.
 
     Raises:
         TrustError: it does not work; ``details`` has what ssh says.
@@ -97,16 +102,19 @@ def check_login(host: str, folder: Path | None = None) -> None:
         raise TrustError("There is no ssh client here.", advice="install openssh-client")
     config = ["-F", str(SshFolder(folder).config)] if folder else []
     options = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS:.0f}"]
+    options += ["-l", user] if user else []
+    options += ["-p", str(port)] if port else []
     command = [client, *config, *options, "--", host, "true"]
+    where = f"{host}, port {port}," if port else host
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise TrustError(f"ssh {host} has not come back after {TEST_SECONDS:.0f} s.") from error
     if done.returncode:
         raise TrustError(
-            f"ssh {host} does not log in without a prompt.",
+            f"ssh {where} does not log in without a prompt.",
             details=done.stderr or done.stdout,
-            advice=f"muster trust {host}, or `ssh -v {host}`, which shows each step",
+            advice=f"muster trust {host}{f' -p {port}' if port else ''}, or `ssh -v {host}`, which shows each step",
         )
 
 
