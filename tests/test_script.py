@@ -16,6 +16,7 @@ from muster.checks.planning import describe_job
 from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
 from muster.job import Job
+from muster.run.request import RunRequest
 from plain import Plain
 
 
@@ -229,7 +230,7 @@ def test_a_function_is_known_by_its_name_without_what_it_is_called_with(
     script = make_script(function)
     assert script.target.replace("<lambda>", "lambda").endswith(name)
     assert script.name == name.rpartition(".")[2]
-    assert "secret" not in f"{script} {describe_job(Job(script, 1), Plain())}"
+    assert "secret" not in f"{script} {describe_job(Job(script, 1), Plain())} {RunRequest(function)}"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class RunRequest:
         worker_ports: first and last port that servers of workers may use; None for any.
     """
 
-    script: str | Path | Callable[..., Any] | Script | None = None
+    script: str | Path | Callable[..., Any] | Script | None = field(default=None, repr=False)
     n_workers: int = 1
     n_ps: int = 0
     resources: Resources = Resources()
