@@ -126,7 +126,7 @@ def _run(case: Case, stage: Stage) -> Outcome:
         "steps": STEPS,
         "pause": PAUSE,
         "reaction": case.reaction,
-        "faults": {fault.victim.split()[1]: {"kind": fault.kind, "step": fault.step} for fault in own},
+        "faults": own,
     }
     strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in case.faults if fault.is_from_outside]
     error: Exception | None = None
