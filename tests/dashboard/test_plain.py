@@ -19,6 +19,7 @@ def lines(events: list[Event]) -> list[str]:
     dashboard = PlainDashboard(stream)
     for event in events:
         dashboard(event)
+    dashboard.close()
     return stream.getvalue().splitlines()
 
 

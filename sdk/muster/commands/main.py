@@ -17,6 +17,7 @@ from muster.commands.plan import plan
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
 from muster.commands.trust import trust
+from muster.dashboard.outlet import write_within
 from muster.dashboard.text import clean
 from muster.errors import (
     JobError,
@@ -30,6 +31,7 @@ from muster.errors import (
 )
 
 FAILED, INTERRUPTED = 1, 130
+SECONDS_TO_SAY = 3.0  # to a terminal that has stopped reading
 EXIT_CODES: tuple[tuple[type[MusterError], int], ...] = (
     (JobError, 2),
     (RunNotFound, 2),
@@ -50,11 +52,10 @@ class ErrorsAsExitCodes(click.Group):
             with _stdout_may_close():
                 return super().invoke(ctx)
         except MusterError as error:
-            click.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-            click.echo(clean(_spelled(error)), err=True)
+            _say(click.style("Error: ", fg="red", bold=True), clean(_spelled(error)))
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
+            _say("Interrupted.")
             ctx.exit(INTERRUPTED)
 
 
@@ -72,6 +73,12 @@ def _stdout_may_close() -> Iterator[None]:
         os.close(null)
         if isinstance(error.__context__, (click.exceptions.Exit, SystemExit, MusterError)):
             raise error.__context__ from None
+
+
+def _say(*words: str) -> None:
+    """Write to standard error; a terminal that takes nothing does not keep the process from ending."""
+    line = "".join(words) + "\n"
+    write_within(sys.stderr, line if sys.stderr.isatty() else click.unstyle(line), SECONDS_TO_SAY)
 
 
 def _spelled(error: MusterError) -> MusterError:

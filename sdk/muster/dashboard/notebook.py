@@ -46,7 +46,7 @@ class NotebookDashboard:
         self.state = LiveState()
         self._folder = folder
         self._live = make_view(self.state, folder, stop)
-        self._ticker = Ticker(self._tick)
+        self._ticker = Ticker(self._tick, self._finish)
         self._compared = False
         self._handles: list[Any] = []
         self._lock = threading.Lock()
@@ -72,10 +72,10 @@ class NotebookDashboard:
     def close(self) -> None:
         """Put the static picture where the live view was, and show nothing new any more. Idempotent."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
         self._ticker.close()
+
+    def _finish(self) -> None:
         self._add_hint()
         static = self._static() if self._handles else {}
         for handle in self._handles:

@@ -6,7 +6,9 @@ import threading
 from typing import TextIO
 
 from muster.dashboard.model import RunView, WorkerView, fold
+from muster.dashboard.outlet import Outlet
 from muster.dashboard.text import duration, first_line, number, rate
+from muster.dashboard.ticker import seconds_to_finish
 from muster.events import Event
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
@@ -16,7 +18,7 @@ class PlainDashboard:
     """Writes lines to ``stream`` as the events come. It times them by the events' own clock."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._outlet = Outlet(stream)
         self._view = RunView(clock=lambda: self._now)
         self._now = 0.0
         self._next_progress = 0.0
@@ -32,13 +34,14 @@ class PlainDashboard:
             before = self._view.workers[event.worker].status if event.worker in self._view.workers else ""
             fold(self._view, event)
             for line in self._news(event, before):
-                self._write(line)
-            self._closed = event.kind == "run_ended"
+                self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
+        if event.kind == "run_ended":
+            self.close()
 
     def close(self) -> None:
-        """Write no more."""
-        with self._lock:
-            self._closed = True
+        """Write no more, and wait for a while until all has been written."""
+        self._closed = True
+        self._outlet.close(seconds_to_finish())
 
     def _news(self, event: Event, status_before: str) -> list[str]:
         view = self._view
@@ -64,12 +67,6 @@ class PlainDashboard:
             return []
         self._next_progress = now + PROGRESS_SECONDS
         return [progress_line(self._view)]
-
-    def _write(self, line: str) -> None:
-        try:
-            print(f"[{duration(self._view.elapsed):>7}] {line}", file=self._stream, flush=True)
-        except (OSError, ValueError):  # nobody reads any more (`muster run ... | head`), which must not end the run
-            self._closed = True
 
 
 def state(worker: WorkerView) -> str:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TextIO
 
 from rich.columns import Columns
@@ -17,12 +20,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from muster.dashboard import outlet
 from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
+from muster.dashboard.ticker import Ticker
 from muster.events import Event
 
-SECONDS_PER_FRAME = 0.25
-SHARE_OF_A_CORE = 0.1  # what painting may cost at most; slower frames come more rarely
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
 MAX_CAUSE_LINES = 6
 CURVE_WIDTH = 12  # characters
@@ -30,6 +33,9 @@ CURVE_WIDTH = 12  # characters
 
 class TerminalDashboard:
     """Shows a run live in a terminal, from its first event until it has ended, or ``close``.
+
+    Events only change the view. A thread of its own paints into memory, which takes a lock for a moment, and writes to
+    the terminal, which takes as long as the terminal likes: one that stops reading misses frames and holds up nobody.
 
     Args:
         title: what to call the run; its own name by default.
@@ -41,66 +47,104 @@ class TerminalDashboard:
         self, title: str = "", *, stream: TextIO | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self.view = RunView(name=title, clock=clock)
-        self._console = Console(file=stream, force_terminal=True)
-        self._live = Live(Screen(self.view), console=self._console, auto_refresh=False, redirect_stderr=False)
-        self._lock = threading.RLock()  # guards the view: events come from one thread, frames are painted in another
-        self._closing = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._stream = stream or sys.stdout
+        self._frames = _Frames(self._stream)
+        self._lock = threading.Lock()  # guards the view: events come from one thread, frames are painted in others
+        self._screen = Screen(self.view, is_last=False, lock=self._lock)
+        self._console = Console(file=self._frames, force_terminal=True)
+        self._live = Live(self._screen, console=self._console, auto_refresh=False, redirect_stderr=False)
+        self._is_closed = False
+        self._painted = (-1, float("-inf"))
+        self._ticker = Ticker(self._tick, self._finish)
 
     def __call__(self, event: Event) -> None:
         """Take one event into account, and show it with the next frame."""
-        if self._closing.is_set():
+        if self._is_closed:
             return
         with self._lock:
             fold(self.view, event)
-            if self._ticker is None:
-                self._start()
+        self._ticker.start()
         if event.kind == "run_ended":
             self.close()
 
     observe = __call__
 
     def close(self) -> None:
-        """Paint the last frame, say where to read on, and give the terminal back."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        if self._ticker is not None:
-            self._ticker.join()
-            with self._lock:
-                self._live.stop()  # paints once more
-                if self.view.logs_command:
-                    self._console.print(Text(f"Logs: {self.view.logs_command}"), soft_wrap=True)
-
-    def _start(self) -> None:
-        self._ticker = threading.Thread(target=self._tick, name="muster-dashboard", daemon=True)
-        self._live.start()
-        self._ticker.start()
+        """Paint the last frame, say where to read on, and give the terminal back, if it takes that in time."""
+        self._is_closed = True
+        self._ticker.close()
 
     def _tick(self) -> None:
-        painted_version, painted_at, pause = -1, float("-inf"), 0.0
-        while not self._closing.wait(pause):
-            began = time.monotonic()
-            with self._lock:
-                if self.view.version != painted_version or began - painted_at >= IDLE_SECONDS:
-                    painted_version, painted_at = self.view.version, began
-                    self._live.refresh()
-            pause = max(SECONDS_PER_FRAME, (time.monotonic() - began) / SHARE_OF_A_CORE)
+        version, painted_at = self._painted
+        now = time.monotonic()
+        if not self._live.is_started:
+            self._live.start()
+        if self.view.version != version or now - painted_at >= IDLE_SECONDS:
+            self._painted = (self.view.version, now)
+            self._live.refresh()
+        self._frames.pass_on()
+
+    def _finish(self) -> None:
+        self._screen.is_last = True
+        self._live.stop()  # paints once more
+        if self.view.logs_command:
+            self._console.print(Text(f"Logs: {self.view.logs_command}"), soft_wrap=True)
+        self._frames.pass_on()
+
+
+class _Frames(io.StringIO):
+    """What rich has painted and the terminal has not yet been given; what others print meanwhile is among it."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._taking = threading.Lock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich chooses its characters by it
+        return self._terminal.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._taking:
+            return super().write(text)
+
+    def pass_on(self) -> None:
+        """Write everything to the terminal, however long that takes."""
+        with self._taking:
+            text = self.getvalue()
+            self.seek(0)
+            self.truncate()
+        if text:
+            outlet.write(self._terminal, text)
 
 
 class Screen:
-    """What a view looks like: cause of the failure, progress of the run, and as many workers as fit."""
+    """What a view looks like: cause of the failure, progress of the run, and as many workers as fit.
 
-    def __init__(self, view: RunView) -> None:
+    Below it the cursor has a line to itself unless ``is_last``: there a terminal shows ``^C``, which at the end of a
+    full line would move everything. ``lock`` guards the view, where it changes meanwhile.
+    """
+
+    def __init__(
+        self, view: RunView, *, is_last: bool = True, lock: AbstractContextManager[object] | None = None
+    ) -> None:
         self.view = view
+        self.is_last = is_last
+        self._lock = lock or nullcontext()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with self._lock:
+            return self._parts(console, options)
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
         top = Group(*heading(self.view, options.max_width))
         used = len(console.render_lines(top, options, pad=False))
         rows = (options.height or console.height) - used - 3  # the column titles, "and N more", the cursor
-        yield top
-        if self.view.workers:
-            yield from workers_table(self.view, max(rows, 1), options.max_width)
+        table = workers_table(self.view, max(rows, 1), options.max_width) if self.view.workers else []
+        return [top, *table, *([] if self.is_last else [Text("")])]
 
 
 def heading(view: RunView, width: int) -> list[RenderableType]:

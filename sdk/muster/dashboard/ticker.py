@@ -7,17 +7,30 @@ import threading
 import time
 from collections.abc import Callable
 
+from muster.runtime.background import on_background_thread
+
 SECONDS_PER_TICK = 0.25
 SHARE_OF_A_CORE = 0.1  # what ticks may cost at most; slower ones come more rarely
+SECONDS_TO_FINISH = 3.0  # that whoever closes a view waits for its last picture
+SECONDS_OF_THE_ENGINE = 0.5  # the same on the background thread, which all runs need
 
 logger = logging.getLogger("muster")
 
 
-class Ticker:
-    """Calls ``tick`` from a thread of its own until it is closed. A tick that raises is the last one."""
+def seconds_to_finish() -> float:
+    """How long this thread waits for a view that is being closed."""
+    return SECONDS_OF_THE_ENGINE if on_background_thread() else SECONDS_TO_FINISH
 
-    def __init__(self, tick: Callable[[], None]) -> None:
+
+class Ticker:
+    """Calls ``tick`` from a thread of its own until it is closed, and ``finish`` there at the end.
+
+    A tick that raises is the last one. One that never returns holds up nobody: ``close`` waits for a while only.
+    """
+
+    def __init__(self, tick: Callable[[], None], finish: Callable[[], None] = lambda: None) -> None:
         self._tick = tick
+        self._finish = finish
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster-dashboard", daemon=True)
 
@@ -27,19 +40,29 @@ class Ticker:
             self._thread.start()
 
     def close(self) -> None:
-        """End, and wait until no tick is under way; from a tick itself there is nothing to wait for."""
+        """End, and wait for a while until that is done; from a tick itself there is nothing to wait for. Idempotent."""
         self._closing.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(seconds_to_finish())
 
     def _run(self) -> None:
         pause = 0.0
         while not self._closing.wait(pause):
             began = time.monotonic()
-            try:
-                self._tick()
-            except Exception:  # a defect of a view, which must not end the run
-                logger.exception("the dashboard failed, and shows nothing new from here on")
-                return
+            if not self._call(self._tick):
+                break
             took = time.monotonic() - began
             pause = max(SECONDS_PER_TICK - took, took / SHARE_OF_A_CORE)
+        self._closing.wait()
+        self._call(self._finish)
+
+    def _call(self, function: Callable[[], None]) -> bool:
+        try:
+            function()
+        except (OSError, ValueError) as error:  # nobody reads any more
+            logger.debug("the dashboard shows nothing new from here on: %s", error)
+            return False
+        except Exception:  # a defect of a view, which must not end the run
+            logger.exception("the dashboard failed, and shows nothing new from here on")
+            return False
+        return True

@@ -1,0 +1,108 @@
+"""Writing to a stream that may stop taking anything: a terminal after Ctrl-S, an ssh that hangs, a full pipe.
+
+Whoever waits for such a stream waits for as long as it likes. So it is written to from threads of its own, which hold
+no lock that anybody else needs: also none of Python's buffers, which the interpreter waits for when it exits.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import threading
+from collections import deque
+from typing import TextIO
+
+MOST_TEXTS = 10_000  # that wait for a stream that takes nothing; older ones are left out
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write all of ``text``, however long the stream takes.
+
+    Raises:
+        OSError, ValueError: nobody reads it any more, or it is closed.
+    """
+    descriptor = _descriptor(stream)
+    stream.flush()  # what others have written before
+    if descriptor is None:
+        stream.write(text)
+        stream.flush()
+        return
+    errors = stream.errors or "strict"
+    data = memoryview(text.encode(stream.encoding or "utf-8", "replace" if errors == "strict" else errors))
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # somebody who shares it has made it so
+            select.select([], [descriptor], [], 1.0)
+
+
+def write_within(stream: TextIO, text: str, seconds: float) -> None:
+    """Write ``text``, but wait no longer than ``seconds`` for a stream that takes nothing."""
+    outlet = Outlet(stream)
+    outlet.put(text)
+    outlet.close(seconds)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """The file behind a stream of the system's own; None where what is written goes elsewhere, as in a notebook."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+class Outlet:
+    """Takes texts at once, and writes them to ``stream`` from a thread of its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._texts: deque[str] = deque()
+        self._left_out = 0
+        self._news = threading.Condition()  # held for moments only, never while something is written
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, text: str) -> None:
+        """Have ``text`` written after all others; nothing once it is closed, or nobody reads any more."""
+        with self._news:
+            if self._closing:
+                return
+            self._texts.append(text)
+            if len(self._texts) > MOST_TEXTS:
+                self._texts.popleft()
+                self._left_out += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="muster-outlet", daemon=True)
+                self._thread.start()
+            self._news.notify()
+
+    def close(self, seconds: float) -> None:
+        """Take nothing more, and wait until all is written, but no longer than ``seconds``. Idempotent."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (text := self._next()) is not None:
+            try:
+                write(self._stream, text)
+            except (OSError, ValueError):  # nobody reads any more (`muster run ... | head`), which must not end the run
+                with self._news:
+                    self._closing = True
+                    self._texts.clear()
+                return
+
+    def _next(self) -> str | None:
+        """All that waits; None at the end."""
+        with self._news:
+            self._news.wait_for(lambda: self._texts or self._closing)
+            said = f"[… {self._left_out} lines left out: nobody read them]\n" if self._left_out else ""
+            text = said + "".join(self._texts)
+            self._texts.clear()
+            self._left_out = 0
+            return text or None

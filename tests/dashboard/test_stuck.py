@@ -1,0 +1,150 @@
+"""A terminal that stops reading (Ctrl-S, a hung ssh) holds up nothing: neither the run nor the end of the process."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.dashboard.notebook import NotebookDashboard
+from muster.dashboard.outlet import Outlet
+from muster.records import runs
+from muster.runtime.background import call_in_background
+from support import IMPORT_PATH, TESTS, eventually
+
+from tests.dashboard.scenes import failing
+
+TALKS = "import time\nwhile True:\n    print('x' * 200, flush=True)\n    time.sleep(0.001)\n"
+MUSTER = """
+import sys
+from muster.commands import main
+from muster.dashboard import ticker
+from muster.strategies import STRATEGIES
+STRATEGIES["parameter_server"] = "plain:Plain"
+ticker.SECONDS_TO_FINISH = main.SECONDS_TO_SAY = 0.5
+main.main(["run", "-n", "2", "talks.py", *sys.argv[1:]])
+"""
+
+
+@contextmanager
+def in_a_full_terminal(folder: Path, program: str, *args: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program whose terminal nobody reads, and takes nothing more."""
+    here, there = pty.openpty()
+    os.set_blocking(there, False)
+    for size in (4096, 1):
+        with suppress(BlockingIOError):
+            while True:
+                os.write(there, b"." * size)
+    os.set_blocking(there, True)
+    environment = {**os.environ, "TERM": "xterm", **env, "PYTHONPATH": f"{IMPORT_PATH}{os.pathsep}{TESTS}"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *args], cwd=folder, stdin=there, stdout=there, stderr=there, env=environment
+    )
+    os.close(there)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(here)
+
+
+def status() -> str:
+    return runs.list_runs()[0].status
+
+
+@pytest.mark.parametrize("renderer", ["rich", "plain"])
+def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: str) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    with in_a_full_terminal(tmp_path, MUSTER, "--run-timeout", "1", MUSTER_DASHBOARD=renderer) as process:
+        assert process.wait(30) == 124
+    assert runs.list_runs()[0].result["error"] == "RunTimeout"
+
+
+@pytest.mark.parametrize("renderer", ["rich", "plain"])
+def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    with in_a_full_terminal(tmp_path, MUSTER, MUSTER_DASHBOARD=renderer) as process:
+        eventually(lambda: runs.list_runs() and list((runs.list_runs()[0].path / "logs").glob("worker*")), "workers")
+        time.sleep(0.5)  # long enough to be stuck
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: status() == "stopped", "stopped", timeout=10)
+        assert process.wait(20) == 130
+
+
+class StuckView:
+    """A live view whose kernel takes nothing."""
+
+    def __init__(self, released: threading.Event) -> None:
+        self.released = released
+
+    def tick(self) -> None:
+        self.released.wait(30)
+
+
+def seconds_in_the_background(function: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call_in_background(function)
+    return time.monotonic() - began
+
+
+def test_a_notebook_that_takes_nothing_holds_up_the_engine_for_a_moment_at_most(monkeypatch: Any) -> None:
+    monkeypatch.setattr("IPython.display.display", lambda *args, **options: None)
+    released = threading.Event()
+    dashboard = NotebookDashboard(lambda *_: StuckView(released), Path)
+    dashboard.show()
+    try:
+
+        def events() -> None:
+            for event in failing(8):
+                dashboard(event)
+
+        assert seconds_in_the_background(events) < 2
+    finally:
+        released.set()
+
+
+class StuckStream:
+    """Takes nothing until it is released."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.released.wait(30)
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_what_waits_for_a_stuck_stream_is_bounded_and_written_when_it_goes_on() -> None:
+    stream: Any = StuckStream()
+    outlet = Outlet(stream)
+    outlet.put("first\n")
+    eventually(lambda: not outlet._texts, "the first is being written")
+    for number in range(10_005):
+        outlet.put(f"{number}\n")
+    began = time.monotonic()
+    outlet.close(0.1)
+    assert time.monotonic() - began < 2
+    stream.released.set()
+    outlet.close(5)
+
+    lines = stream.text.splitlines()
+    assert lines[:3] == ["first", "[… 5 lines left out: nobody read them]", "5"]
+    assert lines[-1] == "10004"
