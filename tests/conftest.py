@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def run(tmp_path: Path) -> Iterator[Run]:
         eventually(lambda: not run.left_behind(), f"nothing left of {run.id}", timeout=5)
     finally:
         run.remove()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many KiB, and returns its folder; skips where that is not allowed."""
+    folders: list[Path] = []
+
+    def make(size: int) -> Path:
+        folder = tmp_path / f"disk-{len(folders)}"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
+        if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("only root may mount a disk, and not everywhere")
+        folders.append(folder)
+        return folder
+
+    yield make
+    for folder in folders:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture

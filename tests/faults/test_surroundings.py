@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import muster
@@ -302,19 +302,8 @@ def test_a_forked_child_of_the_session_does_not_end_its_run(scene: Scene) -> Non
     cluster.stop()
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk with hardly any room."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a disk, and not everywhere")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_a_full_disk_is_named(scene: Scene, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named(scene: Scene, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_disk = small_disk(64)
     monkeypatch.setenv("MUSTER_HOME", str(tiny_disk))
     (tiny_disk / "ballast").write_bytes(bytes(60 << 10))
     with pytest.raises(PlatformError, match="No space left on device") as raised:

@@ -1,11 +1,19 @@
-"""The log that a worker's processes write to, and its way to the session."""
+"""The log that a worker's processes write to, and its way to the session.
+
+None of this ends a worker where a disk is full. What cannot be written waits in the files that it comes from; what has
+to be given up is said in the log, and in what is shown of it even where the log itself takes nothing.
+"""
 
 import codecs
+import contextlib
+import itertools
 import os
 import shutil
 
 CHUNK = 1 << 16  # bytes per message; JSON may need six times as many, which is still less than wire.MAX_LINE
 COPIED_AT_ONCE = 64  # chunks of a rank's log
+KEPT_WITHOUT_ROOM = 1 << 20  # bytes of a full log that are kept where there is no room for a copy of all of it
+MOST_REMARKS = 100  # that wait to be shown and could not be written
 
 
 class LogFile:
@@ -27,12 +35,18 @@ class LogFile:
         self._reader = open(path, "rb", buffering=0)  # noqa: SIM115  (for as long as the agent lives)
         self._reader.seek(0, os.SEEK_END)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._torn = b""  # the rest of what was written in part only
+        self._remarks: "list[str]" = []
+        self._is_writable = True
+        self._stuck_at = 0
 
     def read(self) -> str:
         """What has been printed since the last call, or a part of it; empty where nothing has.
 
         Bytes that are not UTF-8 come as lone surrogates; a character that is written only in part is held back.
         """
+        if self._remarks:
+            return self._remarks.pop(0)
         return self._decoder.decode(self._reader.read(CHUNK))
 
     def size(self) -> int:
@@ -41,11 +55,28 @@ class LogFile:
 
     def has_more(self) -> bool:
         """Whether there is something to read."""
-        return self.size() > self._reader.tell()
+        return bool(self._remarks) or self._is_unread()
 
     def write(self, text: str) -> None:
-        """Add a remark of the agent's own, as a line of its own."""
-        os.write(self.descriptor, "[muster] {}\n".format(text).encode("utf-8", "surrogateescape"))
+        """Add a remark of the agent's own, as a line of its own. It is shown even where it cannot be written."""
+        line = "[muster] {}\n".format(text)
+        if not self.append(line.encode("utf-8", "surrogateescape")):
+            self._remark(line)
+
+    def append(self, data: bytes) -> bool:
+        """Add ``data``, and return True; False where there is no room now, and nothing of it has been taken."""
+        try:
+            while self._torn:
+                self._torn = self._torn[os.write(self.descriptor, self._torn) :]
+            self._torn = data[os.write(self.descriptor, data) :]
+        except OSError as error:
+            if self._is_writable:
+                self._remark("[muster] {} cannot be written: {}\n".format(self.path, error.strerror))
+            self._is_writable = False
+            return False
+        if data:
+            self._is_writable = True
+        return True
 
     def rotate_when_full(self, wait_for_reader: bool) -> None:
         """Move the content to ``<log>.1`` once the log is full, and has been read if anybody reads it.
@@ -53,20 +84,58 @@ class LogFile:
         A session that reads too slowly loses output from its display, but not from the disk, once the log has twice
         its size; so the two files never keep more than three times the cap, and twice where the session keeps up.
         The processes hold the file open, so it is copied and emptied rather than renamed; they append, so they go on
-        at its new start. What is written in the instant between copying and emptying is lost.
+        at its new start. What is written in the instant between copying and emptying is lost. Where there is no room
+        for the copy, only the end of the log is kept: the processes need the room more.
         """
         size = self.size()
-        is_unread = wait_for_reader and self.has_more()
-        if size <= self.cap or (is_unread and size <= 2 * self.cap):
+        is_unread = wait_for_reader and self._is_unread()
+        if size <= max(self.cap, self._stuck_at) or (is_unread and size <= 2 * self.cap):
             return
-        with open(self.path, "rb") as source, open(self.path + ".1", "wb") as target:
-            os.fchmod(target.fileno(), 0o600)
-            shutil.copyfileobj(source, target, 1 << 20)
         missed = size - self._reader.tell()
-        os.ftruncate(self.descriptor, 0)
+        try:
+            lost = self._move_content(size)
+        except OSError as error:
+            self._stuck_at = size  # another copy of all of it at each look would hold up everything else
+            self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
+            return
+        self._stuck_at = 0
         self._reader.seek(0)
+        if lost:
+            self.write("{} bytes of output are lost: there is no room for more than {}.1".format(lost, self.path))
         if is_unread:
             self.write("{} bytes of output came too fast to be shown; they are in {}.1".format(missed, self.path))
+
+    def _move_content(self, size: int) -> int:
+        """Move the content to ``<log>.1``, and return how many bytes of it are lost. Raises OSError."""
+        older = self.path + ".1"
+        end: "bytes | None" = None
+        with open(self.path, "rb") as source:
+            try:
+                with open(older, "wb") as target:
+                    os.fchmod(target.fileno(), 0o600)
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except OSError:
+                source.seek(max(0, size - min(size // 2, KEPT_WITHOUT_ROOM)))
+                end = source.read(KEPT_WITHOUT_ROOM)
+        os.ftruncate(self.descriptor, 0)
+        if end is None:
+            return 0
+        try:
+            with open(older, "wb") as target:
+                os.fchmod(target.fileno(), 0o600)
+                target.write(end)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(older)
+            return size
+        return size - len(end)
+
+    def _is_unread(self) -> bool:
+        return self.size() > self._reader.tell()
+
+    def _remark(self, line: str) -> None:
+        if len(self._remarks) < MOST_REMARKS:
+            self._remarks.append(line)
 
 
 class RankLog(LogFile):
@@ -76,18 +145,24 @@ class RankLog(LogFile):
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         super().__init__(path, cap)
         self._unfinished = b""
+        self._waiting = b""  # whole lines that the worker's log had no room for
 
     def copy_to(self, log: LogFile, is_over: bool = False) -> None:
         """Append to ``log`` what has been printed since the last call: whole lines, so that ranks do not mix theirs."""
-        for _ in range(COPIED_AT_ONCE):
+        for _ in itertools.count() if is_over else range(COPIED_AT_ONCE):
+            if not log.append(self._waiting):
+                break
             data = self._reader.read(CHUNK)
             lines, newline, self._unfinished = (self._unfinished + data).rpartition(b"\n")
-            os.write(log.descriptor, lines + newline)
+            self._waiting = lines + newline
             if not data:
                 break
-        if self._unfinished and (is_over or len(self._unfinished) > CHUNK):
-            os.write(log.descriptor, self._unfinished + b"\n")
-            self._unfinished = b""
+        if not self._waiting and self._unfinished and (is_over or len(self._unfinished) > CHUNK):
+            self._waiting, self._unfinished = self._unfinished + b"\n", b""
+            if log.append(self._waiting):
+                self._waiting = b""
+        if is_over and (self._waiting or self._is_unread()):
+            log.write("the end of what this rank printed is not here but in {} alone".format(self.path))
         self.rotate_when_full(wait_for_reader=True)
 
     def close(self) -> None:
@@ -116,7 +191,11 @@ class RankLogs:
         if rank is None or not self.are_wanted:
             return None
         path = os.path.join(os.path.dirname(self._log.path), "ranks", "rank-{}.log".format(rank))
-        self._logs[rank] = RankLog(path, self._log.cap)
+        try:
+            self._logs[rank] = RankLog(path, self._log.cap)
+        except OSError as error:
+            self._log.write("rank {} has no log of its own: {}: {}".format(rank, path, error.strerror))
+            return None
         return self._logs[rank].descriptor
 
     def copy(self) -> None:
