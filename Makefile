@@ -18,7 +18,7 @@ demo: setup  ## train a small model on several workers of this machine, and watc
 	@$(RUN) muster.commands.demo $(ARGS)
 
 test:  ## run every test
-	@$(PYTHON) scripts/setup.py --tf1
+	@$(PYTHON) scripts/setup.py --tests
 	$(RUN) pytest $(ARGS)
 
 check: lint  ## lint, and run the tests that take no TensorFlow and no Horovod processes

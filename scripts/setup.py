@@ -1,17 +1,17 @@
 """Set up everything that `make demo` and `make test` need; do nothing when it is there already.
 
     python3 scripts/setup.py              .venv with Muster, TensorFlow, Horovod and the tools
-    python3 scripts/setup.py --tf1        and .venv-tf1 with TensorFlow 1.15, where there is a Python 3.7, Chromium
-                                          and both MPIs
+    python3 scripts/setup.py --tests      and what only tests need: .venv-tf1 with TensorFlow 1.15, where there is a
+                                          Python 3.7, and the packages under [tests] in scripts/system.cfg
     python3 scripts/setup.py --horovod    Horovod alone, into the Python that runs this (a conda environment)
-    sudo python3 scripts/setup.py --system [PACKAGE ...]    the system packages alone
+    python3 scripts/setup.py --lock       write requirements.lock anew from setup.cfg
 
-Needs nothing but the standard library, and keeps to the syntax of Python 3.6, so that on one that is too old it can
-still say which it needs.
+uv makes the environments; this script brings uv, system packages and Horovod, which has to be compiled. It needs
+nothing but the standard library, and keeps to the syntax of Python 3.6, so that on one that is too old it can say which
+it needs.
 """
 
 import argparse
-import configparser
 import contextlib
 import fcntl
 import glob
@@ -27,15 +27,21 @@ import tempfile
 import time
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from system import lacking
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 VENV_TF1 = os.path.join(ROOT, ".venv-tf1")
+LOCK = "requirements.lock"
+SYSTEM = os.path.join(ROOT, "scripts", "system.py")
 STAMP = "muster-setup"  # in each environment: the folder it was made for, and a hash of what it was made from
 
+UV = "uv==0.13.9"  # makes environments from a lock in seconds, from a cache that all clones share
 SUPPORTED = ((3, 12), (3, 11), (3, 10))  # in order of preference, when `python3` itself is none of them
-# All but gpu, and horovod, which is compiled.
-EXTRAS = ("tensorflow", "notebook", "serve", "data", "test", "browser", "bench")
-PIP = "pip==26.3"  # the oldest that Python 3.10 brings resolves these pins, but takes minutes
+# All but gpu, which is in place of tensorflow, and horovod, which is compiled.
+EXTRAS = (
+    "workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser", "bench"
+)  # fmt: skip
 
 # What TensorFlow 1.15 needs beside it on Python 3.7, where it would otherwise be given releases that break it.
 TF1 = (
@@ -55,15 +61,9 @@ HOROVOD_FLAGS = {
     "HOROVOD_WITHOUT_MPI": "1",
 }
 
-# Debian installs them side by side, each with a compiler called mpicc.NAME.
-MPIS = {"openmpi": ["openmpi-bin", "libopenmpi-dev"], "mpich": ["mpich", "libmpich-dev"]}
-
-POLICY = "/usr/sbin/policy-rc.d"
-POLICY_TEXT = "#!/bin/sh\n# Set there by Muster's set-up for as long as it installs packages.\nexit 101\n"
-
 
 class SetupError(Exception):
-    """What a person has to know or do before set-up can go on."""
+    """Something that a person has to know or do before set-up can go on."""
 
 
 # ---------------------------------------------------------------- running things, and saying so
@@ -105,19 +105,17 @@ def run(label: str, argv: Sequence[str], log: str, env: Optional[Dict[str, str]]
 
 
 def environment(prefix: str, **more: str) -> Dict[str, str]:
-    """Give what pip runs with: the person's own variables, less those that would send its work elsewhere."""
+    """Give what pip and uv run with: the person's own variables, less those that would send their work elsewhere."""
     astray = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "MAKELEVEL", "MFLAGS")
     env = {k: v for k, v in os.environ.items() if k not in astray and not k.startswith("HOROVOD_")}
     env["PATH"] = os.path.join(prefix, "bin") + os.pathsep + env.get("PATH", os.defpath)
     # Make's own MAKEFLAGS names a job server that Horovod's build cannot reach; without any it would start 8 compilers.
     env["MAKEFLAGS"] = f"-j{os.cpu_count() or 1}"
-    env.update(PYTHONNOUSERSITE="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", **more)
+    env.update(PYTHONNOUSERSITE="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", UV_PYTHON_DOWNLOADS="never")
+    if "PIP_INDEX_URL" in env:  # uv does not read pip's settings
+        env.setdefault("UV_DEFAULT_INDEX", env["PIP_INDEX_URL"])
+    env.update(more)
     return env
-
-
-def pip(prefix: str) -> List[str]:
-    """Start pip by its module: the `pip` script cannot be started from a folder with a space in its path everywhere."""
-    return [os.path.join(prefix, "bin", "python"), "-m", "pip"]
 
 
 # ---------------------------------------------------------------- which Python
@@ -132,13 +130,6 @@ def version_of(python: str) -> Optional[Tuple[int, int, int]]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return major, minor, micro
-
-
-def runs(python: str, code: str) -> bool:
-    """Tell whether an interpreter is there and gets through a line of code."""
-    with contextlib.suppress(OSError):
-        return subprocess.call([python, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
-    return False
 
 
 def pythons(wanted: Sequence[Tuple[int, int]]) -> Iterator[str]:
@@ -168,129 +159,64 @@ def find_python(wanted: Sequence[Tuple[int, int]]) -> Optional[Tuple[str, Tuple[
 # ---------------------------------------------------------------- system packages
 
 
-def compiler() -> Optional[str]:
-    """Find the C++ compiler that CMake would."""
-    names = [os.environ.get("CXX") or "c++", "c++", "g++", "clang++"]
-    return next(filter(None, map(shutil.which, names)), None)
-
-
-def lacking(python: str, version: Tuple[int, int, int]) -> Dict[str, str]:
-    """Name the system packages that are not there, each with what goes wrong without it."""
-    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin:/sbin"
-    missing = {}
-    if not (os.path.isfile(stamp_of(VENV)) or runs(python, "import ensurepip")):
-        missing["python{}.{}-venv".format(*version[:2])] = "without it no environment can be made"
-    if not (os.path.isdir(wheel_folder(version)) or compiler()):
-        missing["g++"] = "without it Horovod cannot be compiled"
-    if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
-        missing["openssh-client"] = "without it Horovod and MPI runs cannot start; parameter servers can"
-    if not shutil.which("sshd", path=path):
-        missing["openssh-server"] = "without it Horovod and MPI runs cannot start; parameter servers can"
+def provide_system(section: str) -> Dict[str, str]:
+    """Install what is missing of a section as root, or say how anybody else does. Returns what is still missing."""
+    missing = lacking(section)
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        command = [sys.executable, SYSTEM] + sorted(missing)
+        os.makedirs(VENV, exist_ok=True)
+        try:
+            run("installing {}".format(", ".join(sorted(missing))), command, log_of(VENV))
+        except SetupError as error:
+            say(str(error))
+        missing = lacking(section)
+    for package, lost in sorted(missing.items()):
+        say(f"{package} is missing: without it {lost}")
+    if missing and shutil.which("apt-get"):
+        say("to install it, run:  sudo python3 scripts/system.py {}".format(" ".join(sorted(missing))))
+    elif missing:
+        say("install it with this system's package manager (these are the names that Debian gives them)")
     return missing
 
 
-@contextlib.contextmanager
-def services_stay_down() -> Iterator[None]:
-    """Keep what is being installed from being started: nobody asked for an open port 22."""
-    saved = POLICY + ".before-muster"
-
-    def ours() -> bool:
-        with contextlib.suppress(OSError, ValueError), open(POLICY) as file:
-            return file.read() == POLICY_TEXT
-        return False
-
-    # A set-up that was killed may have left its own policy behind: that one is not to be kept.
-    if os.path.lexists(POLICY) and not ours():
-        os.rename(POLICY, saved)
-    with open(POLICY, "w") as file:
-        file.write(POLICY_TEXT)
-    os.chmod(POLICY, 0o755)
-    try:
-        yield
-    finally:
-        os.unlink(POLICY)
-        if os.path.lexists(saved):
-            os.rename(saved, POLICY)
-
-
-def install_system(packages: Sequence[str]) -> None:
-    """Install Debian packages, as root, with output as apt gives it."""
-    env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1")
-    apt = ["apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
-    install = apt + ["install", "--no-install-recommends"] + list(packages)
-    with services_stay_down():
-        # Lists that are missing or old make the first try fail within a second; fetching them takes far longer.
-        if subprocess.call(install, env=env) != 0:
-            subprocess.call(apt + ["update"], env=env)
-            subprocess.check_call(install, env=env)
-    if "openssh-server" in packages:
-        # Its installation enables it for the next start of the machine. Muster starts its own, on its own port.
-        units = ["disable", "ssh.socket", "ssh.service"]
-        for command in (["update-rc.d", "ssh", "disable"], ["deb-systemd-helper"] + units, ["systemctl"] + units):
-            if shutil.which(command[0]):
-                subprocess.call(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def provide_system(python: str, version: Tuple[int, int, int]) -> None:
-    """Install the missing system packages where that needs no password, else say how; fail only on what is vital."""
-    missing = lacking(python, version)
-    if missing and install_without_password(sorted(missing)):
-        missing = lacking(python, version)
-    if not missing:
-        return
-    for package, why in sorted(missing.items()):
-        say(f"{package} is missing: {why}")
-    if shutil.which("apt-get"):
-        say("to install it, run:  sudo python3 scripts/setup.py --system {}".format(" ".join(sorted(missing))))
-    else:
-        say("install it with this system's package manager (these are the names that Debian gives them)")
-    vital = sorted(set(missing) - {"openssh-client", "openssh-server"})
-    if vital:
-        raise SetupError("cannot go on without {}; then run the same command again".format(" and ".join(vital)))
-
-
-def provide_browser() -> None:
-    """Install the browser for the tests in real notebooks, where that needs no password; optional."""
-    if shutil.which("chromium") or os.environ.get("CHROMIUM"):
-        return
-    install_without_password(["chromium"])
-    if not shutil.which("chromium"):
-        say("no Chromium here: the tests in real notebooks will be skipped")
-
-
-def provide_mpi() -> None:
-    """Install both MPIs, with their compilers, for the tests with real ones, where that needs no password; optional."""
-    for name, packages in MPIS.items():
-        if not shutil.which("mpicc." + name):
-            install_without_password(packages)
-        if not shutil.which("mpicc." + name):
-            say("no {} here: the tests with it will be skipped".format(packages[0]))
-
-
-def install_without_password(packages: Sequence[str]) -> bool:
-    """Try to install Debian packages, if that can be tried at all."""
-    command = [sys.executable, os.path.abspath(__file__), "--system"] + list(packages)
-    if not shutil.which("apt-get") or (os.geteuid() != 0 and not sudo_works()):
-        return False
-    if os.geteuid() != 0:
-        command = ["sudo", "-n"] + command
-    os.makedirs(VENV, exist_ok=True)
-    try:
-        run("installing {}".format(", ".join(packages)), command, log_of(VENV))
-    except SetupError as error:
-        say(str(error))
-    return True
-
-
-def sudo_works() -> bool:
-    """Tell whether sudo asks no password here."""
-    return (
-        bool(shutil.which("sudo"))
-        and subprocess.call(["sudo", "-n", "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
-    )
-
-
 # ---------------------------------------------------------------- environments
+
+
+def cache() -> str:
+    """Name the folder that all clones of this user share."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "muster")
+
+
+def provide_uv() -> str:
+    """Return the path of uv, installed once by pip into an environment of its own."""
+    home = os.path.join(cache(), UV.replace("==", "-"))
+    uv = os.path.join(home, "bin", "uv")
+    if os.path.exists(uv):
+        return uv
+    os.makedirs(cache(), exist_ok=True)
+    log = os.path.join(cache(), "setup.log")
+    try:
+        subprocess.check_output([sys.executable, "-c", "import ensurepip, venv"], stderr=subprocess.STDOUT)
+    except subprocess.CalledProcessError:
+        package = "python{}.{}-venv".format(*sys.version_info[:2])
+        if os.geteuid() != 0 or not shutil.which("apt-get"):
+            raise SetupError(f"{sys.executable} cannot make environments: install {package}") from None
+        run(f"installing {package}", [sys.executable, SYSTEM, package], log)
+    partial = tempfile.mkdtemp(prefix=".uv-", dir=cache())
+    try:
+        run("bringing uv", [sys.executable, "-m", "venv", partial], log, environment(partial))
+        pip = [os.path.join(partial, "bin", "python"), "-m", "pip", "install", "-q", UV]
+        run("bringing uv", pip, log, environment(partial))
+        with contextlib.suppress(OSError):  # somebody else has finished the same first
+            os.rename(partial, home)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return uv
+
+
+def log_of(prefix: str) -> str:
+    """Name the file that holds what the tools printed."""
+    return os.path.join(prefix, "setup.log")
 
 
 def stamp_of(prefix: str) -> str:
@@ -298,15 +224,10 @@ def stamp_of(prefix: str) -> str:
     return os.path.join(prefix, STAMP)
 
 
-def log_of(prefix: str) -> str:
-    """Name the file that holds what pip printed."""
-    return os.path.join(prefix, "setup.log")
-
-
 def key_of(*parts: object) -> str:
     """Hash what an environment is made from: what is declared, this script, and what is given."""
     digest = hashlib.sha256(repr(parts).encode())
-    for name in ("setup.cfg", os.path.join("scripts", "setup.py")):
+    for name in ("setup.cfg", LOCK, os.path.join("scripts", "setup.py")):
         with open(os.path.join(ROOT, name), "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
@@ -327,76 +248,87 @@ def stamp(prefix: str, key: str) -> None:
         file.write(f"{ROOT}\n{key}\n")
 
 
-def make_environment(prefix: str, python: str, version: Tuple[int, int, int]) -> None:
+def make_environment(uv: str, prefix: str, python: str, version: Tuple[int, int, int]) -> None:
     """Make an environment, or keep the one that is there if it is of the same Python and in the same place."""
-    own = os.path.join(prefix, "bin", "python")
+    own = version_of(os.path.join(prefix, "bin", "python"))
     # Its scripts name their interpreter by its full path: in a folder that was moved or copied none of them starts.
     moved = stamped(prefix)[:1] not in ([], [ROOT])
-    good = runs(own, "import pip, sys; assert sys.version_info[:2] == {}".format(version[:2])) and not moved
-    if os.path.lexists(own) and not good:
-        shutil.rmtree(prefix)
-    if not good:
-        os.makedirs(prefix, exist_ok=True)
+    if own is None or own[:2] != version[:2] or moved:
+        shutil.rmtree(prefix, ignore_errors=True)
+        os.makedirs(prefix)
         label = "making {} with Python {}.{}.{}".format(os.path.basename(prefix), *version)
-        run(label, [python, "-m", "venv", prefix], log_of(prefix), environment(prefix))
+        make = [uv, "venv", "--no-project", "--allow-existing", "--python", python, prefix]
+        run(label, make, log_of(prefix), environment(prefix))
     stamp(prefix, "unfinished")
 
 
-def declared(extra: str) -> List[str]:
-    """Read the requirements that setup.cfg lists under an extra."""
-    config = configparser.ConfigParser(interpolation=None)
-    config.read(os.path.join(ROOT, "setup.cfg"), encoding="utf-8")
-    lines = (re.sub(r"\s#.*", "", line).strip() for line in config["options.extras_require"][extra].splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
-def pinned(extra: str, name: str) -> str:
-    """Read the version that setup.cfg pins a requirement to."""
-    return next(line for line in declared(extra) if line.startswith(name + "==")).split("==")[1].split(";")[0].strip()
-
-
 def provide_environment(python: str, version: Tuple[int, int, int]) -> None:
-    """Make .venv as setup.cfg has it, unless it is."""
+    """Make .venv as requirements.lock has it, unless it is."""
     key = key_of(version, ROOT)
     if stamped(VENV) == [ROOT, key]:
         return
     started = time.monotonic()
-    make_environment(VENV, python, version)
+    uv = provide_uv()
+    make_environment(uv, VENV, python, version)
+    into = ["--python", os.path.join(VENV, "bin", "python")]
     env = environment(VENV)
-    tools = [line for line in declared("horovod") if not line.startswith("horovod==")]
-    setuptools = next(line for line in tools if line.startswith("setuptools=="))
-    run("installing pip", pip(VENV) + ["install", PIP, setuptools], log_of(VENV), env)
-    everything = ["-e", ".[{}]".format(",".join(EXTRAS))] + tools
-    install = pip(VENV) + ["install", "--no-build-isolation"] + everything
-    run("installing Muster, TensorFlow and the tools", install, log_of(VENV), env)
+    sync = [uv, "pip", "sync", "--require-hashes"] + into + [os.path.join(ROOT, LOCK)]
+    run("installing TensorFlow and the tools", sync, log_of(VENV), env)
+    install = [uv, "pip", "install", "--no-deps", "--no-build-isolation"] + into + ["-e", ROOT]
+    run("installing Muster", install, log_of(VENV), env)
     provide_horovod(VENV, version)
     stamp(VENV, key)
     say(f"done in {time.monotonic() - started:.0f} s")
 
 
+def write_lock() -> None:
+    """Write requirements.lock anew, keeping the versions that it has where setup.cfg still allows them."""
+    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+    # The oldest supported Python: what holds for it and the newer ones is marked with conditions.
+    how = ["--quiet", "--universal", "--generate-hashes", "--no-header", "--python-version", "3.10"]
+    uv = [provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", LOCK]
+    subprocess.check_call(uv, cwd=ROOT, env=environment(VENV), stdout=subprocess.DEVNULL)
+
+
 # ---------------------------------------------------------------- Horovod
+
+
+def locked(name: str) -> str:
+    """Read the version that requirements.lock has of a package."""
+    with open(os.path.join(ROOT, LOCK), encoding="utf-8") as file:
+        found = re.search(rf"^{re.escape(name)}==([^\s;]+)", file.read(), re.MULTILINE)
+    if not found:
+        raise SetupError(f"{LOCK} has no {name}")
+    return found.group(1)
+
+
+def horovod_pin() -> str:
+    """Read the requirement of Horovod itself from setup.cfg."""
+    with open(os.path.join(ROOT, "setup.cfg"), encoding="utf-8") as file:
+        found = re.search(r"^\s+(horovod==[\d.]+)", file.read(), re.MULTILINE)
+    assert found, "setup.cfg pins Horovod"
+    return found.group(1)
 
 
 def wheel_folder(version: Tuple[int, int, int]) -> str:
     """Name the folder of the wheel that fits this Python, TensorFlow, Horovod, platform and these flags."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     flags = hashlib.sha256(repr(sorted(HOROVOD_FLAGS.items())).encode()).hexdigest()[:8]
-    key = "cp{}{}-tensorflow{}-horovod{}-{}-{}-{}".format(
+    key = "cp{}{}-tensorflow{}-{}-{}-{}-{}".format(
         version[0],
         version[1],
-        pinned("tensorflow", "tensorflow"),
-        pinned("horovod", "horovod"),
+        locked("tensorflow"),
+        horovod_pin().replace("==", ""),
         sysconfig.get_platform(),
         # A home folder may be shared among machines, and a wheel built on a newer C library loads on no older one.
         "".join(platform.libc_ver()) or "libc",
         flags,
     )
-    return os.path.join(cache, "muster", "wheels", key)
+    return os.path.join(cache(), "wheels", key)
 
 
 def build_horovod(prefix: str, folder: str) -> None:
     """Compile Horovod against the TensorFlow in an environment, and keep the wheel."""
-    if not compiler():
+    if "g++" in lacking("needed"):
         raise SetupError("Horovod has to be compiled, and there is no C++ compiler; on Debian and Ubuntu it is g++")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     partial = tempfile.mkdtemp(prefix=".building-", dir=os.path.dirname(folder))
@@ -406,8 +338,8 @@ def build_horovod(prefix: str, folder: str) -> None:
     link = os.path.join(work, "env")
     os.symlink(prefix, link)
     # pip would otherwise hand out a wheel that it once built with other flags or against another TensorFlow.
-    build = pip(link) + ["wheel", "--no-cache-dir", "--no-build-isolation", "--no-deps", "-w", partial]
-    build += ["horovod==" + pinned("horovod", "horovod")]
+    build = [os.path.join(link, "bin", "python"), "-m", "pip", "wheel"]
+    build += ["--no-cache-dir", "--no-build-isolation", "--no-deps", "-w", partial, horovod_pin()]
     if shutil.which("nice"):
         build = ["nice"] + build
     try:
@@ -436,22 +368,19 @@ def provide_horovod(prefix: str, version: Tuple[int, int, int]) -> None:
 def install_horovod(prefix: str, folder: str) -> None:
     """Install a wheel of Horovod and load it."""
     wheels = glob.glob(os.path.join(glob.escape(folder), "*.whl"))
+    python = os.path.join(prefix, "bin", "python")
     # By force: the version alone does not tell which TensorFlow an installed one was compiled against.
-    install = pip(prefix) + ["install", "--force-reinstall", "--no-deps"] + wheels
+    install = [python, "-m", "pip", "install", "--force-reinstall", "--no-deps"] + wheels
     run("installing Horovod", install, log_of(prefix), environment(prefix))
-    check = [os.path.join(prefix, "bin", "python"), "-c", "import horovod.tensorflow"]
-    run("loading Horovod", check, log_of(prefix), environment(prefix))
+    run("loading Horovod", [python, "-c", "import horovod.tensorflow"], log_of(prefix), environment(prefix))
 
 
 def horovod_only() -> None:
     """Install Horovod into the Python that runs this, which has the rest already."""
-    wanted = pinned("tensorflow", "tensorflow")
+    wanted = locked("tensorflow")
     code = "import tensorflow; print(tensorflow.__version__)"
-    found = (
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        .stdout.decode()
-        .split()
-    )
+    asked = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    found = asked.stdout.decode().split()
     if found != [wanted]:
         raise SetupError(f"{sys.executable} has {' '.join(found) or 'no'} TensorFlow, and needs {wanted}")
     provide_horovod(sys.prefix, sys.version_info[:3])
@@ -471,8 +400,9 @@ def provide_tf1() -> None:
     if stamped(VENV_TF1) == [ROOT, key]:
         return
     try:
-        make_environment(VENV_TF1, python, version)
-        install = pip(VENV_TF1) + ["install"] + list(TF1)
+        uv = provide_uv()
+        make_environment(uv, VENV_TF1, python, version)
+        install = [uv, "pip", "install", "--python", os.path.join(VENV_TF1, "bin", "python")] + list(TF1)
         run("installing TensorFlow 1.15", install, log_of(VENV_TF1), environment(VENV_TF1))
         stamp(VENV_TF1, key)
     except SetupError as error:
@@ -484,19 +414,32 @@ def provide_tf1() -> None:
 # ---------------------------------------------------------------- all of it
 
 
+def provide_all(with_tests: bool) -> None:
+    """Provide what `make demo` needs, and what `make test` needs beside that."""
+    found = find_python(SUPPORTED)
+    if not found:
+        raise SetupError(
+            "Muster needs Python 3.10, 3.11 or 3.12, and found only {}.{}.{}. Install one, for example with "
+            "`sudo apt-get install python3.11 python3.11-venv`, with pyenv, or with conda (environment.yml), "
+            "and run the same command again.".format(*sys.version_info[:3])
+        )
+    python, version = found
+    if "g++" in provide_system("needed") and not os.path.isdir(wheel_folder(version)):
+        raise SetupError("cannot go on without g++; then run the same command again")
+    provide_environment(python, version)
+    if with_tests:
+        provide_tf1()
+        provide_system("tests")
+
+
 def main() -> int:
     """Do what the arguments say, and turn what a person has to know into a line and an exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tf1", action="store_true", help="also make .venv-tf1, and install Chromium and MPI: what only tests need"
-    )
+    parser.add_argument("--tests", action="store_true", help="also provide what only tests need")
     parser.add_argument("--horovod", action="store_true", help="only build and install Horovod, into this Python")
-    parser.add_argument("--system", nargs="*", metavar="PACKAGE", help="only install system packages; needs root")
+    parser.add_argument("--lock", action="store_true", help="only write requirements.lock anew")
     args = parser.parse_args()
     try:
-        if args.system is not None:
-            install_system(args.system or ["g++", "openssh-client", "openssh-server"])
-            return 0
         # Two set-ups at once, from a terminal and an editor, would install into one another.
         with open(os.path.abspath(__file__)) as lock:
             try:
@@ -506,20 +449,10 @@ def main() -> int:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if args.horovod:
                 horovod_only()
-                return 0
-            found = find_python(SUPPORTED)
-            if not found:
-                raise SetupError(
-                    "Muster needs Python 3.10, 3.11 or 3.12, and found only {}.{}.{}. Install one, for example with "
-                    "`sudo apt-get install python3.11 python3.11-venv`, with pyenv, or with conda (environment.yml), "
-                    "and run the same command again.".format(*sys.version_info[:3])
-                )
-            provide_system(*found)
-            provide_environment(*found)
-            if args.tf1:
-                provide_tf1()
-                provide_browser()
-                provide_mpi()
+            elif args.lock:
+                write_lock()
+            else:
+                provide_all(args.tests)
     except (SetupError, subprocess.CalledProcessError) as error:
         print(f"\nset-up: {error}", file=sys.stderr)
         return 1

@@ -17,8 +17,8 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 
 # The rooms of the package from the ground up: a file imports files of its own room and of those above it in this table.
 FLOORS = [
-    {"errors", "agent", "training", "runtime"},
-    {"job", "events"},
+    {"errors", "agent", "training"},
+    {"job", "events", "runtime"},
     {"security", "records", "failure"},
     {"strategies"},
     {"checks", "platforms"},

@@ -4,7 +4,8 @@
     ├── JobError (ValueError)        bad input; no worker has been started
     │   ├── ScriptError              the script is missing, does not compile, or has no entry point
     │   ├── InterpreterError         python= cannot be run, or lacks what the job needs
-    │   └── ResourceError            more cores, memory or GPUs than there are, or a senseless number
+    │   ├── ResourceError            more cores, memory or GPUs than there are, or a senseless number
+    │   └── ExtraMissing             a package is not installed that only some parts of Muster need
     ├── PlatformError                the platform cannot do what was asked
     │   ├── PlatformUnsupported      this system cannot host the platform at all
     │   └── LaunchRefused            a worker was refused; those already started have been stopped
@@ -87,6 +88,10 @@ class InterpreterError(JobError):
 
 class ResourceError(JobError):
     """The resources asked for are not there, or make no sense."""
+
+
+class ExtraMissing(JobError):
+    """A package is not installed that only some parts of Muster need; the advice is the command that installs it."""
 
 
 class PlatformError(MusterError):

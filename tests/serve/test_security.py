@@ -179,4 +179,4 @@ class TestOptions:
     def test_a_package_that_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "uvicorn", None)
         monkeypatch.delitem(sys.modules, "muster.serve.server", raising=False)
-        assert "pip install -e '.[serve]'" in self.refusal()
+        assert "pip install 'muster[serve]'" in self.refusal()

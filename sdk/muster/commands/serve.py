@@ -8,6 +8,7 @@ import click
 
 from muster.errors import JobError
 from muster.records.runs import muster_home
+from muster.runtime.extras import extra
 
 PORT = 8765
 
@@ -66,16 +67,12 @@ def serve(
         return
     if (tls_cert is None) != (tls_key is None):
         raise JobError("TLS needs both a certificate and its key.", advice="--tls-cert FILE --tls-key FILE")
-    try:
+    with extra("serve"):
         import IPython  # noqa: F401  (for the workers)
 
         from muster.serve.engines import Limits
         from muster.serve.server import Options, Tls
         from muster.serve.server import serve as serve_until_told
-    except ModuleNotFoundError as error:
-        raise JobError(
-            f"`muster serve` needs {error.name}.", advice="install Muster with its extra: pip install -e '.[serve]'"
-        ) from error
     serve_until_told(
         Options(
             host=host,

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import paramiko
-
 from muster.errors import HostKeyChanged, HostKeyUnknown, JobError, LoginRefused, TrustError
+from muster.runtime.extras import extra
 from muster.security.ssh import CONNECT_SECONDS, SSH_PORT, generate_key_pair, log_in, ssh_client, write_private
+
+with extra("trust"):
+    import paramiko
 
 Accept = Callable[[str, str], bool]  # of a host and the fingerprint of its key: whether that is the right one
 

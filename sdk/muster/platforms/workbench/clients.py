@@ -9,13 +9,15 @@ from http import HTTPStatus
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
-import requests
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import MaxRetryError, ProtocolError
-from urllib3.util import Retry
-
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.workbench.detection import LIBRARIES, REST_VARIABLES, find_library
+from muster.runtime.extras import extra
+
+with extra("workbench"):
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.exceptions import MaxRetryError, ProtocolError
+    from urllib3.util import Retry
 
 CONNECTIONS = 16  # that are kept open
 TIMEOUT = (5.0, 10.0)  # seconds for connecting, and for each part of an answer

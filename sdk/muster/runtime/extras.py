@@ -1,0 +1,27 @@
+"""Packages that not every installation of Muster has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from muster.errors import ExtraMissing
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import packages of an optional part of Muster.
+
+    Args:
+        name: the extra of setup.cfg that brings them, such as ``serve``.
+
+    Raises:
+        ExtraMissing: they are not installed; says which command installs them.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ExtraMissing(
+            f"{(error.name or 'a package').partition('.')[0]} is not installed, which this needs.",
+            advice=f"pip install 'muster[{name}]'",
+        ) from error
