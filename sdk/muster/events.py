@@ -31,6 +31,7 @@ import contextlib
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -101,10 +102,12 @@ class Observers:
             self._observers.remove(observer)
 
     def tell(self, event: Event) -> None:
-        """Tell everybody. One that raises, whatever it is, is logged and dropped."""
+        """Tell everybody. One that raises is logged and dropped; but an interrupt is the caller's."""
         for observer in list(self._observers):
             try:
                 observer(event)
-            except BaseException:
+            except BaseException as error:  # SystemExit and CancelledError among them, which would end the event loop
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
                 logger.exception("an observer failed and is dropped")
                 self.drop(observer)

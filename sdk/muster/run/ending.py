@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
 from collections.abc import Collection
 
 from muster.job import Plan, Status, Worker
@@ -11,6 +11,7 @@ from muster.platforms.base import Platform
 from muster.pools.endpoint import Session
 from muster.run.launcher import Driver
 from muster.run.state import RunState
+from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
@@ -56,10 +57,10 @@ class Ending:
     async def stop_processes(self, plan: Plan | None) -> None:
         """Stop whatever runs: first what decides the run, then what that depends on, then the agents."""
         self._state.ending = True
-        deadline = time.monotonic() + STOP_GRACE
+        deadline = clock.now() + STOP_GRACE
         await self._stop_driver(deadline)
-        decisive = set(plan.decides or plan.processes) if plan else set()
-        for names in (decisive, set(self._state.members) - decisive):
+        decisive = list(plan.decides or plan.processes) if plan else []
+        for names in (decisive, [name for name in self._state.members if name not in decisive]):
             await self._stop_those_of(names, deadline)
         for name in self._state.members:
             self._session.send(name, "end")
@@ -74,17 +75,17 @@ class Ending:
                 await self._calls.call(self._platform.close, seconds=CLOSE_SECONDS)
             else:
                 await self._calls.call(self._platform.stop, workers, seconds=CLOSE_SECONDS)
-                await self._calls.call(_wait_until_gone, self._platform, workers, seconds=CLOSE_SECONDS)
+                await self._wait_until_gone(workers)
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
             self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
             logger.warning("the platform did not let go of the workers as it should: %r", error)
         self._calls.close()
         for name in self._state.workers:
-            self._state.move(name, Status.STOPPED, finished_at=time.time())
+            self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
 
     async def _stop_driver(self, deadline: float) -> None:
         self._driver.terminate()
-        remaining = deadline - time.monotonic()
+        remaining = deadline - clock.now()
         await self._state.wait_while(lambda: self._driver.is_running and not self.is_urgent, remaining)
         await self._driver.kill()
 
@@ -94,7 +95,7 @@ class Ending:
         def are_running() -> bool:  # as far as anybody would tell: those of a lost agent are gone too
             return self._state.has_running(self._session.connected.intersection(workers))
 
-        grace = max(deadline - time.monotonic(), LEAST_GRACE)
+        grace = max(deadline - clock.now(), LEAST_GRACE)
         if not self.is_urgent:
             for name in workers:
                 self._session.send(name, "stop", grace=grace)
@@ -104,8 +105,10 @@ class Ending:
                 self._session.send(name, "stop", grace=0)
             await self._state.wait_while(are_running, KILL_SECONDS)
 
-
-def _wait_until_gone(platform: Platform, workers: list[Worker]) -> None:
-    deadline = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < deadline and not all(worker.status.is_final for worker in platform.poll(workers)):
-        time.sleep(platform.look_seconds[0] / LOOKS_AT_THE_END)
+    async def _wait_until_gone(self, workers: list[Worker]) -> None:
+        deadline = clock.now() + GONE_SECONDS
+        while clock.now() < deadline:
+            polled = await self._calls.call(self._platform.poll, workers, seconds=CLOSE_SECONDS)
+            if all(worker.status.is_final for worker in polled):
+                return
+            await asyncio.sleep(self._platform.look_seconds[0] / LOOKS_AT_THE_END)

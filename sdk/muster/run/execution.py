@@ -10,6 +10,8 @@ import shutil
 import threading
 import time
 import traceback
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from muster.checks.planning import describe_job
@@ -22,7 +24,7 @@ from muster.records.scratch import make_scratch
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.preparation import prepare
 from muster.run.request import CheckedRun
-from muster.runtime.background import background_loop
+from muster.runtime.background import background_loop, in_thread
 
 logger = logging.getLogger("muster")
 
@@ -85,9 +87,27 @@ class Execution:
             self.orchestrator.stop(self.stop_reason)
 
     async def _live_and_record(self, checked: CheckedRun, journal: Journal, scratch: Path) -> None:
-        self._observers.add(journal, first=True)
-        error: MusterError | None = None
+        """Live the run to its end, and record it. Whatever fails on the way: ``ended`` is set."""
+        result = Result("failed", self.run, self.run_dir)
         try:
+            try:
+                error = await self._live(checked, journal, scratch)
+                result = replace(result, error=error)
+                await self._leave_nothing(checked, scratch)
+                result = self._sum_up(error)
+            except Exception as raised:  # a defect of ours
+                result = replace(result, error=result.error or _own_failure(raised))
+            await self._record(result, journal)
+        except Exception as raised:  # whoever waits for the end must hear of it all the same
+            logger.warning("the end of run %s could not be recorded: %r", self.run, raised)
+        finally:
+            self.ended.set_result(result)
+            self.up.set()
+
+    async def _live(self, checked: CheckedRun, journal: Journal, scratch: Path) -> MusterError | None:
+        """What ended the run; None where it has succeeded. Nothing of it runs any more."""
+        try:
+            self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
             asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
             self._observers.tell(Event("run_requested", data=asked))
@@ -99,25 +119,24 @@ class Execution:
                 self.orchestrator.stop(self.stop_reason)
             await self.orchestrator.life()
         except MusterError as raised:
-            error = raised
+            return raised
         except OSError as raised:
-            error = PlatformError(
+            return PlatformError(
                 f"The session could not go on: {_os_reason(raised)}.",
                 log=self.run_dir / "logs",
                 advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
                 details=traceback.format_exc(),
             )
         except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
-            error = RunFailed(f"Muster itself failed: {raised!r}", details=traceback.format_exc())
-        finally:
-            if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
-                checked.platform.close()
-            for folder in (scratch, runs.library(self.run_dir)):
-                shutil.rmtree(folder, ignore_errors=True)
-            result = self._sum_up(error)
-            self._record(result, journal)
-            self.ended.set_result(result)
-            self.up.set()
+            return _own_failure(raised)
+        return None
+
+    async def _leave_nothing(self, checked: CheckedRun, scratch: Path) -> None:
+        """Remove what ends with the run."""
+        if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
+            await in_thread(checked.platform.close)
+        for folder in (scratch, runs.library(self.run_dir)):
+            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
 
     def _sum_up(self, error: MusterError | None) -> Result:
         orchestrator = self.orchestrator
@@ -133,16 +152,18 @@ class Execution:
             error=error,
         )
 
-    def _record(self, result: Result, journal: Journal) -> None:
+    async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()
         try:
-            runs.write_json(self.run_dir / "result.json", recorded)
+            await in_thread(runs.write_json, self.run_dir / "result.json", recorded)
         except OSError as error:  # whoever waits for the end must hear of it all the same
             logger.warning("the end of run %s could not be recorded: %s", self.run, error)
         told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
-        self._observers.tell(Event("run_ended", recorded["worker"], told))
-        with contextlib.suppress(OSError):
-            journal.close()
+        try:
+            self._observers.tell(Event("run_ended", recorded["worker"], told))
+        finally:
+            with contextlib.suppress(OSError):
+                journal.close()
 
     def _make_folders(self, name: str) -> tuple[Journal, Path]:
         """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
@@ -154,6 +175,12 @@ class Execution:
                 f"The folders of the run cannot be made: {error}.",
                 advice="set MUSTER_HOME and TMPDIR to writable folders",
             ) from error
+
+
+def _own_failure(error: Exception) -> RunFailed:
+    """The error for a defect of ours, or of a platform."""
+    trace = "".join(traceback.format_exception(error))
+    return RunFailed(f"Muster itself failed: {error!r}", details=trace)
 
 
 def _os_reason(error: OSError) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from muster.errors import LaunchRefused
 from muster.job import Process
+from muster.run.tasks import Tasks
 
 
 class Driver:
@@ -17,10 +18,12 @@ class Driver:
     Args:
         log: file that takes what it prints.
         on_exit: called with its return code (minus the number of a signal) when it has ended.
+        tasks: those of the run, for the one that waits for its end.
     """
 
-    def __init__(self, log: Path, on_exit: Callable[[int], None]) -> None:
+    def __init__(self, log: Path, on_exit: Callable[[int], None], tasks: Tasks) -> None:
         self._log = log
+        self._tasks = tasks
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._ended: asyncio.Task[None] | None = None
@@ -49,7 +52,7 @@ class Driver:
                 )
         except OSError as error:
             raise LaunchRefused(f"The launcher {process.argv[0]} cannot be started: {error}.") from error
-        self._ended = asyncio.ensure_future(self._watch(self._process))
+        self._ended = self._tasks.start(self._watch(self._process), "launcher")
 
     def go(self, argv: Sequence[str]) -> None:
         """Give it its arguments."""
@@ -71,7 +74,7 @@ class Driver:
         if self._process is not None and self.is_running:
             self._process.kill()
         if self._ended is not None:
-            await self._ended
+            await asyncio.wait([self._ended])
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         self._on_exit(await process.wait())

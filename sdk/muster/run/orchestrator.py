@@ -9,14 +9,12 @@ ending      all that is left is stopped, and the platform lets go of everything
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.errors import MusterError, RunStopped
+from muster.errors import MusterError, RunStopped, StartTimeout
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
 from muster.job import Plan, Process, Status
@@ -25,7 +23,9 @@ from muster.run.ending import Ending
 from muster.run.launcher import Driver
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
+from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
+from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
 from muster.security.ssh import write_private
 
@@ -74,7 +74,8 @@ class Orchestrator:
         self._on_plan = on_plan
         self._on_up = on_up
         self._calls = BlockingCalls(f"muster-platform-{context.run_id}")
-        self._driver = Driver(self._log("driver"), self._driver_ended)
+        self._tasks = Tasks(state.changed.set)
+        self._driver = Driver(self._log("driver"), self._driver_ended, self._tasks)
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
         self._ending = Ending(
@@ -89,9 +90,10 @@ class Orchestrator:
 
         Raises:
             MusterError: whatever ended the run otherwise, once nothing of it is left.
+            Exception: a defect of Muster's, also where it has ended a task beside this one.
         """
-        deadline = _deadline(self.limits.start)
-        watching = asyncio.ensure_future(self.watch.run())
+        deadline = clock.deadline_in(self.limits.start)
+        watching = self._tasks.start(self.watch.run(), "watch over the platform")
         try:
             await self._launch(deadline)
             await self._connect(deadline)
@@ -105,7 +107,10 @@ class Orchestrator:
                 await self._ending.stop_processes(self.plan)
             finally:
                 await self._ending.let_go_of_workers()
+                await self._tasks.cancel()
                 self._leave_phase()
+        if self._tasks.error is not None:
+            raise self._tasks.error
 
     async def _launch(self, deadline: float | None) -> None:
         self._enter("launching")
@@ -113,7 +118,7 @@ class Orchestrator:
         driver = self.strategy.warm_driver(self.job, self.facts)
         if driver:
             await self._driver.start(driver)
-        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+        seconds = None if deadline is None else max(0.0, deadline - clock.now())
         specs = list(self.state.specs.values())
         try:
             self.state.launched(await self._calls.call(self.platform.launch, specs, seconds=seconds))
@@ -125,7 +130,7 @@ class Orchestrator:
         if not await self._until(lambda: not self.state.missing, deadline):
             raise self._workers_missing()
         for name, member in self.state.members.items():
-            self.state.move(name, Status.RUNNING, address=member.host, running_at=time.time())
+            self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
     async def _start(self, deadline: float | None) -> None:
         self._enter("starting")
@@ -158,7 +163,7 @@ class Orchestrator:
 
     async def _train(self) -> None:
         self._enter("training")
-        deadline = _deadline(self.limits.run)
+        deadline = clock.deadline_in(self.limits.run)
         await self._train_until(self._has_returned, deadline)
         for name in self._planned().processes:
             self.session.send(name, "release")
@@ -166,7 +171,7 @@ class Orchestrator:
 
     async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
         while not await self._until(done, min(filter(None, (deadline, self._stalls_at())), default=None)):
-            now = time.monotonic()
+            now = clock.now()
             if deadline and now >= deadline:
                 raise await self._run_timed_out()
             stalls_at = self._stalls_at()
@@ -175,13 +180,13 @@ class Orchestrator:
 
     def _enter(self, phase: str) -> None:
         self._leave_phase()
-        self._phase = (phase, time.monotonic())
+        self._phase = (phase, clock.now())
         self.state.emit("run_phase", phase=phase)
 
     def _leave_phase(self) -> None:
         if self._phase:
             name, since = self._phase
-            self.timings[name] = time.monotonic() - since
+            self.timings[name] = clock.now() - since
             self._phase = None
 
     # -- what is asked of it while it lives ---------------------------------------------------------------------------
@@ -209,7 +214,7 @@ class Orchestrator:
             signal = -code if code < 0 else None
             name = self.plan.driver_name if self.plan else ""
             exit_code = None if signal else code
-            self.state.fail(Failure("driver", time.time(), message=name, exit_code=exit_code, signal=signal))
+            self.state.fail(Failure("driver", clock.wall_time(), message=name, exit_code=exit_code, signal=signal))
         self.state.changed.set()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -221,17 +226,18 @@ class Orchestrator:
             MusterError: the cause of a failure meanwhile; RunStopped.
         """
         while True:
-            self.state.changed.clear()
             self._raise_if_over()
             if self.state.failures:
                 raise await self._cause()
             if done():
                 return True
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and clock.now() >= deadline:
                 return False
-            await self.state.change_before(deadline)
+            await self.state.changed.next(deadline)
 
     def _raise_if_over(self) -> None:
+        if self._tasks.error is not None:
+            raise self._tasks.error
         if self._stop_reason:
             raise RunStopped(f"The run was stopped ({self._stop_reason}).", log=self._logs())
 
@@ -285,14 +291,16 @@ class Orchestrator:
         another failure, or its process is about to exit; and not before the platform has had its time to say why
         workers have hung up, for which nobody waits who stops the run.
         """
-        first_seen = time.monotonic()
+        first_seen = clock.now()
         while True:
             cause = causes.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
-            has_settled = time.monotonic() - first_seen > (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
-            if has_settled and (self._stop_reason or not self.watch.is_explaining):
+            settled_at = first_seen + (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
+            if not self._stop_reason:
+                settled_at = max(settled_at, self.watch.explains_until)
+            if clock.now() >= settled_at or self._tasks.error:
                 break
-            await asyncio.sleep(0.02)
+            await self.state.changed.next(settled_at)
         assert cause is not None, "only called once something has failed"
         plan = self.plan
         if plan is None and cause.worker:
@@ -306,6 +314,8 @@ class Orchestrator:
         return failure.kind == "exception" and is_running and failure.worker in self.session.connected
 
     def _workers_missing(self) -> MusterError:
+        if not self.state.missing:
+            return StartTimeout(f"The platform has not said within {self.limits.start:g} s that it has launched all.")
         known = {name: worker.status for name, worker in self.state.workers.items()}
         missing = {name: known.get(name) for name in self.state.missing}
         return diagnosis.workers_missing(
@@ -327,7 +337,7 @@ class Orchestrator:
 
     async def _stalled(self) -> MusterError:
         limit = self.limits.stall or 0.0
-        now = time.monotonic()
+        now = clock.now()
         silent = [source for heard_at, source in self._by_silence() if now - heard_at >= limit / 2]
         return diagnosis.stalled(silent, limit, await self.stacks(), self._logs())
 
@@ -336,7 +346,3 @@ class Orchestrator:
 
     def _logs(self) -> Path:
         return self.facts.run_dir / "logs"
-
-
-def _deadline(seconds: float | None) -> float | None:
-    return time.monotonic() + seconds if seconds else None

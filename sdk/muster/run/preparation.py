@@ -14,6 +14,7 @@ from muster.records import runs
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import CheckedRun, RunContext
 from muster.run.state import RunState
+from muster.runtime.background import in_thread
 from muster.security.ssh import KeyPair, generate_key_pair, write_private
 from muster.strategies.base import Facts
 from muster.strategies.commands import FUNCTION_FILE
@@ -38,10 +39,10 @@ async def prepare(
     """
     job, strategy = checked.job, checked.strategy
     library = None if checked.platform.shares_temp else runs.library(run_dir)
-    facts = make_facts(job, strategy, run_dir.name, run_dir, scratch, library)
-    ship_library(facts.library)
+    facts = await in_thread(make_facts, job, strategy, run_dir.name, run_dir, scratch, library)
+    await in_thread(ship_library, facts.library)
     if job.script and job.script.pickled:
-        (facts.library / FUNCTION_FILE).write_bytes(job.script.pickled)
+        await in_thread((facts.library / FUNCTION_FILE).write_bytes, job.script.pickled)
     login = generate_key_pair() if strategy.needs_ssh else None
     if login and facts.identity:
         write_private(facts.identity, login.private)
@@ -51,7 +52,7 @@ async def prepare(
 
     session = Session([name for name, _, _ in checked.members])
     address = await session.open(scratch, *checked.session_address)
-    context = RunContext(checked, facts, make_specs(checked, facts, address, login))
+    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, address, login))
     state = RunState(context.specs, emit)
     orchestrator = Orchestrator(context, session, state, on_plan=on_plan, on_up=on_up)
     session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost

@@ -5,9 +5,7 @@ It decides nothing: :mod:`muster.run.orchestrator` looks at it and does.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,8 @@ from muster.events import Event
 from muster.failure.causes import Failure
 from muster.failure.diagnosis import who
 from muster.job import Member, Status, Worker, WorkerSpec
+from muster.run.changes import Changes
+from muster.runtime import clock
 
 logger = logging.getLogger("muster")
 
@@ -23,7 +23,6 @@ Source = tuple[str, int | None]  # a process: its worker and its rank, None wher
 PROGRESS = ("rank", "step", "steps", "epoch", "epochs", "examples", "bytes_sent")  # what a report may carry
 
 USAGE = ("cpu", "memory", "gpu", "gpu_memory")  # and what is measured of a worker
-STEP_SECONDS = 0.5  # how long a wait goes without a look of its own
 
 
 @dataclass
@@ -64,7 +63,7 @@ class RunState:
         metrics: what was last reported, by name.
         servers: names of the workers that never end by themselves; set once there is a plan.
         ending: whether ends are now meant to be.
-        changed: set whenever one of these changes.
+        changed: wakes those who wait for one of these to change.
     """
 
     def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None]) -> None:
@@ -81,7 +80,7 @@ class RunState:
         self.metrics: dict[str, float] = {}
         self.servers: frozenset[str] = frozenset()
         self.ending = False
-        self.changed = asyncio.Event()
+        self.changed = Changes()
 
     # -- what is asked of it ------------------------------------------------------------------------------------------
 
@@ -129,20 +128,9 @@ class RunState:
         """Whether any process of these workers runs."""
         return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
 
-    async def change_before(self, deadline: float | None) -> None:
-        """Wait for a change, but not beyond the deadline, nor long: another wait may have cleared the event."""
-        seconds = STEP_SECONDS if deadline is None else min(STEP_SECONDS, max(0.0, deadline - time.monotonic()))
-        try:
-            await asyncio.wait_for(self.changed.wait(), seconds)
-        except asyncio.TimeoutError:
-            return
-
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
         """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
-        deadline = time.monotonic() + seconds
-        while busy() and time.monotonic() < deadline:
-            self.changed.clear()
-            await self.change_before(deadline)
+        await self.changed.until(lambda: not busy(), clock.now() + seconds)
 
     # -- what the platform says ---------------------------------------------------------------------------------------
 
@@ -173,7 +161,7 @@ class RunState:
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason; since its connection ended, if it had one."""
-        self.fail(Failure("lost", self.disconnected_at.get(worker, time.time()), worker, message=reason))
+        self.fail(Failure("lost", self.disconnected_at.get(worker, clock.wall_time()), worker, message=reason))
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
@@ -205,7 +193,7 @@ class RunState:
 
     def _on_started(self, worker: str, message: dict[str, Any]) -> None:
         rank = message.get("rank")
-        self.processes[worker][rank] = ProcessState(message["pid"], time.monotonic())
+        self.processes[worker][rank] = ProcessState(message["pid"], clock.now())
         self.emit("process_started", worker, pid=message["pid"], rank=rank)
         self.changed.set()
 
@@ -220,18 +208,20 @@ class RunState:
         kind = self._kind_of_failure(worker, message)
         if kind:
             used, limit = message.get("memory"), self.specs[worker].resources.memory_bytes
-            self.fail(Failure(kind, time.time(), worker, rank, exit_code=code, signal=signal, used=used, limit=limit))
+            self.fail(
+                Failure(kind, clock.wall_time(), worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
+            )
         if self.is_over(worker):
-            self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=time.time())
+            self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
         self.changed.set()
 
     def _on_hung_up(self, worker: str, message: dict[str, Any]) -> None:
-        self.fail(Failure("hung_up", time.time(), worker, message.get("rank")))
+        self.fail(Failure("hung_up", clock.wall_time(), worker, message.get("rank")))
 
     def _on_broken(self, worker: str, message: dict[str, Any]) -> None:
         code = int(message["code"])
         signal, exit_code = (code - 128, None) if code > 128 else (None, code)
-        self.fail(Failure("daemon", time.time(), worker, exit_code=exit_code, signal=signal))
+        self.fail(Failure("daemon", clock.wall_time(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
         """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
@@ -282,7 +272,7 @@ class RunState:
                 process.has_returned = True
             self.changed.set()
         elif kind == "exception":
-            raised_at = float(report.get("time") or time.time())
+            raised_at = float(report.get("time") or clock.wall_time())
             text, trace = str(report.get("message", "")), str(report.get("traceback", ""))
             name, rank = str(report.get("type", "")), report.get("rank")
             self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
@@ -317,11 +307,11 @@ class RunState:
 
     def emit(self, kind: str, worker: str | None = None, **data: Any) -> None:
         """Send an event out."""
-        self._emit(Event(kind, worker, data))
+        self._emit(Event(kind, worker, data, clock.wall_time()))
 
     def _touch(self, worker: str, rank: int | None = None) -> None:
         """A sign of life: of one rank, or of all of a worker where the rank is not known."""
-        now = time.monotonic()
+        now = clock.now()
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:
                 process.heard_at = now

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 
 from muster.job import Worker
 from muster.platforms.base import Looks, Platform
 from muster.pools.endpoint import Session
 from muster.run.state import RunState
+from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
@@ -39,15 +39,15 @@ class PlatformWatch:
         self._has_lost = asyncio.Event()
 
     @property
-    def is_explaining(self) -> bool:
-        """Whether it is still being found out why some worker's connection has ended."""
+    def explains_until(self) -> float:
+        """Until when it may take to find out why workers' connections have ended; in the past where that is known."""
         limit = self._platform.explain_seconds + ANSWER_SECONDS  # a look may have been under way
-        return any(time.monotonic() - since < limit for since in self._hung_up.values())
+        return max((since + limit for since in self._hung_up.values()), default=float("-inf"))
 
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
-        self._hung_up[worker] = time.monotonic()
-        self._state.disconnected_at[worker] = time.time()
+        self._hung_up[worker] = clock.now()
+        self._state.disconnected_at[worker] = clock.wall_time()
         self._has_lost.set()
         self._state.changed.set()
 
@@ -73,18 +73,20 @@ class PlatformWatch:
         """Give up on an explanation for a lost worker once the platform has had its time."""
         for worker, since in list(self._hung_up.items()):
             is_known = worker in self._state.ends_known()
-            is_late = time.monotonic() - since > self._platform.explain_seconds
+            is_late = clock.now() - since > self._platform.explain_seconds
             if is_late and not is_known:
                 self._state.lost(worker, "its agent closed the connection")
             if is_late or is_known:
                 del self._hung_up[worker]
+                self._state.changed.set()
 
     async def _look(self) -> list[Worker] | None:
         """What the platform says; None where it says nothing."""
         workers = list(self._state.workers.values())
         seconds = self._platform.explain_seconds if self._hung_up else ANSWER_SECONDS
         try:
-            polled: list[Worker] = await self._calls.call(self._platform.poll, workers, seconds=seconds)
+            answer = await self._calls.call(self._platform.poll, workers, seconds=seconds)
+            polled = [worker for worker in answer if worker.name in self._state.workers]
         except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)

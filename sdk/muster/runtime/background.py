@@ -6,6 +6,8 @@ So the public interface can be synchronous, and no notebook's own loop is ever i
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import queue
 import selectors
 import threading
@@ -86,51 +88,80 @@ def call_in_background(function: Callable[[], Result]) -> Result:
     return asyncio.run_coroutine_threadsafe(call(), background_loop()).result()
 
 
-class BlockingCalls:
-    """Makes calls that may block, one after the other, on a daemon thread of its own.
+async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
+    """What ``function(*args)`` returns, called on a thread of its own while the event loop goes on."""
+    thread = DaemonThread("muster-work")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, functools.partial(function, *args))
+    finally:
+        thread.shutdown()
+
+
+class DaemonThread(concurrent.futures.Executor):
+    """Makes calls one after the other on a daemon thread of its own, which starts with the first.
 
     Not a pool: pools refuse work while the interpreter exits, which is when workers have to be stopped.
     """
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._has_started = False
 
-    async def call(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
-        """What ``function(*args)`` returns, or raises.
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Have ``fn`` called once all calls before it have been made."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        Raises:
-            TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.
-        """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def finish(outcome: Any, error: BaseException | None) -> None:
-            if done.cancelled():
-                return
-            if error is not None:
+        def work() -> None:
+            try:
+                outcome = fn(*args, **kwargs)
+            except BaseException as error:  # whatever it is, somebody waits for it
                 done.set_exception(error)
             else:
                 done.set_result(outcome)
 
-        def work() -> None:
-            try:
-                outcome = function(*args)
-            except BaseException as error:  # whatever it is, somebody waits for it
-                loop.call_soon_threadsafe(finish, None, error)
-            else:
-                loop.call_soon_threadsafe(finish, outcome, None)
-
+        if not self._has_started:
+            self._has_started = True
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
         self._calls.put(work)
-        try:
-            return await asyncio.wait_for(done, seconds)
-        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
-            raise TimeoutError(f"no answer after {seconds:g} s") from None
+        return done
 
-    def close(self) -> None:
-        """Let the thread end once the calls so far have been made."""
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Let the thread end once the calls so far have been made, without waiting for that."""
         self._calls.put(None)
 
     def _work(self) -> None:
         while (work := self._calls.get()) is not None:
             work()
+
+
+class BlockingCalls:
+    """Awaits calls that may block, made one after the other on a thread of their own."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = DaemonThread(name)
+
+    async def call(self, function: Callable[..., Result], *args: Any, seconds: float | None = None) -> Result:
+        """What ``function(*args)`` returns, or raises.
+
+        Raises:
+            TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.
+        """
+        returned = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *args))
+        returned.add_done_callback(_hear_of_error)
+        try:
+            return await asyncio.wait_for(asyncio.shield(returned), seconds)
+        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
+            if returned.done() and isinstance(returned.exception(), TimeoutError):
+                raise  # the function's own
+            raise TimeoutError(f"no answer after {seconds:g} s") from None
+
+    def close(self) -> None:
+        """Let the thread end once the calls so far have been made."""
+        self._thread.shutdown()
+
+
+def _hear_of_error(returned: asyncio.Future[Any]) -> None:
+    """Keep asyncio from complaining about an error for which nobody waits any more."""
+    if not returned.cancelled():
+        returned.exception()

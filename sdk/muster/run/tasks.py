@@ -1,0 +1,44 @@
+"""Tasks that live beside a run, none of which may die without the run's hearing of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Tasks:
+    """The tasks of one run.
+
+    Args:
+        on_death: called when one of them has raised.
+
+    Attributes:
+        error: what the first of them has raised; None as long as none has.
+    """
+
+    def __init__(self, on_death: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self._on_death = on_death
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:
+        """Have ``work`` done beside everything else."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._note)
+        return task
+
+    async def cancel(self) -> None:
+        """End all that still run. Returns when they have ended; what they raise meanwhile is noted, too."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.error = self.error or error
+            self._on_death()

@@ -1,0 +1,171 @@
+"""An event loop in which time, threads, network and processes are simulated: what runs on it takes no time, and is the
+same every time.
+
+Time passes only while everybody waits, and then at once. What would run on a thread runs on the loop. Connections and
+servers lie in memory (:mod:`muster.testing.network`), and so do the processes (:mod:`muster.testing.programs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from muster.testing.network import MemoryServer, Protocol, connect
+from muster.testing.programs import MemoryProcess, Program
+
+Result = TypeVar("Result")
+
+START = 1000.0  # what the monotonic clock says at first
+EPOCH = 1_700_000_000.0  # seconds since 1970 at that moment, by the simulated clock on the wall
+
+
+class NothingHappens(Exception):
+    """Every task waits, and for something that nobody will ever do."""
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time, threads, network and processes are simulated.
+
+    Attributes:
+        programs: makes the program that stands for a command line, when a process is to be started. Raises OSError for
+            one that cannot be; by default always.
+    """
+
+    def __init__(self) -> None:
+        self._now = START
+        self.programs: Callable[[tuple[str, ...]], Program] = _no_program
+        self._servers: dict[tuple[str, int], MemoryServer] = {}
+        self._free_at: dict[object, float] = {}  # when the thread of an executor has done what it was given
+        self._slept = 0.0
+        super().__init__(_Selector(self))
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Seconds on the simulated monotonic clock."""
+        return self._now
+
+    def wall_time(self) -> float:
+        """Seconds since 1970 on the simulated clock on the wall."""
+        return EPOCH + self._now - START
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clocks, without running anything that is due meanwhile."""
+        self._now += seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Stand for ``time.sleep`` in what runs on a simulated thread: its result comes so much later."""
+        self._slept += seconds
+
+    def run(self, main: Coroutine[Any, Any, Result], limit: float | None = None) -> Result:
+        """Run ``main`` to its end, and return its result.
+
+        Raises:
+            NothingHappens: it would wait for ever.
+            TimeoutError: it has not ended within ``limit`` simulated seconds.
+        """
+        try:
+            return self.run_until_complete(asyncio.wait_for(main, limit))
+        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
+            raise TimeoutError(f"not ended after {limit:g} simulated seconds") from None
+
+    def close(self) -> None:
+        """Cancel whatever still runs, and close."""
+        if not self.is_closed():
+            tasks = asyncio.all_tasks(self)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        super().close()
+
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        """Call ``func`` on the loop, as soon as all that the executor was given before has been done."""
+        done: asyncio.Future[Result] = self.create_future()
+
+        def work() -> None:
+            self._slept = 0.0
+            try:
+                outcome, error = func(*args), None
+            except BaseException as raised:
+                outcome, error = None, raised
+            self._free_at[executor] = self._now + self._slept
+            if self._slept:
+                if self._slept < float("inf"):
+                    self.call_later(self._slept, _finish, done, outcome, error)
+            else:
+                _finish(done, outcome, error)
+
+        free_at = self._free_at.get(executor, self._now)
+        if free_at < float("inf"):
+            self._free_at[executor] = max(free_at, self._now)
+            self.call_at(free_at, work) if free_at > self._now else self.call_soon(work)
+        return done
+
+    # -- network ------------------------------------------------------------------------------------------------------
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Protocol], host: str, port: int = 0, **_: Any
+    ) -> MemoryServer:
+        """Listen in memory. TLS is left out: what it protects does not leave the process."""
+        if (host, port) in self._servers and self._servers[host, port].is_serving():
+            raise OSError(98, "Address already in use")
+        number = port or max([49151, *(taken for _, taken in self._servers)]) + 1
+        server = self._servers[host, number] = MemoryServer(self, protocol_factory, (host, number))
+        return server
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Protocol], host: str, port: int, **_: Any
+    ) -> tuple[asyncio.Transport, Protocol]:
+        """Connect to what listens in memory."""
+        server = self._servers.get((host, port))
+        if server is None or not server.is_serving():
+            raise ConnectionRefusedError(111, "Connection refused")
+        protocol = protocol_factory()
+        return connect(self, protocol, server.make_protocol()), protocol
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    async def subprocess_exec(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.SubprocessProtocol], *args: str, **_: Any
+    ) -> tuple[asyncio.SubprocessTransport, asyncio.SubprocessProtocol]:
+        """Start what stands for this command line."""
+        protocol = protocol_factory()
+        return MemoryProcess(self, protocol, self.programs(args)), protocol
+
+
+class _Selector(selectors.DefaultSelector):
+    """Lets time pass instead of waiting."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready now; else the time has passed for which the loop would wait."""
+        ready = super().select(0)
+        if not ready and timeout is None:
+            waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self._loop)))
+            raise NothingHappens(f"every task waits, and for something that nobody will ever do: {waiting}")
+        if not ready and timeout:
+            self._loop.pass_time(timeout)
+        return ready
+
+
+def _finish(done: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(outcome)
+
+
+def _no_program(argv: tuple[str, ...]) -> Program:
+    raise FileNotFoundError(2, "No such file or directory", argv[0])

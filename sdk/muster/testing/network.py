@@ -1,0 +1,167 @@
+"""Connections and servers in memory: what one end writes the other end is given, in order, by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+Protocol = asyncio.Protocol
+
+
+def connect(loop: asyncio.AbstractEventLoop, ours: Protocol, theirs: Protocol) -> MemoryTransport:
+    """Connect two protocols. Returns the transport of the first."""
+    end, other = MemoryTransport(loop, ours), MemoryTransport(loop, theirs)
+    end.peer, other.peer = other, end
+    theirs.connection_made(other)
+    ours.connection_made(end)
+    return end
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection.
+
+    Attributes:
+        peer: the other end.
+        is_cut: whether nothing gets through any more in this direction, as when a cable has been pulled: neither bytes
+            nor the end of the connection.
+    """
+
+    peer: MemoryTransport
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: Protocol) -> None:
+        super().__init__()
+        self._loop = loop
+        self._protocol = protocol
+        self._arrived: list[bytes] = []
+        self._is_paused = False
+        self._is_closing = False
+        self._is_lost = False
+        self.is_cut = False
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Send bytes; into the void once the connection has ended."""
+        if data and not self._is_closing and not self.is_cut:
+            self._loop.call_soon(self.peer._arrive, bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Send bytes."""
+        self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        """0: all that is written is sent at once."""
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing: nothing ever waits to be sent."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Nothing but the address of the other end, and a socket that has no number."""
+        return {"peername": ("127.0.0.1", 0), "socket": MemorySocket(("127.0.0.1", 0))}.get(name, default)
+
+    def pause_reading(self) -> None:
+        """Keep what comes."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """Hand over what has been kept, and what comes."""
+        self._is_paused = False
+        self._loop.call_soon(self._hand_over)
+
+    def is_reading(self) -> bool:
+        """Whether what comes is handed over."""
+        return not self._is_paused and not self._is_closing
+
+    def is_closing(self) -> bool:
+        """Whether this end has been closed."""
+        return self._is_closing
+
+    def close(self) -> None:
+        """End the connection, once what was written has come to the other end."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.call_soon(self._lose, None)
+            if not self.is_cut:
+                self._loop.call_soon(self.peer._end)
+
+    def abort(self) -> None:
+        """End the connection."""
+        self.close()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Have another protocol take what comes."""
+        assert isinstance(protocol, Protocol)
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol that takes what comes."""
+        return self._protocol
+
+    def _arrive(self, data: bytes) -> None:
+        self._arrived.append(data)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._arrived and self.is_reading():
+            self._protocol.data_received(self._arrived.pop(0))
+
+    def _end(self) -> None:
+        """The other end has been closed."""
+        if not self._is_closing:
+            self._hand_over()
+            self._is_closing = True
+            self._protocol.eof_received()
+            self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._protocol.connection_lost(error)
+
+
+class MemorySocket:
+    """What stands for the socket of a connection or a server: it has an address and no number."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+
+    def getsockname(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._address
+
+    def fileno(self) -> int:
+        """-1, as of a socket that has been closed."""
+        return -1
+
+
+class MemoryServer(asyncio.AbstractServer):
+    """What listens in memory."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol_factory: Callable[[], Protocol], address: tuple[str, int]
+    ) -> None:
+        self._loop = loop
+        self.make_protocol = protocol_factory
+        self.sockets: tuple[MemorySocket, ...] = (MemorySocket(address),)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether it takes connections."""
+        return bool(self.sockets)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self.sockets = ()
+
+    async def start_serving(self) -> None:
+        """Do nothing: it does so from the beginning."""
+
+    async def serve_forever(self) -> None:
+        """Wait to be cancelled."""
+        await self._loop.create_future()
+
+    async def wait_closed(self) -> None:
+        """Return: that takes no time."""

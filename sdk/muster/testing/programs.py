@@ -1,0 +1,129 @@
+"""Processes in memory: a program is an object that a test tells when to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+
+class Program:
+    """What runs as a process of a :class:`~muster.testing.loop.SimulatedLoop`.
+
+    Args:
+        ignores_sigterm: whether it goes on when it is asked to end.
+
+    Attributes:
+        argv: its command line, once it has been started.
+        lines: what has been written to its input.
+    """
+
+    def __init__(self, *, ignores_sigterm: bool = False) -> None:
+        self.argv: tuple[str, ...] = ()
+        self.lines: list[bytes] = []
+        self._ignores_sigterm = ignores_sigterm
+        self._process: MemoryProcess | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started and has not ended."""
+        return self._process is not None and self._process.get_returncode() is None
+
+    def exit(self, code: int = 0) -> None:
+        """End, with this status; minus the number of a signal for one that a signal has ended."""
+        if self._process is not None:
+            self._process.end(code)
+
+    def started(self, process: MemoryProcess) -> None:
+        """It runs as this process now."""
+        self._process = process
+
+    def on_line(self, line: bytes) -> None:
+        """A line has been written to its input."""
+        self.lines.append(line)
+
+    def on_signal(self, number: int) -> None:
+        """A signal has come."""
+        if number == signal.SIGKILL or not self._ignores_sigterm:
+            self.exit(-number)
+
+
+class MemoryProcess(asyncio.SubprocessTransport):
+    """A program as ``asyncio`` sees the processes that it has started."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.SubprocessProtocol, program: Program) -> None:
+        super().__init__()
+        self._loop = loop
+        self._protocol = protocol
+        self._program = program
+        self._returncode: int | None = None
+        self._waiters: list[asyncio.Future[int]] = []
+        self._input = _Input(program)
+        program.started(self)
+        protocol.connection_made(self)
+
+    def get_pid(self) -> int:
+        """A number that no process has."""
+        return 1 << 30
+
+    def get_returncode(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._returncode
+
+    def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
+        """Its input; what it prints goes nowhere."""
+        return self._input if fd == 0 else None
+
+    def send_signal(self, signal: int) -> None:
+        """Tell the program, unless it has ended."""
+        if self._returncode is not None:
+            raise ProcessLookupError
+        self._loop.call_soon(self._program.on_signal, signal)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+    def end(self, code: int) -> None:
+        """The program has ended."""
+        if self._returncode is None:
+            self._returncode = code
+            self._input.close()
+            self._protocol.process_exited()
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(code)
+
+    async def _wait(self) -> int:
+        """What ``asyncio.subprocess.Process.wait`` waits for."""
+        if self._returncode is not None:
+            return self._returncode
+        waiter: asyncio.Future[int] = self._loop.create_future()
+        self._waiters.append(waiter)
+        return await waiter
+
+
+class _Input(asyncio.WriteTransport):
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self._program = program
+        self._rest = b""
+        self._is_closing = False
+
+    def write(self, data: Any) -> None:
+        *lines, self._rest = (self._rest + bytes(data)).split(b"\n")
+        for line in lines:
+            self._program.on_line(line)
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True

@@ -1,0 +1,191 @@
+"""One run with scripted workers, in simulated time: what happens when, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.checks.planning import make_facts, member_names
+from muster.events import Event, Observer, Observers
+from muster.job import Job, Limits, Script
+from muster.pools.endpoint import Session
+from muster.run.orchestrator import Orchestrator
+from muster.run.preparation import make_specs
+from muster.run.request import CheckedRun, RunContext
+from muster.run.state import RunState
+from muster.security.ssh import KeyPair
+from muster.strategies import get_strategy
+from muster.strategies.base import Strategy
+from muster.testing.loop import SimulatedLoop
+from muster.testing.platform import ScriptedPlatform
+from muster.testing.programs import Program
+from muster.testing.workers import ScriptedWorker
+
+LONGEST = 24 * 3600.0  # simulated seconds that a scene may last
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a scene.
+
+    Attributes:
+        error: what the run ended with; None where it has succeeded.
+        events: everything that observers were told.
+        orders: every message that was sent to a worker: its name, the message's type and its fields.
+        seconds: how long the run took, in simulated time.
+    """
+
+    error: BaseException | None
+    events: list[Event]
+    orders: list[tuple[str, str, dict[str, Any]]]
+    seconds: float
+
+    def kinds(self, worker: str | None = None) -> list[str]:
+        """The kinds of all events, in order; only those of one worker, if one is given."""
+        return [event.kind for event in self.events if worker in (None, event.worker)]
+
+    def ordered(self, worker: str) -> list[str]:
+        """The types of the messages that a worker was sent, in order."""
+        return [kind for name, kind, _ in self.orders if name == worker]
+
+
+class Scene:
+    """One run with scripted workers. Nothing in it is real but the engine, and it takes no time.
+
+    Say with :meth:`at` what happens when, and then :meth:`play` it; or :meth:`start` it and :meth:`advance` it by
+    hand. Close it afterwards, or use it as a context manager.
+
+    Args:
+        n_workers, n_ps: how many workers there are.
+        strategy: a strategy or the name of one. Its launcher is played, too (see ``launcher``).
+        platform: where the workers run; by default a :class:`~muster.testing.ScriptedPlatform`.
+        limits: how long what may take.
+        observers: told every event.
+        owns_platform: whether the platform ends with the run.
+
+    Attributes:
+        workers: who plays each worker, by name.
+        platform: the platform.
+        launcher: what plays the strategy's launcher, where it has one.
+        loop: the event loop that everything runs on.
+        orchestrator: what is tested; None before the start.
+    """
+
+    def __init__(
+        self,
+        n_workers: int = 2,
+        *,
+        n_ps: int = 0,
+        strategy: str | Strategy = "processes",
+        platform: ScriptedPlatform | None = None,
+        limits: Limits | None = None,
+        observers: Iterable[Observer] = (),
+        owns_platform: bool = True,
+    ) -> None:
+        self.loop = SimulatedLoop()
+        self.platform = platform or ScriptedPlatform()
+        self.launcher = Program()
+        self.events: list[Event] = []
+        self.orders: list[tuple[str, str, dict[str, Any]]] = []
+        self.workers: dict[str, ScriptedWorker] = {}
+        self.orchestrator: Orchestrator | None = None
+        self.is_up = False
+        made = get_strategy(strategy)
+        script = Script("file", "train.py", is_task=made.name == "parameter_server")
+        job = Job(script, n_workers, n_ps, python="python", cwd="/", name="scene")
+        members = member_names(job, made)
+        self._checked = CheckedRun(job, made, self.platform, owns_platform, limits or Limits(), members=members)
+        for name, role, _ in members:
+            self.workers[name] = self.platform.player(name)
+            self.workers[name].on_order = self._note_order(name)
+            if role == "ps":
+                self.workers[name].manners.runs_for = None  # a server never ends by itself
+        self._observers = Observers([self.events.append, *observers])
+        self._timeline: list[tuple[float, Callable[[], object]]] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="muster-scene-"))
+        self._started_at = self.loop.time()
+        self._run: asyncio.Task[None] | None = None
+
+    def at(self, seconds: float, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Have ``function`` called so many simulated seconds after the start."""
+        self._timeline.append((seconds, lambda: function(*args, **kwargs)))
+
+    def stop(self, reason: str = "by request") -> None:
+        """Stop the run, as ``cluster.stop()`` does."""
+        if self.orchestrator is not None:
+            self.orchestrator.stop(reason)
+
+    def play(self) -> Outcome:
+        """Start it, and let it go on to its end."""
+        self.start()
+        return self.finish()
+
+    def start(self) -> None:
+        """Start it."""
+        self.loop.programs = lambda argv: self.launcher
+        self._run = self.loop.run_until_complete(self._begin())
+
+    def advance(self, seconds: float) -> None:
+        """Let so many simulated seconds pass."""
+        self.loop.run(asyncio.sleep(seconds))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended."""
+        return self._run is not None and self._run.done()
+
+    def finish(self) -> Outcome:
+        """Let it go on to its end.
+
+        Raises:
+            TimeoutError: it does not end.
+        """
+        assert self._run is not None, "it has been started"
+        done, _ = self.loop.run(asyncio.wait([self._run], timeout=LONGEST))
+        if not done:
+            raise TimeoutError(f"the run has not ended after {LONGEST:g} simulated seconds")
+        seconds = self.loop.time() - self._started_at
+        return Outcome(self._run.exception(), self.events, self.orders, seconds)
+
+    def close(self) -> None:
+        """End whatever is left of it."""
+        self.loop.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _begin(self) -> asyncio.Task[None]:
+        self.orchestrator = await self._make_orchestrator()
+        self._started_at = self.loop.time()
+        for seconds, function in self._timeline:
+            self.loop.call_later(seconds, function)
+        return self.loop.create_task(self.orchestrator.life(), name="run")
+
+    async def _make_orchestrator(self) -> Orchestrator:
+        checked, scratch, run_dir = self._checked, self._folder / "scratch", self._folder / "run"
+        for folder in (scratch, run_dir / "logs"):
+            folder.mkdir(parents=True)
+        facts = make_facts(checked.job, checked.strategy, "scene", run_dir, scratch)
+        session = Session(list(self.workers))
+        address = await session.open(scratch, "127.0.0.1")
+        login = KeyPair("", "") if checked.strategy.needs_ssh else None
+        context = RunContext(checked, facts, make_specs(checked, facts, address, login))
+        state = RunState(context.specs, self._observers.tell)
+        orchestrator = Orchestrator(context, session, state, on_plan=lambda plan: None, on_up=self._up)
+        session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
+        return orchestrator
+
+    def _up(self) -> None:
+        self.is_up = True
+
+    def _note_order(self, name: str) -> Callable[[str, dict[str, Any]], None]:
+        return lambda kind, fields: self.orders.append((name, kind, fields))

@@ -1,0 +1,216 @@
+"""Scripted workers: what speaks to a session as a worker's agent does, and does whatever a test wants it to."""
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.agent import wire
+from muster.job import WorkerSpec
+from muster.runtime import clock
+from muster.testing.loop import SimulatedLoop
+
+Rank = int | None
+
+
+@dataclass
+class Manners:
+    """How a worker behaves as long as a test does not interfere. Times are in seconds; None stands for never.
+
+    Attributes:
+        hello_after: when it says hello, counted from its launch.
+        hello: what it says differently in its hello.
+        starts_after: how long after its order a process runs.
+        runs_for: how long each process takes, until it exits with status 0.
+        listens_after: how long after it is asked to watch a port something listens on it.
+        stops_after: how long its processes take to end when they are asked to.
+        leaves_after: how long it takes to leave when it is told to.
+        deaf_to: types of orders that it does not hear.
+    """
+
+    hello_after: float | None = 0.1
+    hello: dict[str, Any] = field(default_factory=dict)
+    starts_after: float | None = 0.1
+    runs_for: float | None = 10.0
+    listens_after: float | None = 0.1
+    stops_after: float | None = 0.1
+    leaves_after: float | None = 0.1
+    deaf_to: frozenset[str] = frozenset()
+
+
+class ScriptedWorker(asyncio.Protocol):
+    """One worker: its agent, and the processes that it would have.
+
+    It speaks through the real encoder and decoder, over whatever network its event loop has.
+
+    Args:
+        name: its name in the run.
+
+    Attributes:
+        manners: how it behaves by itself.
+        orders: every message that the session has sent it, in order: its type and the fields.
+        running: its processes: pid by rank (None where there are no ranks).
+        on_order: called with each of them.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.manners = Manners()
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.running: dict[Rank, int] = {}
+        self.on_order: Callable[[str, dict[str, Any]], object] = lambda kind, fields: None
+        self._expected: dict[str, Any] | None = None
+        self._decoder = wire.Decoder(limit=None)
+        self._transport: asyncio.Transport | None = None
+        self._pid = 100
+        self._dialling: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its connection to the session is open."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def order_types(self) -> list[str]:
+        """The types of all orders that it was sent, in order."""
+        return [kind for kind, _ in self.orders]
+
+    # -- faults, and whatever else a test has it do -------------------------------------------------------------------
+
+    def launch(self, spec: WorkerSpec) -> None:
+        """It has been launched: it dials the session and says hello, when its manners say so."""
+        self._spec = spec
+        self._later(self.manners.hello_after, self.dial)
+
+    def dial(self) -> None:
+        """Connect to the session, and say hello."""
+        self._dialling = asyncio.get_running_loop().create_task(self._dial())
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Send a message, whether or not it makes sense."""
+        self.send(wire.encode(kind, **fields))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, which need not be a message."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def report(self, kind: str, **fields: Any) -> None:
+        """Pass on a report, as from ``muster.training`` in one of its processes."""
+        self.say("report", report={"kind": kind, **fields})
+
+    def start(self, rank: Rank = None) -> None:
+        """A process starts."""
+        self._pid += 1
+        self.running[rank] = self._pid
+        self.say("started", pid=self._pid, rank=rank)
+        self._later(self.manners.runs_for, self._exit_of, rank, self._pid)
+
+    def exit(self, code: int = 0, rank: Rank = None, *, signal: int | None = None, reason: str | None = None) -> None:
+        """A process ends: with a status, or by a signal. Does nothing where it does not run."""
+        pid = self.running.pop(rank, None)
+        if pid is not None:
+            exit_code = None if signal else code
+            self.say("exited", pid=pid, rank=rank, exit_code=exit_code, signal=signal, reason=reason, memory=None)
+
+    def raise_exception(self, type: str = "ValueError", message: str = "it went wrong", rank: Rank = None) -> None:
+        """A script raises, and its process exits with status 1 a moment later."""
+        now = clock.wall_time()
+        trace = f"Traceback (most recent call last):\n{type}: {message}"
+        self.report("exception", type=type, message=message, traceback=trace, rank=rank, time=now)
+        self._later(0.05, self.exit, 1, rank)
+
+    def hang_up(self) -> None:
+        """Its connection ends, and its processes with it; as when its agent is killed."""
+        self.running.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- what a well-behaved worker does ------------------------------------------------------------------------------
+
+    async def _dial(self) -> None:
+        address = self._spec.session
+        assert address is not None, "a worker that a run has launched has a session"
+        loop = asyncio.get_running_loop()
+        context = None if isinstance(loop, SimulatedLoop) else _tls(address.certificate)
+        await loop.create_connection(lambda: self, address.host, address.port, ssl=context)
+        self.say("hello", **{**self._hello(), "token": address.token, **self.manners.hello})
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "version": wire.VERSION,
+            "worker": self.name,
+            "pid": 100,
+            "host": "127.0.0.1",
+            "ports": list(range(2300, 2300 + self._spec.ports)),
+            "ssh_port": 2222 if self._spec.ssh else None,
+            "host_key": "ssh-ed25519 AAAA" if self._spec.ssh else None,
+            "interfaces": ["lo"],
+            "cores": 1,
+            "gpus": [],
+            "python": "3.11.0",
+        }
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is connected."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its session has gone, and it goes, too."""
+        self.running.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Orders have come."""
+        for message in self._decoder.feed(data):
+            kind = message.pop("type")
+            self.orders.append((kind, message))
+            self.on_order(kind, message)
+            if kind not in self.manners.deaf_to:
+                getattr(self, "_on_" + kind, lambda **_: None)(**message)
+
+    def _on_start(self, rank: Rank = None, **_: Any) -> None:
+        self._later(self.manners.starts_after, self.start, rank)
+
+    def _on_watch(self, port: int, **_: Any) -> None:
+        self._later(self.manners.listens_after, lambda: self.say("listening", port=port))
+
+    def _on_stacks(self, **_: Any) -> None:
+        for rank in self.running:
+            self.say("stacks", rank=rank, text=f"stack of {self.name}")
+
+    def _on_release(self, **_: Any) -> None:
+        pass
+
+    def _on_stop(self, grace: float = 0.0, **_: Any) -> None:
+        for rank, pid in list(self.running.items()):
+            takes = self.manners.stops_after
+            if takes is not None and takes <= grace:
+                self._later(takes, self._stop_of, rank, pid, signals.SIGTERM)
+            else:
+                self._later(grace, self._stop_of, rank, pid, signals.SIGKILL)
+
+    def _on_end(self, **_: Any) -> None:
+        self._later(self.manners.leaves_after, self.hang_up)
+
+    def _exit_of(self, rank: Rank, pid: int) -> None:
+        if self.running.get(rank) == pid:
+            self.exit(0, rank)
+
+    def _stop_of(self, rank: Rank, pid: int, signal: int) -> None:
+        if self.running.get(rank) == pid:
+            self.exit(rank=rank, signal=int(signal), reason="stopped")
+
+    def _later(self, seconds: float | None, function: Callable[..., object], *args: Any) -> None:
+        if seconds is not None:
+            asyncio.get_running_loop().call_later(seconds, function, *args)
+
+
+def _tls(certificate: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # this one certificate is trusted, whatever its name
+    context.load_verify_locations(cadata=certificate)
+    return context

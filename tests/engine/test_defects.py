@@ -1,0 +1,79 @@
+"""Defects, of ours and of platforms: whatever raises, wherever it does, the run ends and says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from muster.errors import WorkerLost
+from muster.job import Status, Worker
+from muster.run.ending import Ending
+from muster.run.orchestrator import Orchestrator
+from muster.run.watch import PlatformWatch
+from muster.testing import Scene
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise KeyError("a defect")
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.FAILED])
+def test_unknown_names_in_a_listing_hide_nothing(status: Status) -> None:
+    with Scene() as scene:
+        scene.platform.strangers = [Worker("7", "nobody", status)]
+        scene.at(3, scene.platform.end, "worker-1", Status.FAILED, "its node is gone")
+        scene.at(3, scene.workers["worker-1"].hang_up)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert "its node is gone" in str(outcome.error)
+
+
+def test_a_listing_that_makes_no_sense_is_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    with Scene() as scene:
+        scene.platform.strangers = [None]  # type: ignore[list-item]
+        scene.at(3, scene.workers["worker-1"].hang_up)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-1"
+    assert caplog.text.count("did not answer") == 1
+
+
+@pytest.mark.parametrize("method", ["_look", "_explain_lost", "_rest"])
+def test_a_watch_that_dies_ends_the_run_with_its_traceback(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scene() as scene:
+        scene.at(3, monkeypatch.setattr, PlatformWatch, method, raising)
+        outcome = scene.play()
+    assert isinstance(outcome.error, KeyError)
+    assert outcome.error.__traceback__ is not None
+    assert outcome.seconds < 5
+    assert outcome.ordered("worker-0")[-1] == "end"
+
+
+def test_a_defect_when_the_launcher_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scene(strategy="horovod") as scene:
+        monkeypatch.setattr(Orchestrator, "_is_decided", raising)
+        for rank, worker in enumerate(scene.workers.values()):
+            scene.at(3, worker.start, rank)
+        scene.at(4, scene.launcher.exit)
+        outcome = scene.play()
+    assert isinstance(outcome.error, KeyError)
+
+
+def test_a_defect_in_a_callback_of_the_launcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scene(strategy="horovod") as scene:
+        monkeypatch.setattr(scene.launcher, "exit", scene.launcher.exit)
+        scene.at(2, lambda: monkeypatch.setattr(scene.orchestrator, "plan", raising))  # it has no ranks
+        scene.at(4, scene.launcher.exit)
+        outcome = scene.play()
+    assert isinstance(outcome.error, AttributeError)
+    assert outcome.seconds < 6
+
+
+@pytest.mark.parametrize("method", ["stop_processes", "let_go_of_workers"])
+def test_a_defect_in_the_ending_is_told(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ending, method, raising)
+    with Scene() as scene:
+        outcome = scene.play()
+    assert isinstance(outcome.error, KeyError)
+    if method == "stop_processes":
+        assert scene.platform.calls[-1][0] == "close"

@@ -1,0 +1,121 @@
+"""A run from its folders to its record: whatever goes wrong on the way, who waits for its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from muster.checks.planning import member_names
+from muster.errors import JobError, MusterError
+from muster.events import Observers
+from muster.job import Job, Script
+from muster.records.journal import Journal
+from muster.run import execution, preparation
+from muster.run.execution import Execution
+from muster.run.request import CheckedRun
+from muster.strategies import get_strategy
+from muster.testing import ScriptedPlatform, SimulatedLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[SimulatedLoop]:
+    loop = SimulatedLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def checked() -> CheckedRun:
+    job = Job(Script("file", "train.py"), 2, python="python", cwd="/", name="job")
+    strategy = get_strategy("processes")
+    return CheckedRun(job, strategy, ScriptedPlatform(), members=member_names(job, strategy))
+
+
+@pytest.fixture
+def made(loop: SimulatedLoop, monkeypatch: pytest.MonkeyPatch) -> Execution:
+    monkeypatch.setattr(execution, "background_loop", lambda: loop)
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda work, loop: loop.create_task(work))
+    return Execution(Observers([]))
+
+
+def finish(loop: SimulatedLoop, made: Execution) -> execution.Result:
+    loop.run(asyncio.wait(asyncio.all_tasks(loop), timeout=1000))
+    assert made.up.is_set()
+    return made.ended.result(timeout=0)
+
+
+def recorded(made: Execution) -> dict[str, Any]:
+    return dict(json.loads((made.run_dir / "result.json").read_text()))
+
+
+def test_a_run_that_goes_well(loop: SimulatedLoop, made: Execution, checked: CheckedRun) -> None:
+    made.begin(checked)
+    result = finish(loop, made)
+    assert result.status == recorded(made)["status"] == "succeeded"
+    assert result.exit_codes == {"rank 0": 0, "rank 1": 0}
+    assert sorted(path.name for path in made.run_dir.iterdir()) == [
+        "events.jsonl",
+        "logs",
+        "plan.json",
+        "result.json",
+        "results",
+    ]
+
+
+STEPS = [
+    "describe_job", "warm_up", "prepare", "make_facts", "ship_library", "launch", "close", "rmtree",
+    "exit_codes", "write_json", "tell", "close_journal",
+]  # fmt: skip
+ERRORS = [KeyError("x"), OSError(28, "No space left on device"), JobError("no"), TypeError("x")]
+
+
+def sabotage(
+    monkeypatch: pytest.MonkeyPatch, made: Execution, checked: CheckedRun, step: str, raising: Callable[..., Any]
+) -> None:
+    """Have one step raise."""
+
+    where = {
+        "describe_job": (execution, "describe_job"),
+        "warm_up": (checked.platform, "warm_up"),
+        "prepare": (execution, "prepare"),
+        "make_facts": (preparation, "make_facts"),
+        "ship_library": (preparation, "ship_library"),
+        "launch": (checked.platform, "launch"),
+        "close": (checked.platform, "close"),
+        "rmtree": (execution.shutil, "rmtree"),
+        "exit_codes": (execution, "exit_codes"),
+        "write_json": (execution.runs, "write_json"),
+        "tell": (made._observers, "tell"),
+        "close_journal": (Journal, "_write_held"),
+    }
+    owner, name = where[step]
+    monkeypatch.setattr(owner, name, raising)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_raises_wherever_it_does_the_run_ends(
+    loop: SimulatedLoop,
+    made: Execution,
+    checked: CheckedRun,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: Exception,
+) -> None:
+    def raising(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        sabotage(patch, made, checked, step, raising)
+        made.begin(checked)
+        result = finish(loop, made)
+    if step in {"close", "close_journal"}:  # what ends later than the run does not fail it
+        assert result.error is None
+    else:
+        assert isinstance(result.error, MusterError) or step == "write_json"
+    if step in {"describe_job", "prepare", "exit_codes", "ship_library", "rmtree"}:
+        assert recorded(made)["status"] == result.status == "failed"
+        assert "run_ended" in (made.run_dir / "events.jsonl").read_text()

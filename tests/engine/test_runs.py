@@ -1,0 +1,130 @@
+"""Whole runs with scripted workers: what happens, and the error that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from muster.errors import (
+    DriverFailed,
+    LaunchRefused,
+    MusterError,
+    RunStalled,
+    RunStopped,
+    RunTimeout,
+    ScriptFailed,
+    ServersNotListening,
+    StartTimeout,
+    WorkerKilled,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkersMissing,
+)
+from muster.job import Limits, Status
+from muster.run.orchestrator import AT_ONCE
+from muster.testing import Manners, Outcome, Scene
+
+Change = Callable[[Scene], object]
+
+
+def play(change: Change = lambda scene: None, **options: object) -> Outcome:
+    with Scene(**options) as scene:  # type: ignore[arg-type]
+        change(scene)
+        return scene.play()
+
+
+def manners(worker: str, **options: object) -> Change:
+    return lambda scene: setattr(scene.workers[worker], "manners", Manners(**options))  # type: ignore[arg-type]
+
+
+def test_a_run_that_goes_well() -> None:
+    outcome = play()
+    assert outcome.error is None
+    assert outcome.kinds("worker-0") == [
+        "worker_state", "worker_ready", "worker_state", "process_started", "process_exited", "worker_state",
+    ]  # fmt: skip
+    assert outcome.ordered("worker-0") == ["welcome", "start", "release", "stop", "end"]
+    assert outcome.seconds == pytest.approx(10.3)
+
+
+def fails_to_start(scene: Scene) -> None:
+    scene.workers["worker-0"].manners.hello_after = None
+    scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "no image")
+
+
+# What happens, and the error, whom it names, and how long after the start all is over.
+FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
+    (lambda s: s.at(3, s.workers["worker-1"].exit, 7, 1), ScriptFailed, "worker-1", 3.5),
+    (lambda s: s.at(3, s.workers["worker-1"].exit, rank=1, signal=9), WorkerKilled, "worker-1", 3.5),
+    (lambda s: s.at(3, s.workers["worker-1"].exit, rank=1, signal=15), WorkerKilled, "worker-1", 4.2),
+    (
+        lambda s: s.at(3, s.workers["worker-1"].exit, rank=1, signal=9, reason="memory"),
+        WorkerOutOfMemory, "worker-1", 3.5,
+    ),
+    (lambda s: s.at(3, s.workers["worker-1"].raise_exception, rank=1), ScriptFailed, "worker-1", 3.5),
+    (lambda s: s.at(3, s.workers["worker-1"].hang_up), WorkerLost, "worker-1", 3.7),
+    (lambda s: s.at(3, s.workers["worker-1"].say, "error", text="cannot"), WorkerLost, "worker-1", 3.5),
+    (lambda s: s.at(3, s.workers["worker-1"].send, b"nonsense\n"), WorkerLost, "worker-1", 3.7),
+    (lambda s: s.at(3, s.stop), RunStopped, None, 3.3),
+    (lambda s: s.at(3, s.stop, AT_ONCE), RunStopped, None, 3.2),
+    (lambda s: s.at(0.02, s.stop), RunStopped, None, 0.02),
+    (lambda s: s.at(0.15, s.stop), RunStopped, None, 0.3),
+    (fails_to_start, LaunchRefused, "worker-0", 0.7),
+    (lambda s: s.platform.errors.update(launch=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
+    (lambda s: s.platform.seconds.update(launch=float("inf")), StartTimeout, None, 90.1),
+    (manners("worker-1", hello_after=None), WorkersMissing, "worker-1", 60.1),
+    (manners("worker-1", starts_after=None), StartTimeout, "worker-1", 60.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "worker", "seconds"), FAULTS)
+def test_faults(change: Change, error: type[MusterError], worker: str | None, seconds: float) -> None:
+    outcome = play(change)
+    assert type(outcome.error) is error
+    assert isinstance(outcome.error, MusterError)
+    assert outcome.error.worker == worker
+    assert outcome.seconds == pytest.approx(seconds, abs=0.1)
+
+
+def test_limits() -> None:
+    endless = Manners(runs_for=None)
+
+    def all_endless(scene: Scene) -> None:
+        for worker in scene.workers.values():
+            worker.manners = endless
+
+    outcome = play(all_endless, limits=Limits(run=20))
+    assert isinstance(outcome.error, RunTimeout)
+    outcome = play(all_endless, limits=Limits(stall=20))
+    assert isinstance(outcome.error, RunStalled)
+    assert outcome.error.details
+    assert "stack of worker-0" in outcome.error.details
+
+
+def test_parameter_servers() -> None:
+    outcome = play(strategy="parameter_server", n_ps=1)
+    assert outcome.error is None
+    assert "listening" in outcome.kinds("ps-0")
+    outcome = play(manners("ps-0", listens_after=None, runs_for=None), strategy="parameter_server", n_ps=1)
+    assert isinstance(outcome.error, ServersNotListening)
+    assert outcome.error.worker == "ps-0"
+
+
+def ranks_start(scene: Scene) -> None:
+    for rank, worker in enumerate(scene.workers.values()):
+        scene.at(3, worker.start, rank)
+
+
+def test_a_launcher() -> None:
+    def goes_well(scene: Scene) -> None:
+        ranks_start(scene)
+        scene.at(15, scene.launcher.exit, 0)
+
+    def is_killed(scene: Scene) -> None:
+        ranks_start(scene)
+        scene.at(5, scene.launcher.exit, -9)
+
+    assert play(goes_well, strategy="horovod").error is None
+    outcome = play(is_killed, strategy="horovod")
+    assert isinstance(outcome.error, DriverFailed)
+    assert play(lambda s: s.at(1, s.launcher.exit, 0), strategy="horovod").error is not None
