@@ -85,6 +85,26 @@ def test_what_is_not_there_is_refused(folder: Path, given: str, words: str) -> N
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("tarin", "train.py"),
+        ("Train.py", "train.py"),
+        ("deep.py", "models/vision/deep.py"),
+        ("deep", "models/vision/deep.py"),
+        ("scripts/deep.py", "models/vision/deep.py"),
+        ("models/vision/dep.py", "models/vision/deep.py"),
+        ("nothing_like_it.py", None),
+    ],
+)
+def test_a_wrong_path_names_the_file_that_is_near(folder: Path, given: str, meant: str | None) -> None:
+    (folder / "models" / "vision").mkdir(parents=True)
+    (folder / "models" / "vision" / "deep.py").write_text("pass\n")
+    with pytest.raises(ScriptError) as caught:
+        make_script(given)
+    assert caught.value.advice == (f"there is {folder / meant}" if meant else None)
+
+
 def test_what_does_not_compile_is_refused_with_its_line(folder: Path) -> None:
     (folder / "broken.py").write_text("x = 1\nif x\n    pass\n")
     with pytest.raises(ScriptError, match="line 2"):

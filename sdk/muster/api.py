@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
+from muster.errors import JobError
 from muster.events import Observer
 from muster.job import Resources
 from muster.platforms.base import Platform
 from muster.run.cluster import Cluster, living_clusters
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
+from muster.strategies import STRATEGIES, option_names
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
 
@@ -87,6 +91,7 @@ def run_cluster(
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
+    _refuse_misnamed(strategy, strategy_options)
     cluster = Cluster.of(
         RunRequest(
             script=worker_script,
@@ -94,10 +99,10 @@ def run_cluster(
             n_ps=n_ps,
             resources=Resources(cpu, memory, nvidia_gpu),
             args=args,
-            env=env or {},
+            env={} if env is None else env,
             kwargs=kwargs,
             python=python,
-            name=name or "",
+            name=name if name is not None else "",
             strategy=strategy,
             platform=platform,
             options=strategy_options,
@@ -107,7 +112,7 @@ def run_cluster(
             session_address=session_address,
             worker_ports=worker_ports,
         ),
-        observers,
+        plain_observers(observers),
     )
     cluster.check()
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
@@ -127,6 +132,19 @@ def run_cluster(
     if spec and worker_script is None:
         _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
+
+
+def _refuse_misnamed(strategy: str | Strategy, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that neither ``run_cluster`` nor any strategy has, with the right name where one is likely."""
+    own = [*inspect.signature(run_cluster).parameters][:-1]
+    mine = option_names(strategy) if isinstance(strategy, str) else []
+    of_strategies = [option for other in STRATEGIES for option in option_names(other)]
+    for name in options:
+        if name not in of_strategies and isinstance(strategy, str) and strategy in STRATEGIES:
+            right = right_name(name, [*own, *mine])
+            raise JobError(
+                f"run_cluster has no argument {name!r}.", advice=f"{right}=" if right else ", ".join([*own, *mine])
+            )
 
 
 def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from muster.checks.arguments import whole_number
 from muster.checks.mpi import mpiexec_of
 from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
@@ -28,9 +29,7 @@ def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
         ResourceError: nobody could be given such resources.
     """
     for name, number, least in (("n_workers", job.n_workers, 1), ("n_ps", job.n_ps, 0)):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise JobError(f"{name} is {number!r}; it must be a whole number.")
-        if not least <= number <= MAX_WORKERS:
+        if not least <= whole_number(name, number) <= MAX_WORKERS:
             raise JobError(f"{name} is {number}; it must be from {least} to {MAX_WORKERS}.")
     job.resources.check()
     _check_texts(job)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ NOT_PYTHON = frozenset(
     {".bash", ".c", ".cfg", ".cpp", ".csv", ".h5", ".html", ".ini", ".json", ".keras", ".log", ".md", ".rst", ".sh"}
     | {".so", ".tar", ".toml", ".txt", ".yaml", ".yml", ".zip"}
 )  # files that nobody means as Python; some would compile
+MOST_FOLDERS = 500  # that are looked through for a file of a name
 NAMED_SCRIPTS = 3  # of a folder, in the advice of an error
 
 
@@ -125,7 +127,8 @@ def _from_module(name: str, python: str) -> Script:
         where = "" if python == sys.executable else f" for {python}"
         raise ScriptError(
             f"There is neither a file nor a module {name!r}{where}.",
-            advice=f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
+            advice=_similar(Path.cwd() / f"{name}.py")
+            or f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
         )
     return Script("module", name, is_task=location.endswith(".py") and _has_task(Path(location)))
 
@@ -173,10 +176,26 @@ def _scripts_in(folder: Path) -> str | None:
 
 
 def _similar(path: Path) -> str | None:
+    """A file that may have been meant: of a similar name in that folder, or of that name in another one around here."""
     import difflib
 
-    if not path.parent.is_dir():
-        return None
-    names = [entry.name for entry in path.parent.glob("*.py")]
-    found = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return f"there is {path.with_name(found[0])}" if found else None
+    names: list[str] = []
+    if path.parent.is_dir():
+        names = [
+            entry.name for entry in path.parent.iterdir() if entry.suffix in ("", ".py", ".sh") and entry.is_file()
+        ]
+        plain = {name.lower(): name for name in names}
+        found = difflib.get_close_matches(path.name.lower(), plain, n=1, cutoff=0.75)
+        if found:
+            return f"there is {path.with_name(plain[found[0]])}"
+    elsewhere = list(itertools.islice(_namesakes(path.name, Path.cwd()), 3))
+    return f"there is {' and '.join(map(str, elsewhere))}" if elsewhere else None
+
+
+def _namesakes(name: str, folder: Path) -> Iterator[Path]:
+    """Files of that name in a folder, and in those that it holds down to the second level."""
+    for root, folders, files in itertools.islice(os.walk(folder), MOST_FOLDERS):
+        depth = len(Path(root).relative_to(folder).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__"))) if depth < 2 else []
+        if name in files:
+            yield Path(root, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from importlib import import_module
 
@@ -26,9 +27,16 @@ def get_platform(platform: str | Platform | None) -> Platform:
     """
     if isinstance(platform, Platform):
         return platform
+    if platform is not None and not isinstance(platform, str):
+        raise JobError(
+            f"platform is of type {type(platform).__name__}; it must be a name or a platform.",
+            advice=f"platform= one of {', '.join(sorted(PLATFORMS))}",
+        )
     name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if is_session(os.environ) else "local")
     if name not in PLATFORMS:
-        raise JobError(f"There is no platform {name!r}.", advice=f"platform= one of {', '.join(sorted(PLATFORMS))}")
+        near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
+        advice = f'platform="{near[0]}"' if near else f"platform= one of {', '.join(sorted(PLATFORMS))}"
+        raise JobError(f"There is no platform {name!r}.", advice=advice)
     module, _, attribute = PLATFORMS[name].partition(":")
     created: Platform = getattr(import_module(module), attribute)()
     return created

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks import interpreter
+from muster.checks.arguments import plain_args, plain_env, plain_path, plain_text, port_range, whole_number
 from muster.checks.mpi import mpiexec_of
 from muster.checks.planning import member_names
 from muster.checks.script import make_script
-from muster.errors import JobError
 from muster.job import Job, Limits, Resources, Script, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
@@ -166,6 +166,8 @@ def check(request: RunRequest) -> CheckedRun:
     """
     job = _job(request)
     strategy = get_strategy(request.strategy, **request.options)
+    worker_ports = port_range(request.worker_ports)
+    address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
     job = replace(job, python=interpreter.check(job, strategy.requires).path)
     mpiexec_of(strategy)
@@ -180,8 +182,8 @@ def check(request: RunRequest) -> CheckedRun:
         platform=platform,
         owns_platform=not isinstance(request.platform, Platform),
         limits=limits,
-        session_address=parse_address(request.session_address or f"{platform.usable_address()}:0"),
-        worker_ports=request.worker_ports,
+        session_address=parse_address(address or f"{platform.usable_address()}:0"),
+        worker_ports=worker_ports,
         members=members,
         request=request,
     )
@@ -199,19 +201,19 @@ def make_platform(request: RunRequest) -> Platform:
 
 def _job(request: RunRequest) -> Job:
     """The job with its script resolved and everything else as plain text."""
-    if isinstance(request.args, str):
-        raise JobError(f"args is a string, {request.args!r}; it must be a list.", advice=f"args={request.args.split()}")
+    args, env = plain_args(request.args), plain_env(request.env)
+    python, name = plain_path("python", request.python), plain_text("name", request.name)
     script = request.script
     if script is not None and not isinstance(script, Script):
-        script = make_script(script, module=request.is_module, python=request.python or None, kwargs=request.kwargs)
+        script = make_script(script, module=request.is_module, python=python or None, kwargs=request.kwargs)
     return Job(
         script=script,
-        n_workers=request.n_workers,
-        n_ps=request.n_ps,
+        n_workers=whole_number("n_workers", request.n_workers),
+        n_ps=whole_number("n_ps", request.n_ps),
         resources=request.resources,
-        args=tuple(str(argument) for argument in request.args),
-        env={name: str(value) for name, value in request.env.items()},
-        python=str(request.python or ""),
+        args=args,
+        env=env,
+        python=python,
         cwd=request.cwd or os.getcwd(),
-        name=request.name or (script.name if script else "servers"),
+        name=name or (script.name if script else "servers"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,19 @@ STRATEGIES = {
 }
 
 
+OTHER_NAMES = {
+    "ps": "parameter_server",
+    "hvd": "horovod",
+    "gloo": "horovod",
+    "openmpi": "mpi",
+    "mpirun": "mpi",
+    "mpiexec": "mpi",
+    "mwms": "multi_worker",
+    "multiworkermirroredstrategy": "multi_worker",
+    "process": "processes",
+}  # what people call them besides
+
+
 def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     """The strategy of that name, made with ``options``, or the given object itself.
 
@@ -25,6 +39,11 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
         JobError: there is no strategy of that name, or it has no such option.
     """
     if not isinstance(strategy, str):
+        if isinstance(strategy, type) or not hasattr(strategy, "plan"):
+            raise JobError(
+                f"strategy is of type {type(strategy).__name__}; it must be a name or a strategy.",
+                advice=f"strategy= one of {', '.join(STRATEGIES)}",
+            )
         if options:
             raise JobError(
                 f"A strategy that is made already takes no options: {', '.join(options)}.",
@@ -32,15 +51,32 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
             )
         return strategy
     if strategy not in STRATEGIES:
-        raise JobError(f"There is no strategy {strategy!r}.", advice=f"strategy= one of {', '.join(STRATEGIES)}")
-    module, _, attribute = STRATEGIES[strategy].partition(":")
-    kind = getattr(import_module(module), attribute)
-    known = [field.name for field in dataclasses.fields(kind)]
+        raise JobError(f"There is no strategy {strategy!r}.", advice=_likely_name(strategy))
+    known = option_names(strategy)
     unknown = [name for name in options if name not in known]
     if unknown:
+        having = [other for other in STRATEGIES if unknown[0] in option_names(other)]
         raise JobError(
             f"Strategy {strategy!r} has no such option: {', '.join(unknown)}.",
-            advice=f"its options are {', '.join(known) or 'none'}; or is that a misspelt argument?",
+            advice=f"{unknown[0]} is an option of {', '.join(having)}"
+            if having
+            else f"its options are {', '.join(known) or 'none'}; or is that a misspelt argument?",
         )
-    made: Strategy = kind(**options)
+    made: Strategy = _kind(strategy)(**options)
     return made
+
+
+def option_names(strategy: str) -> list[str]:
+    """Names of the options that the strategy of that name takes; none where there is no such strategy."""
+    return [field.name for field in dataclasses.fields(_kind(strategy))] if strategy in STRATEGIES else []
+
+
+def _kind(strategy: str) -> Any:
+    module, _, attribute = STRATEGIES[strategy].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _likely_name(strategy: str) -> str:
+    plain = strategy.lower().replace("-", "_").replace(" ", "_")
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else difflib.get_close_matches(plain, STRATEGIES, n=1)
+    return f'strategy="{near[0]}"' if near else f"strategy= one of {', '.join(STRATEGIES)}"

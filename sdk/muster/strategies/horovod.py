@@ -11,6 +11,8 @@ from muster.strategies.base import Facts
 from muster.strategies.commands import script_command
 from muster.strategies.launching import (
     check_slots,
+    check_text,
+    check_words,
     common_interface,
     driver_environment,
     place_ranks,
@@ -40,6 +42,8 @@ class Horovod:
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""
         check_slots(self.slots)
+        check_text("network_interface", self.network_interface)
+        check_words("horovodrun_args", self.horovodrun_args)
         return workers_only(job, "Horovod")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:

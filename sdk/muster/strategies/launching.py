@@ -33,6 +33,20 @@ def check_slots(slots: object) -> None:
         raise JobError(f"slots={slots!r}: a worker needs a whole number of processes, at least one.")
 
 
+def check_text(name: str, text: object) -> None:
+    """Refuse an option that must be a text, or None, with JobError."""
+    if text is not None and not isinstance(text, str):
+        raise JobError(f"{name} is of type {type(text).__name__}; it must be a string.")
+
+
+def check_words(name: str, words: object) -> None:
+    """Refuse an option that must be a list of words, with JobError."""
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise JobError(
+            f"{name} is of type {type(words).__name__}; it must be a list of words.", advice="shlex.split() makes one"
+        )
+
+
 def place_ranks(members: Sequence[Member], slots: int) -> dict[int, str]:
     """Which worker each rank runs on: one worker after the other."""
     return {index * slots + slot: member.name for index, member in enumerate(members) for slot in range(slots)}

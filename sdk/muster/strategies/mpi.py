@@ -16,6 +16,8 @@ from muster.strategies.base import Facts
 from muster.strategies.commands import script_command
 from muster.strategies.launching import (
     check_slots,
+    check_text,
+    check_words,
     common_interface,
     driver_environment,
     place_ranks,
@@ -53,8 +55,10 @@ class MPI:
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""
         check_slots(self.slots)
-        if isinstance(self.mpi_args, str):
-            raise JobError(f"mpi_args={self.mpi_args!r} must be a list of words.", advice="shlex.split() makes one")
+        check_text("mpiexec", self.mpiexec)
+        check_text("network_interface", self.network_interface)
+        check_text("binding", self.binding)
+        check_words("mpi_args", self.mpi_args)
         if any(_spelled_out(word) in NUMBER_OF_RANKS for word in self.mpi_args):
             raise JobError(
                 f"mpi_args={self.mpi_args!r} say how many ranks there are, which follows from workers and slots.",

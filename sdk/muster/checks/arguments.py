@@ -1,0 +1,154 @@
+"""Arguments as users give them: the plain data that they stand for, and what is wrong with them, in their own words.
+
+Values of environment variables are never repeated: they may be secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Set
+from enum import Enum
+from numbers import Number
+from typing import Any
+
+from muster.errors import JobError
+
+OTHER_NAMES = {
+    "worker_script": "script file filename path function func fn target entrypoint entry_point program main train_fn",
+    "nvidia_gpu": "gpu gpus n_gpus ngpus num_gpus gpu_count gpus_per_worker nvidia_gpus",
+    "n_workers": "workers num_workers nworkers worker_count n num n_procs num_proc np hosts nodes n_nodes num_nodes",
+    "n_ps": "ps num_ps nps n_servers parameter_servers ps_count",
+    "cpu": "cpus cores n_cpus num_cpus n_cores num_cores",
+    "memory": "mem ram memory_gb mem_gb memory_limit",
+    "timeout_seconds": "timeout start_timeout",
+    "args": "argv arguments script_args command_line",
+    "kwargs": "params parameters fn_kwargs keyword_arguments hyperparameters",
+    "env": "environ environment env_vars envs variables",
+    "python": "interpreter python_path executable",
+    "slots": "ranks processes processes_per_worker nproc_per_node slots_per_worker ranks_per_worker",
+    "network_interface": "interface iface nic network_interfaces",
+    "dashboard": "show progress verbose display quiet",
+    "wait": "block blocking background detach",
+    "name": "run_name title job_name",
+    "run_timeout": "max_seconds walltime time_limit",
+    "strategy": "backend method framework launcher",
+}  # what other tools call the same, by our name
+_RIGHT_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
+
+
+def right_name(name: str, known: Iterable[str]) -> str | None:
+    """Which of the known names was meant by an unknown one; None where that is anybody's guess."""
+    known = list(known)
+    meant = _RIGHT_NAMES.get(name.lower())
+    if meant in known:
+        return meant
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return near[0] if near else None
+
+
+def plain_args(args: Any) -> tuple[str, ...]:
+    """Command-line arguments as text.
+
+    Raises:
+        JobError: they are no list, or one of them would mean nothing as text.
+    """
+    if isinstance(args, str):
+        raise JobError(f"args is a string, {args!r}; it must be a list.", advice=f"args={args.split()}")
+    if isinstance(args, Mapping):
+        words = [str(word) for pair in args.items() for word in pair]
+        raise JobError("args is a dict; it must be a list, as on a command line.", advice=f"args={words}")
+    if not isinstance(args, Iterable) or isinstance(args, (bytes, Set)):
+        raise JobError(f"args is of type {_type(args)}; it must be a list.", advice='args=["--epochs", "3"]')
+    return tuple(_word(f"args[{index}]", argument) for index, argument in enumerate(args))
+
+
+def plain_env(env: Any) -> dict[str, str]:
+    """Environment variables as text.
+
+    Raises:
+        JobError: they are no dict of names and values.
+    """
+    if not isinstance(env, Mapping):
+        raise JobError(f"env is of type {_type(env)}; it must be a dict.", advice='env={"NAME": "value"}')
+    for name in env:
+        if not isinstance(name, str):
+            raise JobError(f"env has a name of type {_type(name)}; names must be strings.")
+    return {name: _word(f"env[{name!r}]", value) for name, value in env.items()}
+
+
+def plain_path(name: str, path: Any) -> str:
+    """A path as text; empty for None. Raises JobError for anything else."""
+    if path is None:
+        return ""
+    if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes):
+        raise JobError(f"{name} is of type {_type(path)}; it must be a path.")
+    return os.fspath(path)
+
+
+def plain_text(name: str, text: Any) -> str:
+    """A text; empty for None. Raises JobError for anything else."""
+    if text is not None and not isinstance(text, str):
+        raise JobError(f"{name} is of type {_type(text)}; it must be a string.")
+    return text or ""
+
+
+def whole_number(name: str, number: Any) -> int:
+    """A whole number, of Python's or of another kind such as NumPy's. Raises JobError for anything else."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise JobError(f"{name} is {number!r}; it must be a whole number.", advice=_as_number(name, number))
+    return int(number.__index__())
+
+
+def port_range(ports: Any) -> tuple[int, int] | None:
+    """First and last port; None for any. Raises JobError for anything else."""
+    if ports is None:
+        return None
+    try:
+        first, last = (whole_number("worker_ports", port) for port in ports)
+    except (TypeError, ValueError):  # JobError is one, too
+        first, last = 0, 0
+    if not 1 <= first <= last <= 65535:
+        raise JobError(
+            f"worker_ports is {ports!r}; it must be the first and the last port that servers may use.",
+            advice="worker_ports=(42000, 42100)",
+        )
+    return first, last
+
+
+def plain_observers(observers: Any) -> tuple[Callable[..., Any], ...]:
+    """Functions that are called with every event. Raises JobError for anything else."""
+    if callable(observers):
+        raise JobError("observers is a function; it must be a list of them.", advice="observers=[...]")
+    if not isinstance(observers, Iterable):
+        raise JobError(f"observers is of type {_type(observers)}; it must be a list of functions.")
+    found = tuple(observers)
+    for index, observer in enumerate(found):
+        if not callable(observer):
+            raise JobError(f"observers[{index}] is of type {_type(observer)}; it must be a function.")
+    return found
+
+
+def _word(name: str, value: Any) -> str:
+    """A value as the text that is meant by it."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, os.PathLike) and not isinstance(os.fspath(value), bytes):
+        return os.fspath(value)
+    if isinstance(value, (Number, bool)) and not isinstance(value, Enum):
+        return str(value)
+    raise JobError(
+        f"{name} is {'None' if value is None else 'of type ' + _type(value)}; it must be a string or a number.",
+        advice="leave it out" if value is None else "str(...), or json.dumps(...) of structures",
+    )
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _as_number(name: str, number: Any) -> str | None:
+    try:
+        return f"{name}={int(number)}" if float(number) == int(number) else None
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,136 @@
+"""Arguments that are not what they should be are refused in words that help, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import muster
+import numpy as np
+import pytest
+from muster.api import run_cluster
+from muster.checks.arguments import OTHER_NAMES, plain_args, plain_env
+from muster.errors import JobError, MusterError
+from plain import Plain
+
+WRONG = [
+    ({"args": {"--epochs": 3}}, "args is a dict", "args=['--epochs', '3']"),
+    ({"args": "--epochs 3"}, "args is a string", "args=['--epochs', '3']"),
+    ({"args": 3}, "args is of type int", 'args=["--epochs", "3"]'),
+    ({"args": b"--epochs"}, "args is of type bytes", "args="),
+    ({"args": {"--epochs", "3"}}, "args is of type set", "args="),
+    ({"args": None}, "args is of type NoneType", "args="),
+    ({"args": ["--epochs", None]}, "args[1] is None", "leave it out"),
+    ({"args": ["--sizes", [1, 2]]}, "args[1] is of type list", "json.dumps"),
+    ({"args": [{"epochs": 3}]}, "args[0] is of type dict", "json.dumps"),
+    ({"args": [b"x"]}, "args[0] is of type bytes", "str("),
+    ({"env": ["A=b"]}, "env is of type list", 'env={"NAME": "value"}'),
+    ({"env": "A=b"}, "env is of type str", "env={"),
+    ({"env": {"TOKEN": None}}, "env['TOKEN'] is None", "leave it out"),
+    ({"env": {"TOKEN": ["hunter2"]}}, "env['TOKEN'] is of type list", "str("),
+    ({"env": {5: "x"}}, "env has a name of type int", ""),
+    ({"n_workers": "2"}, "n_workers is '2'", "n_workers=2"),
+    ({"n_workers": 2.0}, "n_workers is 2.0", "n_workers=2"),
+    ({"n_workers": 2.5}, "n_workers is 2.5; it must be a whole number", ""),
+    ({"n_workers": True}, "n_workers is True", ""),
+    ({"n_workers": None}, "n_workers is None", ""),
+    ({"n_ps": "1"}, "n_ps is '1'", "n_ps=1"),
+    ({"cpu": "1"}, "cpu is '1'", ""),
+    ({"memory": "2GB"}, "memory is '2GB'", ""),
+    ({"memory": None}, "memory is None", ""),
+    ({"nvidia_gpu": 0.5}, "nvidia_gpu is 0.5", ""),
+    ({"worker_ports": 5}, "worker_ports is 5", "worker_ports=(42000, 42100)"),
+    ({"worker_ports": (1, 2, 3)}, "worker_ports is (1, 2, 3)", ""),
+    ({"worker_ports": (9000, 8000)}, "worker_ports is (9000, 8000)", ""),
+    ({"worker_ports": ("a", "b")}, "worker_ports is ('a', 'b')", ""),
+    ({"worker_ports": (0, 70000)}, "worker_ports is", ""),
+    ({"session_address": 5}, "session_address is of type int", ""),
+    ({"session_address": ("127.0.0.1", 0)}, "session_address is of type tuple", ""),
+    ({"python": ["python3"]}, "python is of type list", ""),
+    ({"name": 5}, "name is of type int", ""),
+    ({"timeout_seconds": "60"}, "timeout_seconds is '60'", ""),
+    ({"run_timeout": [1]}, "run_timeout is [1]", ""),
+    ({"observers": print}, "observers is a function", "observers=["),
+    ({"observers": [5]}, "observers[0] is of type int", ""),
+    ({"observers": 5}, "observers is of type int", ""),
+    ({"platform": 5}, "platform is of type int", ""),
+    ({"strategy": 5}, "strategy is of type int", ""),
+    ({"strategy": None}, "strategy is of type NoneType", ""),
+    ({"strategy": "Horovod"}, "no strategy 'Horovod'", 'strategy="horovod"'),
+    ({"strategy": "hvd"}, "no strategy 'hvd'", 'strategy="horovod"'),
+    ({"strategy": "ps"}, "no strategy 'ps'", 'strategy="parameter_server"'),
+    ({"strategy": "multi-worker"}, "no strategy 'multi-worker'", 'strategy="multi_worker"'),
+    ({"strategy": "magic"}, "no strategy 'magic'", "one of parameter_server, horovod"),
+    ({"platform": "Local"}, "no platform 'Local'", 'platform="local"'),
+    ({"strategy": "horovod", "slots": "2"}, "slots='2'", ""),
+    ({"strategy": "horovod", "network_interface": 5}, "network_interface is of type int", ""),
+    ({"strategy": "horovod", "horovodrun_args": "--verbose"}, "horovodrun_args is of type str", ""),
+    ({"strategy": "mpi", "mpi_args": "--mca x y"}, "mpi_args", ""),
+    ({"strategy": "mpi", "mpiexec": 5}, "mpiexec is of type int", ""),
+]
+
+
+@pytest.mark.parametrize(("options", "words", "advice"), WRONG)
+def test_a_wrong_type_is_refused_before_anything_starts(
+    options: dict[str, Any], words: str, advice: str, muster_home: Path
+) -> None:
+    with pytest.raises(JobError) as caught:
+        run_cluster(**{"n_workers": 1, "worker_script": "json.tool", "strategy": Plain(), **options})
+    assert words in caught.value.message
+    assert advice in (caught.value.advice or "")
+    assert "hunter2" not in str(caught.value)
+    assert not (muster_home / "runs").exists()
+
+
+MISNAMED = [
+    ("script", "worker_script"),
+    ("gpus", "nvidia_gpu"),
+    ("worker_scripts", "worker_script"),
+    ("timeout", "timeout_seconds"),
+    ("stall_second", "stall_seconds"),
+    ("arguments", "args"),
+    ("slot", "slots"),
+    ("processes", "slots"),
+    ("iface", "network_interface"),
+    ("Memory", "memory"),
+]
+
+
+@pytest.mark.parametrize(("name", "right"), MISNAMED)
+def test_a_wrong_name_names_the_right_one(name: str, right: str, muster_home: Path) -> None:
+    with pytest.raises(JobError, match=f"no argument {name!r}") as caught:
+        run_cluster(2, strategy="horovod", **{name: "x"})  # type: ignore[arg-type]
+    assert caught.value.advice == f"{right}="
+    assert not (muster_home / "runs").exists()
+
+
+def test_a_name_like_no_other_lists_them_all() -> None:
+    with pytest.raises(JobError, match="no argument 'xyzzy'") as caught:
+        run_cluster(2, strategy="horovod", xyzzy=1)
+    assert "worker_script" in str(caught.value)
+    assert "slots" in str(caught.value)
+
+
+def test_an_option_of_another_strategy_is_refused_with_whose_it_is() -> None:
+    with pytest.raises(JobError, match="slots") as caught:
+        run_cluster(2, slots=2)
+    assert "horovod, mpi, processes" in str(caught.value)
+
+
+def test_every_other_name_stands_for_an_argument_that_there_is() -> None:
+    known = set(run_cluster.__kwdefaults__ or ()) | set(run_cluster.__code__.co_varnames)
+    options = {"slots", "network_interface"}
+    assert set(OTHER_NAMES) <= known | options
+    others = [other for names in OTHER_NAMES.values() for other in names.split()]
+    assert len(others) == len(set(others))
+    assert not set(others) & (known | options) - {"shown"}
+
+
+def test_what_can_be_meant_is_taken() -> None:
+    assert plain_args(["--rate", 0.1, "--file", Path("x"), np.float32(0.5), np.int64(3), True]) == (
+        "--rate", "0.1", "--file", "x", "0.5", "3", "True",
+    )  # fmt: skip
+    assert plain_args(word for word in ("--epochs", 3)) == ("--epochs", "3")
+    assert plain_env({"A": 1, "B": Path("x")}) == {"A": "1", "B": "x"}
+    with pytest.raises(MusterError, match="no regular|does not exist"):
+        muster.run_cluster(np.int64(1), worker_script="absent.py", memory=np.float64(1))  # type: ignore[arg-type]
