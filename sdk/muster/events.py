@@ -38,8 +38,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 logger = logging.getLogger("muster")
-encode = json.JSONEncoder(default=str).encode  # one encoder for all: json.dumps would make one for every event
+# One encoder for all: json.dumps would make one for every event.
+encode = json.JSONEncoder(default=str, allow_nan=False).encode
 
+DEEPEST = 20  # levels of lists and dicts in an event
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -53,11 +55,14 @@ class Event:
     time: float = field(default_factory=time.time)
 
     def to_json(self) -> str:
-        """The event as one line of JSON, without the line end."""
+        """The event as one line of strict JSON, without the line end; what JSON has no word for becomes text."""
         data = dict(self.data)
-        if isinstance(data.get("metrics"), Mapping):
-            data["metrics"] = metrics_to_json(data["metrics"])
-        return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **data})
+        try:
+            if isinstance(data.get("metrics"), Mapping):
+                data["metrics"] = metrics_to_json(data["metrics"])
+            return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **data})
+        except Exception:  # whatever its parts raise: what is odd about an event must not cost the run its record
+            return encode(plain({**data, "time": self.time, "kind": self.kind, "worker": self.worker}))
 
     @classmethod
     def from_json(cls, line: str) -> Event:
@@ -68,6 +73,26 @@ class Event:
         if isinstance(data.get("metrics"), dict):
             data["metrics"] = metrics_from_json(data["metrics"])
         return cls(kind=data.pop("kind"), worker=data.pop("worker", None), time=data.pop("time"), data=data)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as JSON can have it: what is neither number, text, list nor dict as text, and so what is too deep."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping) and depth < DEEPEST:
+        return {name if isinstance(name, str) else _text(name): plain(part, depth + 1) for name, part in value.items()}
+    if isinstance(value, (list, tuple)) and depth < DEEPEST:
+        return [plain(part, depth + 1) for part in value]
+    return value if isinstance(value, int) and value.bit_length() <= 64 else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)[:1000]
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def metrics_to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from muster.events import Event
+
+logger = logging.getLogger("muster")
 
 NOT_JOURNALLED = frozenset({"output", "usage"})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
 PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
+RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
+MOST_WAITING = 1 << 20  # bytes of events that wait until the disk takes them again
 
 
 class Journal:
-    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress only now and then."""
+    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress only now and then.
+
+    It never raises once it is open. What the disk does not take waits and is tried again with every later event and at
+    the end; what has to be given up is counted, and a ``note`` in the journal says so.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: TextIO = path.open("a", encoding="utf-8")
-        self._held: dict[tuple[str | None, int | None], Event] = {}
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._reserve = path.with_name(f".{path.name}.reserve")
+        self._reserve.write_bytes(bytes(RESERVE))
+        self._waiting = bytearray()
+        self._trouble: OSError | None = None
+        self._lost = 0
+        self._held: dict[tuple[str | None, str], Event] = {}
         self._flushed_at = float("-inf")
-        self._last: dict[tuple[str | None, int | None], tuple[float, Any]] = {}
+        self._last: dict[tuple[str | None, str], tuple[float, Any]] = {}
 
     def __call__(self, event: Event) -> None:
         """Write ``event``, or hold it back where a newer one of its kind will say more."""
-        if event.kind in NOT_JOURNALLED or self._file.closed:
+        if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
         if event.kind == "progress":
-            source = (event.worker, event.data.get("rank"))
+            source = (event.worker, str(event.data.get("rank")))
             written, epoch = self._last.get(source, (float("-inf"), None))
             interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
             if event.time - written < interval and event.data.get("epoch") == epoch:
@@ -40,17 +59,44 @@ class Journal:
         self._write(event)
 
     def close(self) -> None:
-        """Write what was held back, and close the file."""
-        if not self._file.closed:
-            self._write_held(None)
-            self._file.close()
+        """Write what was held back or waits, and close the file."""
+        if self._descriptor is None:
+            return
+        self._write_held(None)
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
+        self._flush()
+        if self._waiting or self._lost:
+            lost = self._lost + self._waiting.count(b"\n")
+            logger.warning("%d events of the run are not in %s: %s", lost, self.path, self._trouble)
+        os.close(self._descriptor)
+        self._descriptor = None
 
     def _write_held(self, worker: str | None) -> None:
         for source in [key for key in self._held if worker in (None, key[0])]:
             self._write(self._held.pop(source))
 
     def _write(self, event: Event) -> None:
-        self._file.write(event.to_json() + "\n")
+        line = event.to_json().encode() + b"\n"
+        if len(self._waiting) + len(line) > MOST_WAITING and event.kind != "run_ended":
+            self._lost += 1
+        else:
+            self._waiting += line
         if event.kind != "progress" or event.time - self._flushed_at >= PROGRESS_INTERVAL:
-            self._file.flush()
+            self._flush()
             self._flushed_at = event.time
+
+    def _flush(self) -> None:
+        """Write what waits, as far as the disk takes it."""
+        assert self._descriptor is not None
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._descriptor, self._waiting)]
+                if self._lost and not self._waiting:
+                    text = f"{self._lost} events are missing here: the journal could not be written ({self._trouble})."
+                    self._lost = 0
+                    self._waiting += Event("note", data={"text": text}).to_json().encode() + b"\n"
+        except OSError as error:
+            if self._trouble is None:
+                logger.warning("the journal %s cannot be written, and will be tried again: %s", self.path, error)
+            self._trouble = error

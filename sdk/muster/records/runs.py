@@ -4,7 +4,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
 
     events.jsonl       what happened, one event a line; the first says who asked for what
     plan.json          what was started where
-    result.json        how it ended; absent while it runs, and where its session died
+    result.json        how it ended; absent while it runs, where its session died, and where the disk was full
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
     logs/ranks/rank-<number>.log  what each rank printed, where workers have several
     results/           what the script returned
@@ -13,6 +13,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -33,6 +34,7 @@ TENSORBOARD = "tensorboard"
 DRIVER = "driver"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
+JOURNAL_END_BYTES = 64 * 1024
 START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
@@ -134,8 +136,23 @@ class Run:
 
     @property
     def result(self) -> Mapping[str, Any] | None:
-        """What ``result.json`` says; None until the run has ended."""
-        return _read_json(self.path / "result.json")
+        """What ``result.json`` says, or else the end of the journal; None until the run has ended."""
+        return _read_json(self.path / "result.json") or self._journalled_result()
+
+    def _journalled_result(self) -> Mapping[str, Any] | None:
+        """How the run ended, as the last event says it, where the disk had no room for ``result.json``."""
+        try:
+            with (self.path / "events.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return None
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):
+                event = Event.from_json(line.decode("utf-8", errors="replace"))
+                if event.kind == "run_ended":
+                    return {**event.data, "worker": event.worker, "seconds": event.time - self.started_at}
+        return None
 
     @property
     def plan(self) -> Mapping[str, Any] | None:

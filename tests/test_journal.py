@@ -1,0 +1,145 @@
+"""A run's journal survives whatever comes: events that JSON has no words for, and a disk that takes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from muster.events import Event, Observers
+from muster.records import runs
+from muster.records.journal import MOST_WAITING, Journal
+from plain import Plain
+
+from tests.agent.test_full_disk import fill
+
+
+class Rude:
+    """Something that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def circle() -> list[Any]:
+    parts: list[Any] = []
+    parts.append(parts)
+    return parts
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ODD = {
+    "a rank that is a dict": {"rank": {"a": 1}},
+    "keys that are no texts": {"rank": 0, "extra": {(1, 2): 3, None: 4}},
+    "not a number": {"step": math.nan, "parts": [math.inf]},
+    "a circle": {"extra": circle()},
+    "too deep": {"extra": nested(100_000)},
+    "too long a number": {"step": 10**5000},
+    "bytes": {"extra": b"\xff"},
+    "rude": {"extra": Rude()},
+    "surrogates": {"text": "\udcff \ud800"},
+    "metrics that are no numbers": {"metrics": {1: Rude(), "a": math.nan}},
+}
+
+
+def read(journal: Journal) -> list[dict[str, Any]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in journal.path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["progress", "note"])
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_event_is_recorded_and_the_record_goes_on(tmp_path: Path, odd: str, kind: str) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    observers = Observers([journal])
+    observers.tell(Event(kind, "worker-0", ODD[odd]))
+    observers.tell(Event("run_ended", data={"status": "succeeded"}))
+    journal.close()
+    assert [event["kind"] for event in read(journal)] == [kind, "run_ended"]
+    assert read(journal)[0]["worker"] == "worker-0"
+
+
+@given(
+    data=st.dictionaries(
+        st.text(), st.floats() | st.text() | st.binary() | st.integers() | st.lists(st.floats()), max_size=3
+    )
+)
+def test_any_event_is_one_line_of_strict_json(data: dict[str, Any]) -> None:
+    line = Event("note", None, data).to_json()
+    assert "\n" not in line
+    line.encode()
+    assert json.loads(line, parse_constant=pytest.fail)
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
+    tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    disk = small_disk(256)
+    journal = Journal(disk / "events.jsonl")
+    observers = Observers([journal])
+    observers.tell(Event("note", data={"number": 0}))
+    fill(disk)
+    for number in range(1, 101):
+        observers.tell(Event("note", data={"number": number, "text": "x" * 100}))
+    (disk / "ballast").unlink()
+    observers.tell(Event("note", data={"number": 101}))
+    assert [event["number"] for event in read(journal)] == [*range(102)]
+    journal.close()
+    assert [path.name for path in disk.iterdir()] == ["events.jsonl"]
+
+
+def test_what_is_lost_is_said(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(4096)
+    journal = Journal(disk / "events.jsonl")
+    fill(disk)
+    for _ in range(20):
+        journal(Event("note", data={"text": "x" * (MOST_WAITING // 10)}))
+    (disk / "ballast").unlink()
+    journal(Event("run_phase", data={"phase": "ending"}))
+    journal.close()
+    kinds = [(event["kind"], event.get("text", "")[:20]) for event in read(journal)]
+    kept = kinds.count(("note", "x" * 20))
+    assert 5 < kept < 20
+    assert kinds[-1] == ("note", f"{20 - kept} events are missing"[:20])
+    assert "No space left on device" in read(journal)[-1]["text"]
+
+
+def test_how_a_run_ended_is_known_although_the_disk_is_full(
+    tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = small_disk(512)
+    monkeypatch.setenv("MUSTER_HOME", str(disk))
+    script = tmp_path / "fills.py"
+    script.write_text(
+        f"""
+size = 1 << 16
+with open({str(disk / "ballast")!r}, "wb", buffering=0) as file:
+    while size:
+        try:
+            file.write(b"x" * size)
+        except OSError:
+            size //= 2
+"""
+    )
+    cluster = muster.run_cluster(1, worker_script=script, strategy=Plain()).cluster
+    assert cluster is not None
+    assert cluster.result.status == "succeeded"
+    run = runs.open_run("last")
+    assert not (run.path / "result.json").exists()
+    assert run.status == "succeeded"
+    assert 0 < run.seconds < 60
+    assert "succeeded" in run.explain()
+    assert "succeeded" in repr(run)
+    assert os.listdir(run.path)
