@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.strategies.base import Facts, Strategy
 
 
 @dataclass(frozen=True)
-class Idle:
+class Idle(Strategy):
     """Workers that only wait for the end of the run."""
 
     name: str = "idle"
@@ -25,7 +25,3 @@ class Idle:
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """``sleep`` on every worker, none of which ends the run."""
         return Plan(processes={member.name: Process(("/bin/sleep", "infinity")) for member in members})
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """No driver."""
-        return None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Strategy):
     """Every worker runs the script; ``server`` names workers that are not waited for."""
 
     name: ClassVar[str] = "plain"
@@ -24,10 +24,6 @@ class Plain:
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers, and servers where parameter servers are asked for."""
         return {role: count for role, count in {"ps": job.n_ps, "worker": job.n_workers}.items() if count}
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """No driver."""
-        return None
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The script on every member, with its port in PORT."""

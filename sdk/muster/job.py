@@ -233,23 +233,55 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Launcher:
+    """The program that starts the ranks of a plan by logging in to the workers, such as ``horovodrun``.
+
+    It starts while the workers come up, before its arguments can be known.
+
+    Attributes:
+        program: its name or path.
+        prestart: what is started first: it gets itself ready, reads a line of JSON with the whole command line as
+            ``argv`` from its input, and then is that program.
+        env: its whole environment. Nothing of the user's may be in it, as it ends up on command lines of ssh.
+        cwd: its working directory.
+        args: its arguments; empty before there is a plan.
+    """
+
+    program: str
+    prestart: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+    args: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The program's name, without its folder."""
+        return Path(self.program).name
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Its command line, as a person would type it."""
+        return (self.program, *self.args)
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that a cluster will start, decided at once.
 
     Attributes:
-        processes: what each worker's agent starts, by worker name. Where ``driver`` is given these are the ranks,
-            which the agent starts when the driver asks for them by ssh.
-        driver: what the session starts, such as ``horovodrun``.
+        processes: what each worker's agent starts, by worker name. Where there is a launcher these are the ranks,
+            which the agent starts when the launcher asks for them by ssh.
+        launcher: the program that starts the ranks, such as ``horovodrun``; None where the agents do.
         files: what to write beforehand (0600), by path relative to the run's scratch folder.
         ranks: which worker each rank runs on, where there are ranks.
-        rank_env: environment of each rank on top of its worker's, where no driver sees to that.
+        rank_env: environment of each rank on top of its worker's, where no launcher sees to that.
         servers: port that each worker must listen on before the cluster counts as up.
-        decides: names of the workers whose end ends the run; empty where the driver's end does.
+        decides: names of the workers whose end ends the run; empty where the launcher's end does.
         cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
     """
 
     processes: Mapping[str, Process]
-    driver: Process | None = None
+    launcher: Launcher | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[int, str] = field(default_factory=dict)
     rank_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -258,18 +290,13 @@ class Plan:
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def starts(self) -> Iterator[tuple[str, int | None, Process]]:
-        """What agents start where there is no driver: worker, rank (None where there are no ranks), and process."""
+        """What agents start where there is no launcher: worker, rank (None where there are no ranks), and process."""
         for rank, worker in self.ranks.items():
             process = self.processes[worker]
             yield worker, rank, replace(process, env={**process.env, **self.rank_env.get(rank, {})})
         if not self.ranks:
             for worker, process in self.processes.items():
                 yield worker, None, process
-
-    @property
-    def driver_name(self) -> str:
-        """What the driver's program is called; empty where there is none."""
-        return Path(self.driver.argv[0]).name if self.driver else ""
 
 
 @dataclass(frozen=True)

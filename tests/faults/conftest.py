@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.strategies.horovod_driver import remember_gloo, remembers_gloo
+from muster.strategies.horovod_launcher import remember_gloo, remembers_gloo
 
 from tests.faults.scene import Scene
 from tests.mpi.conftest import mpi

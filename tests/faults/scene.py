@@ -127,7 +127,7 @@ class Scene:
             # In the journal once an agent has said hello; before that it is the child of the session that it guards.
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
         if kind == "driver":
-            return self._child_of(self.pid("session"), "horovod_driver.py")
+            return self._child_of(self.pid("session"), "horovod_launcher.py")
         if kind == "mpiexec":
             return self._child_of(self.pid("session"), "lib/mpi_rank.py")
         if kind == "rank":

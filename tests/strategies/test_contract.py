@@ -34,7 +34,7 @@ def members(job: Job, strategy: Strategy) -> list[Member]:
 
 
 def facts(job: Job, strategy: Strategy) -> Facts:
-    return make_facts(job, strategy, "run-1", Path("/home/runs/run-1"), Path("/tmp/scratch"))
+    return make_facts(job, Path("/home/runs/run-1"), Path("/tmp/scratch"), probed=strategy.probe())
 
 
 @pytest.fixture(params=sorted(STRATEGIES))
@@ -59,8 +59,8 @@ class TestContract:
     def test_somebody_decides_the_end(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
-        assert plan.driver or set(plan.decides) <= set(plan.processes)
-        assert plan.driver or plan.decides
+        assert plan.launcher or set(plan.decides) <= set(plan.processes)
+        assert plan.launcher or plan.decides
 
     def test_the_users_environment_is_on_no_command_line_and_not_recorded(self, strategy: Strategy) -> None:
         base = JOBS[strategy.name]
@@ -69,10 +69,11 @@ class TestContract:
         assert all(process.env["API_KEY"] == "hunter2" for process in plan.processes.values())
         assert "hunter2" not in json.dumps(describe(plan, job))
         assert "hunter2" not in repr(plan) + repr(job) + repr(facts(job, strategy))
-        assert plan.driver is None or "API_KEY" not in plan.driver.env
+        assert plan.launcher is None or "API_KEY" not in plan.launcher.env
 
     def test_a_preview_starts_nothing_and_shows_placeholders(self, strategy: Strategy) -> None:
-        assert "<worker-0>" in json.dumps(describe(preview(JOBS[strategy.name], strategy), JOBS[strategy.name]))
+        job = JOBS[strategy.name]
+        assert "<worker-0>" in json.dumps(describe(preview(job, strategy, strategy.probe()), job))
 
     @pytest.mark.parametrize("number", [0, -1, True, 1.5, 10**9])
     def test_absurd_numbers_of_workers_are_refused(self, strategy: Strategy, number: Any) -> None:
@@ -148,8 +149,8 @@ class TestHorovod:
     def test_the_command_is_what_a_person_would_type(self) -> None:
         strategy, job = Horovod(slots=2), Job(PROGRAM, 2, args=("--epochs", "3"), python="/py")
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
-        assert plan.driver is not None
-        assert shlex.join(plan.driver.argv) == (
+        assert plan.launcher is not None
+        assert shlex.join(plan.launcher.argv) == (
             "horovodrun --gloo --disable-cache -np 4 -H 127.1.1.1:2,127.1.1.2:2 -p 2222 -i /tmp/scratch/identity "
             "--network-interfaces lo /py -u /tmp/scratch/lib/runner.py program /scripts/train.py --epochs 3"
         )
@@ -161,8 +162,8 @@ class TestHorovod:
         strategy, job = Horovod(), JOB
         first, second = members(job, strategy)
         plan = strategy.plan(job, [first, replace(second, ssh_port=2223)], facts(job, strategy))
-        assert plan.driver is not None
-        assert "-p" not in plan.driver.argv
+        assert plan.launcher is not None
+        assert "-p" not in plan.launcher.argv
         assert plan.files["ssh_config"] == "Host 127.1.1.1\n    Port 2222\nHost 127.1.1.2\n    Port 2223\n"
 
     def test_host_keys_are_checked_and_the_users_ssh_configuration_stays_out(self) -> None:
@@ -189,8 +190,8 @@ class TestMpi:
         strategy = MPI(slots=2, mpiexec=mpiexecs["Open MPI"])
         job = Job(PROGRAM, 2, args=("--epochs", "3"), python="/py")
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
-        assert plan.driver is not None
-        assert shlex.join(plan.driver.argv) == (
+        assert plan.launcher is not None
+        assert shlex.join(plan.launcher.argv) == (
             f"{mpiexecs['Open MPI']} -n 4 --leave-session-attached --hostfile /tmp/scratch/hostfile --map-by slot "
             "--bind-to none --mca plm_rsh_agent /tmp/scratch/bin/ssh --mca plm_rsh_no_tree_spawn 1 "
             "--mca oob_tcp_if_include lo --mca btl_tcp_if_include lo --mca btl tcp,self --mca mpi_yield_when_idle 1 "
@@ -203,8 +204,8 @@ class TestMpi:
     def test_the_command_for_mpich(self, mpiexecs: dict[str, str]) -> None:
         strategy = MPI(mpiexec=mpiexecs["MPICH"], binding="core")
         plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
-        assert plan.driver is not None
-        assert shlex.join(plan.driver.argv) == (
+        assert plan.launcher is not None
+        assert shlex.join(plan.launcher.argv) == (
             f"{mpiexecs['MPICH']} -n 2 -f /tmp/scratch/hostfile -launcher ssh -launcher-exec /tmp/scratch/bin/ssh "
             "-iface lo -bind-to core "
             "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py"
@@ -215,8 +216,8 @@ class TestMpi:
         mpi_args = ("--bind-to", "core", "--mca", "btl", "tcp,vader,self")
         strategy = MPI(mpiexec=mpiexecs["Open MPI"], mpi_args=mpi_args)
         plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
-        assert plan.driver is not None
-        command = shlex.join(plan.driver.argv)
+        assert plan.launcher is not None
+        command = shlex.join(plan.launcher.argv)
         assert shlex.join(mpi_args) in command
         assert command.count("--bind-to") == command.count("--mca btl ") == 1
 
@@ -232,8 +233,8 @@ class TestMpi:
     ) -> None:
         strategy = MPI(mpiexec=mpiexecs[flavour], mpi_args=mpi_args)
         plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
-        assert plan.driver is not None
-        command = shlex.join(plan.driver.argv)
+        assert plan.launcher is not None
+        command = shlex.join(plan.launcher.argv)
         assert shlex.join(mpi_args) in command
         assert not [option for option in replaced if option in command]
 
@@ -256,10 +257,10 @@ class TestMpi:
 
     def test_what_mpiexec_is_missing_or_strange_is_said_before_anything_starts(self, tmp_path: Path) -> None:
         with pytest.raises(PlatformUnsupported, match="no-such-mpiexec") as missing:
-            preview(JOB, MPI(mpiexec="no-such-mpiexec"))
+            MPI(mpiexec="no-such-mpiexec").probe()
         assert "install openmpi-bin or mpich" in str(missing.value)
         with pytest.raises(JobError, match="neither Open MPI nor MPICH"):
-            preview(JOB, MPI(mpiexec="true"))
+            MPI(mpiexec="true").probe()
 
 
 class TestProcesses:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.arguments import whole_number
-from muster.checks.mpi import mpiexec_of
 from muster.errors import JobError
-from muster.job import Job, Member, Plan, Process
+from muster.job import Job, Launcher, Member, Plan, Process
 from muster.records.runs import TENSORBOARD, muster_home
-from muster.security.ssh import SSH_PORT, ssh_client
+from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
 
 MAX_WORKERS = 10_000
@@ -48,16 +47,14 @@ def _check_texts(job: Job) -> None:
         raise JobError("An argument of the script has a NUL character in it.")
 
 
-def make_facts(
-    job: Job, strategy: Strategy, run: str, run_dir: Path, scratch: Path, library: Path | None = None
-) -> Facts:
+def make_facts(job: Job, run_dir: Path, scratch: Path, *, library: Path | None = None, probed: object = None) -> Facts:
     """Everything that planning needs and that does not depend on the workers.
 
     Args:
+        run_dir: the run's folder, which has the run's id as its name.
+        scratch: the folder that goes when the run ends.
         library: where the workers find what is shipped to them; by default in the scratch folder.
-
-    Raises:
-        PlatformUnsupported, JobError: the strategy's launcher is not here, or unknown.
+        probed: what the strategy's ``probe`` found.
     """
     library = library or scratch / "lib"
     python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
@@ -69,22 +66,22 @@ def make_facts(
         "MUSTER_TENSORBOARD": str(run_dir / TENSORBOARD),
     }
     return Facts(
-        run=run,
+        run=run_dir.name,
         run_dir=run_dir,
         scratch=scratch,
         library=library,
         runner=library / "runner.py",
         session_python=sys.executable,
-        ssh=ssh_client(),
-        identity=scratch / "identity",
-        known_builds=muster_home() / "horovod-has-gloo",
-        mpiexec=mpiexec_of(strategy),
         environment=environment,
+        probed=probed,
     )
 
 
-def preview(job: Job, strategy: Strategy) -> Plan:
+def preview(job: Job, strategy: Strategy, probed: object) -> Plan:
     """The plan for this job with placeholders for what only a launch would tell. Starts and writes nothing.
+
+    Args:
+        probed: what the strategy's ``probe`` found.
 
     Raises:
         JobError: the job does not fit the strategy.
@@ -93,8 +90,8 @@ def preview(job: Job, strategy: Strategy) -> Plan:
         Member(name, role, index, f"<{name}>", (2323,), SSH_PORT, "<host key>", ("<interface>",))
         for name, role, index in member_names(job, strategy)
     ]
-    run = "<run>"
-    return strategy.plan(job, members, make_facts(job, strategy, run, muster_home() / "runs" / run, Path("<scratch>")))
+    facts = make_facts(job, muster_home() / "runs" / "<run>", Path("<scratch>"), probed=probed)
+    return strategy.plan(job, members, facts)
 
 
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def describe(plan: Plan, job: Job) -> dict[str, Any]:
         "resources": asdict(job.resources),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
         "processes": {name: _process(process, job.env) for name, process in plan.processes.items()},
-        "driver": _process(plan.driver, job.env) if plan.driver else None,
+        "driver": _process(plan.launcher, job.env) if plan.launcher else None,
         "command": command_line(plan),
         "ranks": {str(rank): worker for rank, worker in plan.ranks.items()},
         "rank_env": {str(rank): dict(env) for rank, env in plan.rank_env.items()},
@@ -114,9 +111,9 @@ def describe(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def command_line(plan: Plan) -> str:
-    """What a person could paste: the driver's command, else the command of each worker, a line each."""
-    if plan.driver:
-        return shlex.join(plan.driver.argv)
+    """What a person could paste: the launcher's command, else the command of each worker, a line each."""
+    if plan.launcher:
+        return shlex.join(plan.launcher.argv)
     return "\n".join(f"# {name}\n{shlex.join(process.argv)}" for name, process in plan.processes.items())
 
 
@@ -126,7 +123,7 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
     return {
         "name": job.name,
         "strategy": strategy.name,
-        "slots": getattr(strategy, "slots", None),
+        "slots": strategy.ranks_per_worker,
         "script": {"kind": script.kind, "target": script.target, "is_task": script.is_task} if script else None,
         "n_workers": job.n_workers,
         "n_ps": job.n_ps,
@@ -138,7 +135,7 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def _process(process: Process, secret: Mapping[str, str]) -> dict[str, Any]:
+def _process(process: Process | Launcher, secret: Mapping[str, str]) -> dict[str, Any]:
     env = {
         name: "<redacted>" if name in secret and name != "PYTHONPATH" else text for name, text in process.env.items()
     }

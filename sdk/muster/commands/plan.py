@@ -28,7 +28,7 @@ def plan(as_json: bool, **options: Any) -> None:
     from muster.run.request import check
 
     checked = check(make_request(**options))
-    data = describe(preview(checked.job, checked.strategy), checked.job)
+    data = describe(preview(checked.job, checked.strategy, checked.probed), checked.job)
     click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
 
 

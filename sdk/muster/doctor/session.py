@@ -99,7 +99,7 @@ def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
 def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     """Whether processes, cores, memory and GPUs go together."""
     job, resources = checked.job, checked.job.resources
-    slots = getattr(checked.strategy, "slots", None)
+    slots = checked.strategy.ranks_per_worker
     workers = sum(checked.strategy.roles(job).values())
     found = []
     if slots and slots > max(resources.cpu, 1):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from muster.doctor.report import Finding, count_of
 from muster.doctor.session import LITTLE
@@ -23,6 +23,7 @@ from muster.run.request import CheckedRun, make_platform
 from muster.runtime.extras import extra
 from muster.security.ssh import CONNECT_SECONDS, log_in
 from muster.strategies.base import Facts, Strategy
+from muster.strategies.launching import identity
 
 VISITOR = Path(__file__).with_name("visitor.py")
 START_SECONDS = 60.0  # for the start, where the job itself has no limit
@@ -30,7 +31,7 @@ ANSWER_SECONDS = 30.0  # for what the workers have to tell
 SSH_AT_ONCE = 16
 
 
-class Visit:
+class Visit(Strategy):
     """The job's strategy in all that a launch needs, but its workers only tell what they have.
 
     Attributes:
@@ -38,14 +39,27 @@ class Visit:
         identity: the private key that logs in to them.
     """
 
+    name: ClassVar[str] = "doctor"
+
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self.name = "doctor"
-        self.requires = strategy.requires
-        self.needs_ssh = strategy.needs_ssh
-        self.ports_per_worker = strategy.ports_per_worker
         self.members: Sequence[Member] = ()
         self.identity: Path | None = None
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """What the job's strategy requires."""
+        return self._strategy.requires
+
+    @property
+    def needs_ssh(self) -> bool:
+        """Whether the job's strategy needs it."""
+        return self._strategy.needs_ssh
+
+    @property
+    def ports_per_worker(self) -> int:
+        """As many as the job's strategy needs."""
+        return self._strategy.ports_per_worker
 
     def roles(self, job: Job) -> Mapping[str, int]:
         """Those of the job."""
@@ -53,14 +67,10 @@ class Visit:
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The visitor on every worker."""
-        self.members, self.identity = members, facts.identity
+        self.members, self.identity = members, identity(facts)
         visitor = Process((job.python, "-c", VISITOR.read_text()), facts.environment, job.cwd)
         names = [member.name for member in members]
         return Plan(processes=dict.fromkeys(names, visitor), decides=tuple(names))
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """None: nothing is to be started in the session."""
-        return None
 
 
 def visit(checked: CheckedRun) -> list[Finding]:
@@ -71,7 +81,7 @@ def visit(checked: CheckedRun) -> list[Finding]:
         cluster = Cluster.of(
             replace(
                 checked,
-                strategy=cast(Strategy, strategy),  # what others have in their class each visit has of its own
+                strategy=strategy,
                 platform=make_platform(checked.request),
                 limits=Limits(start=checked.limits.start or START_SECONDS),
             )
@@ -113,7 +123,7 @@ def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[
 
 def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator[Finding]:
     """Whether all workers share a network interface, for launchers that are told which one to use."""
-    wanted = getattr(strategy, "network_interface", None)
+    wanted = strategy.network_interface
     shared = set.intersection(*(set(member.interfaces) for member in members))
     if wanted and wanted not in shared:
         lacking = ", ".join(member.name for member in members if wanted not in member.interfaces)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.planning import command_line, preview
-from muster.errors import JobError, PlatformUnsupported, RunStopped
+from muster.errors import JobError, RunStopped
 from muster.events import Observer, Observers
 from muster.job import Job, Plan, Worker
 from muster.platforms.base import Platform
@@ -30,7 +30,6 @@ from muster.run.request import CheckedRun, RunRequest, check
 from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
-from muster.security.ssh import ssh_client
 from muster.strategies.base import Strategy
 
 __all__ = ["Cluster", "preview"]
@@ -154,11 +153,6 @@ class Cluster:
         if on_background_thread():
             raise JobError("An observer cannot start a cluster.", advice="start it on a thread of your own")
         checked = self.check()
-        if checked.strategy.needs_ssh and ssh_client() is None:
-            raise PlatformUnsupported(
-                f"There is no ssh client here, which {checked.strategy.name} starts its ranks with.",
-                advice="install openssh-client and openssh-server",
-            )
         with self._ending_at_interrupt():
             self._execution.begin(checked)
             _live.add(self)
@@ -258,7 +252,8 @@ class Cluster:
     def plan(self) -> Plan:
         """What is started; with placeholders for addresses as long as these are not known."""
         known = self._execution.orchestrator.plan if self._execution.orchestrator else None
-        return known or preview(self.job, self.strategy)
+        checked = self.check()
+        return known or preview(checked.job, checked.strategy, checked.probed)
 
     @property
     def command(self) -> str:

@@ -115,9 +115,9 @@ class Orchestrator:
     async def _launch(self, deadline: float | None) -> None:
         self._enter("launching")
         self._raise_if_over()
-        driver = self.strategy.warm_driver(self.job, self.facts)
-        if driver:
-            await self._driver.start(driver)
+        launcher = self.strategy.launcher(self.job, self.facts)
+        if launcher:
+            await self._driver.start(Process(launcher.prestart, launcher.env, launcher.cwd))
         seconds = None if deadline is None else max(0.0, deadline - clock.now())
         specs = list(self.state.specs.values())
         try:
@@ -137,16 +137,16 @@ class Orchestrator:
         self.plan = plan = self.strategy.plan(
             self.job, [self.state.members[name] for name in self.state.specs], self.facts
         )
-        if not plan.driver:
+        if not plan.launcher:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.decides)
         self.state.expected = Counter(plan.ranks.values())
         for path, text in plan.files.items():
             write_private(self.facts.scratch / path, text)
         self._on_plan(plan)
-        if plan.driver:
+        if plan.launcher:
             for name, process in plan.processes.items():
                 self._order(name, "expect", process)
-            self._driver.go(plan.driver.argv)
+            self._driver.go(plan.launcher.argv)
         else:
             for name, rank, process in plan.starts():
                 self._order(name, "start", process, rank=rank)
@@ -212,7 +212,7 @@ class Orchestrator:
         has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
         if code or not has_started_all:
             signal = -code if code < 0 else None
-            name = self.plan.driver_name if self.plan else ""
+            name = self.plan.launcher.name if self.plan and self.plan.launcher else ""
             exit_code = None if signal else code
             self.state.fail(Failure("driver", clock.wall_time(), message=name, exit_code=exit_code, signal=signal))
         self.state.changed.set()
@@ -244,7 +244,7 @@ class Orchestrator:
     def _is_up(self) -> bool:
         plan, state = self._planned(), self.state
         has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
-        if plan.driver:
+        if plan.launcher:
             return has_all_ranks
         has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
         # One that has ended well is no failure, and nobody needs to reach it any more.
@@ -252,13 +252,13 @@ class Orchestrator:
 
     def _has_returned(self) -> bool:
         plan, state = self._planned(), self.state
-        if plan.driver:
+        if plan.launcher:
             return self._is_decided()
         return bool(plan.decides) and all(state.has_returned(name) for name in plan.decides)
 
     def _is_decided(self) -> bool:
         plan, state = self._planned(), self.state
-        if plan.driver:
+        if plan.launcher:
             return self._driver.has_succeeded and len(state.exits) >= len(plan.ranks)
         return bool(plan.decides) and all(state.is_over(name) for name in plan.decides)
 
@@ -330,7 +330,7 @@ class Orchestrator:
         else:
             deaf = [name for name in plan.servers if name not in state.listening]
             missing = [(name, None) for name in deaf or plan.processes]
-        return diagnosis.not_up(missing, plan.driver_name, self.limits.start, self._logs())
+        return diagnosis.not_up(missing, plan.launcher.name if plan.launcher else "", self.limits.start, self._logs())
 
     async def _run_timed_out(self) -> MusterError:
         return diagnosis.timed_out(self.limits.run, await self.stacks(), self._logs())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from muster.checks.planning import describe, make_facts
@@ -18,9 +18,10 @@ from muster.runtime.background import in_thread
 from muster.security.ssh import KeyPair, generate_key_pair, write_private
 from muster.strategies.base import Facts
 from muster.strategies.commands import FUNCTION_FILE
+from muster.strategies.launching import identity
 
-# Run from a copy, they have none of the SDK on their path.
-PROGRAMS = ("agent/runner.py", "agent/mpi_rank.py", "strategies/horovod_driver.py", "strategies/exec_driver.py")
+PACKAGE = Path(__file__).parents[1]
+RUNNER = PACKAGE / "agent" / "runner.py"
 
 
 async def prepare(
@@ -39,13 +40,13 @@ async def prepare(
     """
     job, strategy = checked.job, checked.strategy
     library = None if checked.platform.shares_temp else runs.library(run_dir)
-    facts = await in_thread(make_facts, job, strategy, run_dir.name, run_dir, scratch, library)
-    await in_thread(ship_library, facts.library)
+    facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed)
+    await in_thread(ship_library, facts.library, strategy.programs)
     if job.script and job.script.pickled:
         await in_thread((facts.library / FUNCTION_FILE).write_bytes, job.script.pickled)
     login = generate_key_pair() if strategy.needs_ssh else None
-    if login and facts.identity:
-        write_private(facts.identity, login.private)
+    if login:
+        write_private(identity(facts), login.private)
 
     def on_plan(plan: Plan) -> None:
         runs.write_json(run_dir / "plan.json", describe(plan, job))
@@ -83,16 +84,15 @@ def make_specs(
     ]
 
 
-def ship_library(target: Path) -> None:
-    """Copy what scripts import and what starts them into ``target``, to be put on their ``PYTHONPATH``.
+def ship_library(target: Path, programs: Sequence[Path]) -> None:
+    """Copy what scripts import, and the programs that start them, into ``target``, to be put on their ``PYTHONPATH``.
 
     A copy of its own, so that an interpreter of any version finds ``muster.training`` without this session's
     site-packages, whose NumPy may not be the one it needs.
     """
-    package = Path(__file__).parents[1]
     shipped = target / "muster"
     ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(package / "training", shipped / "training", ignore=ignore)
-    for program in PROGRAMS:
-        shutil.copyfile(package / program, target / Path(program).name)
+    shutil.copytree(PACKAGE / "training", shipped / "training", ignore=ignore)
+    for program in (RUNNER, *programs):
+        shutil.copyfile(program, target / program.name)
     (shipped / "__init__.py").write_text('"""The part of Muster that training scripts use: muster.training."""\n')

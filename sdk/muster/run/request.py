@@ -10,7 +10,6 @@ from typing import Any
 
 from muster.checks import interpreter
 from muster.checks.arguments import plain_args, plain_env, plain_path, plain_text, port_range, whole_number
-from muster.checks.mpi import mpiexec_of
 from muster.checks.planning import member_names
 from muster.checks.script import make_script
 from muster.job import Job, Limits, Resources, Script, WorkerSpec
@@ -87,6 +86,7 @@ class CheckedRun:
     Attributes:
         job: with its script resolved, the path of its interpreter, its working directory and its name.
         strategy, platform: ready for use.
+        probed: what the strategy's ``probe`` found.
         owns_platform: whether the platform ends with the run, or is somebody's who uses it for other things, too.
         limits: how long things may take.
         session_address: host and port to listen on; port 0 for any.
@@ -98,6 +98,7 @@ class CheckedRun:
     job: Job
     strategy: Strategy
     platform: Platform
+    probed: Any = None
     owns_platform: bool = True
     limits: Limits = Limits()
     session_address: tuple[str, int] = ("127.0.0.1", 0)
@@ -170,7 +171,7 @@ def check(request: RunRequest) -> CheckedRun:
     address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
     job = replace(job, python=interpreter.check(job, strategy.requires).path)
-    mpiexec_of(strategy)
+    probed = strategy.probe()
     limits = Limits.checked(
         timeout_seconds=request.timeout_seconds, run_timeout=request.run_timeout, stall_seconds=request.stall_seconds
     )
@@ -179,6 +180,7 @@ def check(request: RunRequest) -> CheckedRun:
     return CheckedRun(
         job=job,
         strategy=strategy,
+        probed=probed,
         platform=platform,
         owns_platform=not isinstance(request.platform, Platform),
         limits=limits,

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
-from muster.job import Job, Member, Plan, Process
-
-
-class Mpiexec(NamedTuple):
-    """The launcher of an MPI: its path, and whose it is, ``Open MPI`` or ``MPICH``."""
-
-    path: str
-    flavour: str
+from muster.job import Job, Launcher, Member, Plan
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out before planning, so that planning needs no I/O.
+    """Everything that planning needs beside the job and its workers, found out beforehand.
 
     Attributes:
         run: id of the run.
         run_dir: the run's folder, which keeps logs and results.
         scratch: the run's scratch folder on the session's side, mode 0700; relative paths of ``Plan.files`` start here.
-        library: folder that workers see, to put on the script's ``PYTHONPATH``: a copy of ``muster.training`` and of
-            the runner, and the script where it is a function.
+        library: folder that workers see, to put on the script's ``PYTHONPATH``: a copy of ``muster.training``, of the
+            runner and of the strategy's ``programs``, and the script where it is a function.
         runner: path of the runner that starts scripts in the user's interpreter.
         session_python: the interpreter of the session.
-        ssh: path of the ssh client; None where there is none.
-        identity: path of the run's private ssh key.
         environment: what every process of the script gets, beside what the worker has by itself.
-        known_builds: file that remembers what installations of Horovod were built with (``horovod_driver.py``).
-        mpiexec: the session's ``mpiexec``, where the strategy has one.
+        probed: what the strategy's ``probe`` found.
     """
 
     run: str
@@ -42,36 +33,71 @@ class Facts:
     library: Path
     runner: Path
     session_python: str
-    ssh: str | None = None
-    identity: Path | None = None
-    known_builds: Path | None = None
-    mpiexec: Mpiexec | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    probed: Any = None
 
 
-class Strategy(Protocol):
-    """How workers become a cluster. Pure: the same input gives the same plan, and nothing is read or written."""
+class Strategy(ABC):
+    """How workers become a cluster.
+
+    Pure but for ``probe``: the same input gives the same plan, and nothing is read or written. Where it is a dataclass,
+    its fields are its options.
+    """
 
     name: ClassVar[str]
-    requires: ClassVar[tuple[str, ...]]  # packages that the script's interpreter must have
-    needs_ssh: ClassVar[bool]  # whether the workers must run sshd
-    ports_per_worker: ClassVar[int]  # free ports that each agent must hold
 
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Packages that the script's interpreter must have."""
+        return ()
+
+    @property
+    def needs_ssh(self) -> bool:
+        """Whether the workers must run sshd."""
+        return False
+
+    @property
+    def ports_per_worker(self) -> int:
+        """How many free ports each agent must hold."""
+        return 0
+
+    @property
+    def ranks_per_worker(self) -> int | None:
+        """How many ranks run on each worker; None where workers have no ranks."""
+        return None
+
+    @property
+    def network_interface(self) -> str | None:
+        """Network interface that all workers must have; None where they need none, or any that they share."""
+        return None
+
+    @property
+    def programs(self) -> tuple[Path, ...]:
+        """Files that are put into ``Facts.library``, for the launcher or the workers to run from there."""
+        return ()
+
+    def probe(self) -> Any:
+        """Find out what only this strategy needs to know of the session: comes back to it as ``Facts.probed``.
+
+        Called once before anything starts.
+
+        Raises:
+            PlatformUnsupported, JobError: what it needs is not here.
+        """
+        return None
+
+    @abstractmethod
     def roles(self, job: Job) -> Mapping[str, int]:
         """How many workers of each role, in launch order, such as ``{"ps": 1, "worker": 2}``.
 
         Raises:
             JobError: the job does not fit the strategy.
         """
-        ...
 
+    def launcher(self, job: Job, facts: Facts) -> Launcher | None:
+        """The program that starts the ranks, still without its arguments; None where the agents start everything."""
+        return None
+
+    @abstractmethod
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """Everything that will be started, given what the agents reported."""
-        ...
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """What to start in the session at once, to be ready by the time there is a plan; None for no driver.
-
-        It reads one line of JSON with the ``argv`` of ``Plan.driver`` from its input, and then acts as that driver.
-        """
-        ...

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
-from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.job import Job, Launcher, Member, Plan, Process
+from muster.records.runs import muster_home
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 from muster.strategies.launching import (
     check_slots,
     check_text,
     check_words,
     common_interface,
-    driver_environment,
+    find_ssh,
+    identity,
+    launcher_environment,
     place_ranks,
     ssh_files,
     workers_only,
 )
 
+LAUNCHER = Path(__file__).with_name("horovod_launcher.py")
+
+
+class HorovodFacts(NamedTuple):
+    """The session's ssh client, and the file that remembers what installations of Horovod were built with."""
+
+    ssh: str
+    known_builds: Path
+
 
 @dataclass(frozen=True)
-class Horovod:
+class Horovod(Strategy):
     """Ring allreduce over Horovod's gloo.
 
     Args:
@@ -37,7 +50,16 @@ class Horovod:
     name: ClassVar[str] = "horovod"
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
     needs_ssh: ClassVar[bool] = True
-    ports_per_worker: ClassVar[int] = 0
+    programs: ClassVar[tuple[Path, ...]] = (LAUNCHER,)
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """As many as there are slots."""
+        return self.slots
+
+    def probe(self) -> HorovodFacts:
+        """Find the ssh client. Raises PlatformUnsupported."""
+        return HorovodFacts(find_ssh(self.name), muster_home() / "horovod-has-gloo")
 
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""
@@ -50,29 +72,28 @@ class Horovod:
         """The ranks, the ``horovodrun`` that starts them, and the files that let it trust nobody else."""
         hosts = ",".join(f"{member.host}:{self.slots}" for member in members)
         interface = self.network_interface or common_interface(members)
-        horovodrun = (
-            "horovodrun", "--gloo", "--disable-cache",
+        options = (
+            "--gloo", "--disable-cache",
             "-np", str(len(members) * self.slots), "-H", hosts,
-            *_common_port(members), "-i", str(facts.identity),
+            *_common_port(members), "-i", str(identity(facts)),
             "--network-interfaces", interface, *self.horovodrun_args,
         )  # fmt: skip
         rank = script_command(job, facts)
         return Plan(
             processes={member.name: Process(rank, facts.environment, job.cwd) for member in members},
-            driver=Process((*horovodrun, *rank), driver_environment(facts), str(facts.scratch)),
+            launcher=replace(self.launcher(job, facts), args=(*options, *rank)),
             files={
-                **ssh_files(members, facts),
+                **ssh_files(members, facts, facts.probed.ssh),
                 "hostfile": "".join(f"{member.host} slots={self.slots}\n" for member in members),
             },
             ranks=place_ranks(members, self.slots),
         )
 
-    def warm_driver(self, job: Job, facts: Facts) -> Process:
-        """A ``horovodrun`` that does its imports while the workers start, and reads its arguments from its input."""
-        driver = facts.library / "horovod_driver.py"
-        known_builds = [str(facts.known_builds)] if facts.known_builds else []
-        argv = (job.python or facts.session_python, "-u", str(driver), *known_builds)
-        return Process(argv, driver_environment(facts), str(facts.scratch))
+    def launcher(self, job: Job, facts: Facts) -> Launcher:
+        """A ``horovodrun`` that does its imports while the workers start."""
+        python = job.python or facts.session_python
+        prestart = (python, "-u", str(facts.library / LAUNCHER.name), str(facts.probed.known_builds))
+        return Launcher("horovodrun", prestart, launcher_environment(facts), str(facts.scratch))
 
 
 def _common_port(members: Sequence[Member]) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from muster.errors import JobError
+from muster.errors import JobError, PlatformUnsupported
 from muster.job import Job, Member
+from muster.security.ssh import ssh_client
 from muster.strategies.base import Facts
 
 
@@ -68,7 +70,7 @@ def common_interface(members: Sequence[Member]) -> str:
     return shared[0]
 
 
-def driver_environment(facts: Facts) -> dict[str, str]:
+def launcher_environment(facts: Facts) -> dict[str, str]:
     """The whole environment of a launcher.
 
     Launchers put all of it on the command lines of ssh, where ps shows it, or send it to the ranks: nothing of the
@@ -82,7 +84,27 @@ def driver_environment(facts: Facts) -> dict[str, str]:
     }
 
 
-def ssh_files(members: Sequence[Member], facts: Facts) -> dict[str, str]:
+def find_ssh(strategy: str) -> str:
+    """Path of the session's ssh client.
+
+    Raises:
+        PlatformUnsupported: there is none.
+    """
+    found = ssh_client()
+    if found is None:
+        raise PlatformUnsupported(
+            f"There is no ssh client here, which {strategy} starts its ranks with.",
+            advice="install openssh-client and openssh-server",
+        )
+    return found
+
+
+def identity(facts: Facts) -> Path:
+    """Path of the run's private ssh key, which is there where the strategy needs ssh."""
+    return facts.scratch / "identity"
+
+
+def ssh_files(members: Sequence[Member], facts: Facts, ssh: str) -> dict[str, str]:
     """The workers' host keys, and an ``ssh`` ahead of the real one on the launcher's PATH which trusts no others.
 
     Of an option given twice ssh takes the first, so these win over a launcher's own, such as
@@ -90,7 +112,7 @@ def ssh_files(members: Sequence[Member], facts: Facts) -> dict[str, str]:
     """
     options = (
         f"-F {facts.scratch / 'ssh_config'}",
-        f"-i {facts.identity}",
+        f"-i {identity(facts)}",
         "-o IdentitiesOnly=yes",
         "-o IdentityAgent=none",
         "-o StrictHostKeyChecking=yes",
@@ -100,5 +122,5 @@ def ssh_files(members: Sequence[Member], facts: Facts) -> dict[str, str]:
     return {
         "known_hosts": "".join(f"[{member.host}]:{member.ssh_port} {member.host_key}\n" for member in members),
         "ssh_config": "".join(f"Host {member.host}\n    Port {member.ssh_port}\n" for member in members),
-        "bin/ssh": f'#!/bin/sh\nexec {facts.ssh or "/usr/bin/ssh"} {" ".join(options)} "$@"\n',
+        "bin/ssh": f'#!/bin/sh\nexec {ssh} {" ".join(options)} "$@"\n',
     }

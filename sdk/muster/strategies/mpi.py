@@ -7,30 +7,44 @@ Open MPI's and MPICH's mean the same and say it differently. Both start daemons 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 from muster.errors import JobError
-from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.job import Job, Launcher, Member, Plan, Process
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 from muster.strategies.launching import (
     check_slots,
     check_text,
     check_words,
     common_interface,
-    driver_environment,
+    find_ssh,
+    launcher_environment,
     place_ranks,
     ssh_files,
     workers_only,
 )
+from muster.strategies.mpiexec import Mpiexec, find_mpiexec
 
 LOOPBACK = "lo"
 NUMBER_OF_RANKS = frozenset({"--n", "--np", "--c"})
 
 
+LAUNCHER = Path(__file__).with_name("exec_launcher.py")
+RANK = Path(__file__).parents[1] / "agent" / "mpi_rank.py"
+
+
+class MpiFacts(NamedTuple):
+    """The session's ssh client and its ``mpiexec``."""
+
+    ssh: str
+    mpiexec: Mpiexec
+
+
 @dataclass(frozen=True)
-class MPI:
+class MPI(Strategy):
     """Any program under ``mpiexec``, of Open MPI or of MPICH.
 
     Args:
@@ -48,9 +62,18 @@ class MPI:
     binding: str = "none"
     mpi_args: tuple[str, ...] = ()
     name: ClassVar[str] = "mpi"
-    requires: ClassVar[tuple[str, ...]] = ()
     needs_ssh: ClassVar[bool] = True
-    ports_per_worker: ClassVar[int] = 0
+    programs: ClassVar[tuple[Path, ...]] = (LAUNCHER, RANK)
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """As many as there are slots."""
+        return self.slots
+
+    def probe(self) -> MpiFacts:
+        """Find the ssh client, and ask ``mpiexec`` whose it is. Raises PlatformUnsupported, JobError."""
+        mpiexec = find_mpiexec(self.mpiexec)
+        return MpiFacts(find_ssh(self.name), mpiexec)
 
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""
@@ -68,24 +91,19 @@ class MPI:
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """The ranks, the ``mpiexec`` that starts them, and the files that let it trust nobody else."""
-        assert facts.mpiexec is not None, "whose mpiexec it is has been asked beforehand"
         interface = self.network_interface or common_interface(members)
-        is_open_mpi = facts.mpiexec.flavour == "Open MPI"
+        is_open_mpi = facts.probed.mpiexec.flavour == "Open MPI"
         options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
         python = job.python or facts.session_python
         rank = script_command(job, facts)
-        starter = (python, "-I", "-S", str(facts.library / "mpi_rank.py"), *rank)
+        starter = (python, "-I", "-S", str(facts.library / RANK.name), *rank)
         size = str(len(members) * self.slots)
         environment = {**facts.environment, "MUSTER_WORLD_SIZE": size}  # not every launcher tells the ranks
         return Plan(
             processes={member.name: Process(rank, environment, job.cwd) for member in members},
-            driver=Process(
-                (facts.mpiexec.path, "-n", size, *options, *self.mpi_args, *starter),
-                self._environment(facts),
-                str(facts.scratch),
-            ),
+            launcher=replace(self.launcher(job, facts), args=("-n", size, *options, *self.mpi_args, *starter)),
             files={
-                **ssh_files(members, facts),
+                **ssh_files(members, facts, facts.probed.ssh),
                 "hostfile": "".join(
                     f"{member.host} slots={self.slots}\n" if is_open_mpi else f"{member.host}:{self.slots}\n"
                     for member in members
@@ -94,15 +112,12 @@ class MPI:
             ranks=place_ranks(members, self.slots),
         )
 
-    def warm_driver(self, job: Job, facts: Facts) -> Process:
+    def launcher(self, job: Job, facts: Facts) -> Launcher:
         """A process that becomes ``mpiexec`` once there are arguments."""
-        argv = (facts.session_python, "-I", "-S", str(facts.library / "exec_driver.py"))
-        return Process(argv, self._environment(facts), str(facts.scratch))
-
-    @staticmethod
-    def _environment(facts: Facts) -> dict[str, str]:
+        prestart = (facts.session_python, "-I", "-S", str(facts.library / LAUNCHER.name))
         as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # else it refuses
-        return {**driver_environment(facts), **as_root, "TMPDIR": str(facts.scratch)}
+        env = {**launcher_environment(facts), **as_root, "TMPDIR": str(facts.scratch)}
+        return Launcher(facts.probed.mpiexec.path, prestart, env, str(facts.scratch))
 
     def _open_mpi(self, interface: str, members: Sequence[Member], facts: Facts) -> list[str]:
         options = {"--hostfile": str(facts.scratch / "hostfile"), "--map-by": "slot", "--bind-to": self.binding}

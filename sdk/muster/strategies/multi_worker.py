@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 from muster.strategies.launching import workers_only
 from muster.strategies.tensorflow import address, task_environment
 
 
 @dataclass(frozen=True)
-class MultiWorker:
+class MultiWorker(Strategy):
     """Every worker runs the script, and TensorFlow makes them one."""
 
     name: ClassVar[str] = "multi_worker"
     requires: ClassVar[tuple[str, ...]] = ("tensorflow",)
-    needs_ssh: ClassVar[bool] = False
     ports_per_worker: ClassVar[int] = 1
 
     def roles(self, job: Job) -> Mapping[str, int]:
@@ -41,7 +40,3 @@ class MultiWorker:
             decides=tuple(member.name for member in members),
             cluster_spec=spec,
         )
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """None: the agents start everything."""
-        return None

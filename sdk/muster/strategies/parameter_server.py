@@ -14,18 +14,17 @@ from typing import ClassVar
 
 from muster.errors import JobError
 from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command, server_command
 from muster.strategies.tensorflow import address, task_environment
 
 
 @dataclass(frozen=True)
-class ParameterServer:
+class ParameterServer(Strategy):
     """Parameter servers (``ps``) hold the variables, workers train."""
 
     name: ClassVar[str] = "parameter_server"
     requires: ClassVar[tuple[str, ...]] = ("tensorflow",)
-    needs_ssh: ClassVar[bool] = False
     ports_per_worker: ClassVar[int] = 1
 
     def roles(self, job: Job) -> Mapping[str, int]:
@@ -51,10 +50,6 @@ class ParameterServer:
             decides=tuple(member.name for member in members if member.role == decisive) if job.script else (),
             cluster_spec=spec,
         )
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """None: the agents start everything."""
-        return None
 
     def _process(
         self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], decisive: str, facts: Facts

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from muster.job import Job, Member, Plan, Process
-from muster.strategies.base import Facts
+from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 from muster.strategies.launching import check_slots, place_ranks, workers_only
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Strategy):
     """Ranks that know their place and nothing else of one another.
 
     Args:
@@ -25,9 +25,12 @@ class Processes:
 
     slots: int = 1
     name: ClassVar[str] = "processes"
-    requires: ClassVar[tuple[str, ...]] = ()
-    needs_ssh: ClassVar[bool] = False
     ports_per_worker: ClassVar[int] = 1
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """As many as there are slots."""
+        return self.slots
 
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""
@@ -47,10 +50,6 @@ class Processes:
             },
             decides=tuple(member.name for member in members),
         )
-
-    def warm_driver(self, job: Job, facts: Facts) -> Process | None:
-        """None: the agents start everything."""
-        return None
 
     def _place(self, index: int, slot: int, members: Sequence[Member]) -> dict[str, str]:
         rank, size, gpus = str(index * self.slots + slot), str(len(members) * self.slots), members[index].gpus

@@ -99,7 +99,15 @@ class Scene:
         script = Script("file", "train.py", is_task=made.name == "parameter_server")
         job = Job(script, n_workers, n_ps, python="python", cwd="/", name="scene")
         members = member_names(job, made)
-        self._checked = CheckedRun(job, made, self.platform, owns_platform, limits or Limits(), members=members)
+        self._checked = CheckedRun(
+            job,
+            made,
+            self.platform,
+            probed=made.probe(),
+            owns_platform=owns_platform,
+            limits=limits or Limits(),
+            members=members,
+        )
         for name, role, _ in members:
             self.workers[name] = self.platform.player(name)
             self.workers[name].on_order = self._note_order(name)
@@ -174,7 +182,7 @@ class Scene:
         checked, scratch, run_dir = self._checked, self._folder / "scratch", self._folder / "run"
         for folder in (scratch, run_dir / "logs"):
             folder.mkdir(parents=True)
-        facts = make_facts(checked.job, checked.strategy, "scene", run_dir, scratch)
+        facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
         session = Session(list(self.workers))
         address = await session.open(scratch, "127.0.0.1")
         login = KeyPair("", "") if checked.strategy.needs_ssh else None

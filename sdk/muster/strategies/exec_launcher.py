@@ -1,4 +1,4 @@
-"""A driver without preparations: it reads its arguments from its input, and becomes that program.
+"""A launcher without preparations: it reads its arguments from its input, and becomes that program.
 
 The first line of input is a JSON object: ``argv``. Imports nothing of Muster.
 """

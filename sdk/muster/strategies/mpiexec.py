@@ -7,27 +7,28 @@ import os
 import re
 import shutil
 import subprocess
+from typing import NamedTuple
 
 from muster.errors import JobError, PlatformUnsupported
-from muster.strategies.base import Mpiexec, Strategy
 
 FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
 
 
-def mpiexec_of(strategy: Strategy) -> Mpiexec | None:
-    """The launcher that a strategy names in its ``mpiexec``; None for a strategy that has none.
+class Mpiexec(NamedTuple):
+    """The launcher of an MPI: its path, and whose it is, ``Open MPI`` or ``MPICH``."""
+
+    path: str
+    flavour: str
+
+
+@functools.lru_cache
+def find_mpiexec(program: str) -> Mpiexec:
+    """The launcher of that name or path.
 
     Raises:
         PlatformUnsupported: there is no such program here.
         JobError: it is the launcher of no MPI, or of none that Muster knows.
     """
-    program = getattr(strategy, "mpiexec", None)
-    return find(program) if program else None
-
-
-@functools.lru_cache
-def find(program: str) -> Mpiexec:
-    """The launcher of that name or path. Raises what ``mpiexec_of`` does."""
     path = shutil.which(os.path.expanduser(program))
     if path is None:
         raise PlatformUnsupported(
