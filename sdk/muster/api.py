@@ -162,6 +162,7 @@ def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
             other.stop()
         else:
             print(
-                f"Run {other.run} is still running beside this one (name= replaces a run of the same name).",
+                f"Run {other.run} is still running beside this one; muster.open_run({other.run!r}).stop() ends it "
+                "(name= replaces a run of the same name).",
                 file=sys.stderr,
             )

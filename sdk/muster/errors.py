@@ -26,7 +26,8 @@
     │   ├── HostKeyChanged           its key is not the one that is known
     │   └── LoginRefused             it takes none of our keys, nor the password
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
-    └── RunNotFound                  no recorded run of that name
+    ├── RunNotFound                  no recorded run of that name
+    └── RunUnreachable               a run that lives does not answer other processes
 
 Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where the foreign call is made.
 """
@@ -178,3 +179,7 @@ class TensorBoardFailed(MusterError):
 
 class RunNotFound(MusterError):
     """There is no recorded run of that name."""
+
+
+class RunUnreachable(MusterError):
+    """A run that lives cannot be asked: its session hangs, is gone, or is on another machine."""

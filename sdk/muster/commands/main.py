@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from muster import __version__
+from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
 from muster.commands.launch import as_options, run
 from muster.commands.plan import plan
@@ -105,6 +106,7 @@ def main() -> None:
       muster run -s horovod -n 4 --cpu 2 --memory 4 train.py --epochs 5
       muster plan -s horovod -n 4 train.py     what would be started
       muster explain last                      what went wrong
+      muster stop last                         end a run, wherever it was started
 
     \b
     Exit status:
@@ -122,5 +124,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
 
 
-for command in (run, plan, runs, show, logs, explain, doctor, serve, trust):
+for command in (run, plan, runs, show, logs, explain, stop, stacks, doctor, serve, trust):
     main.add_command(command)

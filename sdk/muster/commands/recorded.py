@@ -175,6 +175,8 @@ def _show_live(run: recorded.Run) -> None:
         follow(run, tell)
     finally:
         dashboard.close()
+        if run.status == "running":
+            click.echo(f"The run goes on. To end it: muster stop {run.id}", err=True)
 
 
 def _show_end(run: recorded.Run) -> None:

@@ -7,6 +7,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
     result.json        how it ended; absent while it runs, where its session died, and where the disk was full
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
     logs/ranks/rank-<number>.log  what each rank printed, where workers have several
+    control.json       how other processes reach the run while it lives, see ``muster.records.control``
     results/           what the script returned
     tensorboard/       event files, where the script writes any: its MUSTER_TENSORBOARD
 """
@@ -25,8 +26,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.errors import RunNotFound
+from muster.errors import RunNotFound, RunUnreachable
 from muster.events import Event, metrics_from_json
+from muster.records import control
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
@@ -65,10 +67,12 @@ def library(run_dir: Path) -> Path:
     return run_dir / "lib"
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, mode: int | None = None) -> None:
     """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
+        if mode is not None:
+            beside.touch(mode=mode)
         beside.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
         beside.replace(path)
     finally:
@@ -215,6 +219,47 @@ class Run:
         with files[-1].open("rb") as file:
             file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
             return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
+
+    def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
+        """End a run that lives, in whatever process, and wait until nothing of it is left. Nothing if it has ended.
+
+        Args:
+            timeout: seconds to wait for the end.
+            now: leave its processes no time to end by themselves.
+
+        Raises:
+            RunUnreachable: its session does not answer.
+            TimeoutError: it has not ended in time; it goes on ending.
+        """
+        self.ask_to_stop(now=now)
+        deadline = time.monotonic() + timeout
+        while self.status == "running":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
+            time.sleep(0.05)
+
+    def ask_to_stop(self, *, now: bool = False) -> None:
+        """Ask a run that lives to end, as ``stop`` does, without waiting for it. Raises as ``stop``."""
+        self._ask("stop", now=now)
+
+    def stacks(self) -> dict[str, str]:
+        """The Python stacks of all ranks or tasks right now, by rank or worker; empty once the run has ended.
+
+        Raises:
+            RunUnreachable: its session does not answer.
+        """
+        return dict(self._ask("stacks").get("stacks", {}))
+
+    def _ask(self, question: str, **details: object) -> dict[str, Any]:
+        """What its session answers; nothing where the run has ended."""
+        if self.status != "running":
+            return {}
+        try:
+            return control.ask(self.path, question, **details)
+        except RunUnreachable:
+            if self.status != "running":  # it has ended meanwhile
+                return {}
+            raise
 
     def explain(self) -> str:
         """How the run went, in words: what failed first and why, the end of that log, and what to try."""

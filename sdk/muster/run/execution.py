@@ -10,9 +10,11 @@ import shutil
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from muster.checks.planning import describe_job
 from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
@@ -21,6 +23,7 @@ from muster.records import runs
 from muster.records.journal import Journal
 from muster.records.result import Result, exit_codes
 from muster.records.scratch import make_scratch
+from muster.run.control import Control
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.preparation import prepare
 from muster.run.request import CheckedRun
@@ -54,6 +57,7 @@ class Execution:
         self._observers = observers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at = 0.0
+        self._controlled_by: Control | None = None
 
     @property
     def outcome(self) -> Result | None:
@@ -111,6 +115,7 @@ class Execution:
             job = describe_job(checked.job, checked.strategy)
             asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
             self._observers.tell(Event("run_requested", data=asked))
+            await self._control(scratch)
             checked.platform.warm_up()
             self.orchestrator = await prepare(
                 checked, self.run_dir, scratch, emit=self._observers.tell, on_up=self.up.set
@@ -135,8 +140,37 @@ class Execution:
         """Remove what ends with the run."""
         if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
             await in_thread(checked.platform.close)
+        if self._controlled_by is not None:
+            await self._controlled_by.close()
         for folder in (scratch, runs.library(self.run_dir)):
             await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+
+    # -- what other processes ask ------------------------------------------------------------------------------------
+
+    async def _control(self, scratch: Path) -> None:
+        """Let other processes of the user ask; a run that they cannot ask runs all the same."""
+        answers = {"state": self._say_state, "stop": self._stop_for, "stacks": self._say_stacks, "logs": self._say_log}
+        self._controlled_by = Control(self.run_dir, answers)
+        try:
+            await self._controlled_by.open(scratch)
+        except OSError as error:
+            text = f"Only this session can stop the run: its control socket cannot be made ({error})."
+            self._observers.tell(Event("note", data={"text": text}))
+
+    async def _say_state(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        workers = self.orchestrator.state.workers if self.orchestrator else {}
+        state = {name: worker.status.value for name, worker in workers.items()}
+        return {"is_up": self.up.is_set(), "stop_reason": self.stop_reason, "workers": state}
+
+    async def _stop_for(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.ask_to_stop(AT_ONCE if request.get("now") else "by request")
+        return {}
+
+    async def _say_stacks(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
+
+    async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"lines": runs.Run(self.run_dir).log_end(str(request.get("name")))}
 
     def _sum_up(self, error: MusterError | None) -> Result:
         orchestrator = self.orchestrator

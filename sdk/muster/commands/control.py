@@ -1,0 +1,51 @@
+"""``muster stop`` and ``stacks``: what a run is asked while it lives, whichever process it belongs to."""
+
+from __future__ import annotations
+
+import click
+
+from muster.commands import completion
+from muster.dashboard.text import clean
+from muster.errors import RunUnreachable
+from muster.records import runs
+
+SECONDS_TO_END = 60.0
+
+
+@click.command()
+@click.argument("run", shell_complete=completion.run_ids)
+@click.option("--now", is_flag=True, help="Leave its processes no time to end by themselves.")
+def stop(run: str, now: bool) -> None:
+    """End RUN, wherever it was started.
+
+    Returns once nothing of it is left. RUN is an id, the beginning of one, or "last".
+    """
+    opened = runs.open_run(run)
+    if opened.status != "running":
+        click.echo(f"{opened.id} has ended already: {opened.status}.")
+        return
+    try:
+        opened.stop(SECONDS_TO_END, now=now)
+    except TimeoutError:
+        raise RunUnreachable(
+            f"Run {opened.id} has been asked to stop, and has not ended after {SECONDS_TO_END:g} s.",
+            advice=f"muster stop --now {opened.id}",
+        ) from None
+    click.echo(f"{opened.id} has ended: {opened.status}.")
+
+
+@click.command()
+@click.argument("run", default="last", shell_complete=completion.run_ids)
+def stacks(run: str) -> None:
+    """Print where every rank of RUN is right now.
+
+    These are the Python stacks of all its threads, which show where a run hangs. RUN is an id, the beginning of one, or
+    "last", which is the default.
+    """
+    opened = runs.open_run(run)
+    found = opened.stacks()
+    for name, text in found.items():
+        click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")
+    if not found:
+        running = opened.status == "running"
+        click.echo("No rank runs yet." if running else f"{opened.id} has ended: {opened.status}.", err=True)

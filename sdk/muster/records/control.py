@@ -1,0 +1,84 @@
+"""Asking a living run of another process, by its control socket: how it stands, to stop, for its stacks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.errors import RunUnreachable
+
+SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
+SECONDS_TO_ANSWER = 10.0
+MOST_BYTES = 64 * 1024 * 1024  # of an answer
+
+
+def where(run_dir: Path) -> Path:
+    """The file, which only its owner can read, that names a living run's control socket and its token."""
+    return run_dir / "control.json"
+
+
+def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
+    """What a living run answers.
+
+    Raises:
+        RunUnreachable: it does not answer, or refuses.
+    """
+    name = run_dir.name
+    control = _await_control(run_dir)
+    if control is None:
+        raise RunUnreachable(
+            f"Run {name} cannot be asked: it has no control socket.",
+            advice="it has only just begun or ended, or an older Muster started it: end its session instead",
+        )
+    request = json.dumps({"token": control.get("token"), "ask": question, **details}).encode() + b"\n"
+    try:
+        answer = _exchange(str(control.get("socket")), request)
+    except TimeoutError:
+        raise RunUnreachable(
+            f"Run {name} does not answer: its session hangs, or has been halted.",
+            advice="end the session, and its workers end with it",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunUnreachable(
+            f"Run {name} cannot be asked: {error}.",
+            advice="its session has ended, or is on another machine; workers end with their session",
+        ) from None
+    if "error" in answer:
+        raise RunUnreachable(f"Run {name} refuses: {answer['error']}.")
+    return answer
+
+
+def _await_control(run_dir: Path) -> dict[str, Any] | None:
+    deadline = time.monotonic() + SECONDS_TO_APPEAR
+    while True:
+        try:
+            found = json.loads(where(run_dir).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        if isinstance(found, dict) or time.monotonic() > deadline:
+            return found if isinstance(found, dict) else None
+        time.sleep(0.05)
+
+
+def _exchange(path: str, request: bytes) -> dict[str, Any]:
+    deadline = time.monotonic() + SECONDS_TO_ANSWER
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS_TO_ANSWER)
+        connection.connect(path)
+        connection.sendall(request)
+        data = bytearray()
+        while not data.endswith(b"\n"):
+            connection.settimeout(max(deadline - time.monotonic(), 0.01))
+            part = connection.recv(1 << 20)
+            if not part:
+                raise ValueError("it hung up")
+            data += part
+            if len(data) > MOST_BYTES:
+                raise ValueError("its answer is too long")
+    answer = json.loads(data)
+    if not isinstance(answer, dict):
+        raise ValueError("its answer is none")
+    return answer

@@ -1,0 +1,101 @@
+"""The control socket of a run: by it other processes of the user ask how a run stands, and to stop it.
+
+A Unix socket in the scratch folder, since paths of sockets must be short. ``control.json`` in the run's folder says
+where it is, and the token that requests need. Each connection is one request and one answer, both a line of JSON::
+
+    {"token": "...", "ask": "state"}                      -> {"is_up": true, "workers": {"worker-0": "running"}}
+    {"token": "...", "ask": "stop", "now": false}         -> {}
+    {"token": "...", "ask": "stacks"}                     -> {"stacks": {"rank 0": "..."}}
+    {"token": "...", "ask": "logs", "name": "worker-0"}   -> {"lines": ["the last ones"]}
+
+What went wrong is ``{"error": "..."}``. The client is ``muster.records.control``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.errors import MusterError
+from muster.records import control, runs
+
+MOST_BYTES = 4096  # of a request
+MOST_CONNECTIONS = 8  # at once; for one more the oldest has to go
+SECONDS = 5.0  # that a request may take to come in, and an answer to be read
+NO_REQUEST = (
+    ValueError, KeyError, TypeError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
+)  # fmt: skip
+
+Answer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+
+
+class Control:
+    """Serves one run on the background loop, from ``open`` to ``close``; ``answers`` has an answer for each question.
+
+    What comes in may be anything: it is refused, and hurts nobody else.
+    """
+
+    def __init__(self, run_dir: Path, answers: Mapping[str, Answer]) -> None:
+        self._where = control.where(run_dir)
+        self._answers = answers
+        self._token = secrets.token_hex(16)
+        self._server: asyncio.AbstractServer | None = None
+        self._connections: dict[asyncio.Task[Any], None] = {}  # oldest first
+
+    async def open(self, scratch: Path) -> None:
+        """Listen in ``scratch``, and say so in the run's folder.
+
+        Raises:
+            OSError: there can be no socket, or the folder cannot be written to.
+        """
+        path = scratch / "control"
+        self._server = await asyncio.start_unix_server(self._serve, path, limit=MOST_BYTES)
+        path.chmod(0o600)
+        self._where.touch(mode=0o600)
+        runs.write_json(self._where, {"socket": str(path), "token": self._token}, mode=0o600)
+
+    async def close(self) -> None:
+        """Answer nothing more, and leave nothing behind."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.cancel()
+        with contextlib.suppress(OSError):
+            self._where.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "the server makes a task of each connection"
+        self._connections[task] = None
+        if len(self._connections) > MOST_CONNECTIONS:
+            next(iter(self._connections)).cancel()
+        try:
+            with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
+                answer = await self._answer(reader)
+                writer.write(json.dumps(answer, default=str).encode() + b"\n")
+                await asyncio.wait_for(writer.drain(), SECONDS)
+        finally:
+            del self._connections[task]
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any]:
+        try:
+            request = json.loads(await asyncio.wait_for(reader.readuntil(b"\n"), SECONDS))
+            token, ask = str(request["token"]), request["ask"]
+        except NO_REQUEST:
+            return {"error": "not a request"}
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+            return {"error": "not the token of this run"}
+        answer = self._answers.get(ask) if isinstance(ask, str) else None
+        if answer is None:
+            return {"error": f"it can be asked for {', '.join(self._answers)}"}
+        try:
+            return await answer(request)
+        except MusterError as error:
+            return {"error": str(error)}

@@ -1,0 +1,150 @@
+"""Runs that other processes stop and ask, by the control socket of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from muster.commands.main import main
+from muster.errors import RunUnreachable
+from muster.records import control, runs
+from muster.records.runs import Run
+from support import IMPORT_PATH, TESTS, eventually
+
+SESSION = """
+import muster
+from plain import Plain
+muster.run_cluster(2, worker_script="sleeps.py", strategy=Plain(), dashboard=False)
+"""
+SLEEPS = """
+import time
+def somewhere_deep():
+    print("here we are", flush=True)
+    time.sleep(600)
+somewhere_deep()
+"""
+
+
+@contextlib.contextmanager
+def session(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs a cluster until it is stopped."""
+    (folder / "sleeps.py").write_text(SLEEPS)
+    environment = {**os.environ, "PYTHONPATH": f"{IMPORT_PATH}{os.pathsep}{TESTS}"}
+    process = subprocess.Popen([sys.executable, "-c", SESSION], cwd=folder, env=environment, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[Run]:
+    """A run of another process whose workers all sleep."""
+    with session(tmp_path):
+        eventually(lambda: has_begun(), "the run trains")
+        yield runs.open_run()
+
+
+def has_begun() -> bool:
+    found = runs.list_runs()
+    logs = [found[0].path / "logs" / f"worker-{number}.log" for number in range(2)] if found else []
+    return bool(logs) and all(log.exists() and "here" in log.read_text() for log in logs)
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, arguments)
+    return done.exit_code, done.output
+
+
+def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
+    told = control.where(living.path)
+    where = Path(json.loads(told.read_text())["socket"])
+    assert [oct(path.stat().st_mode & 0o777) for path in (told, where)] == ["0o600", "0o600"]
+    assert len(str(where)) < 100
+
+    state = control.ask(living.path, "state")
+    assert state == {"is_up": True, "stop_reason": None, "workers": {"worker-0": "running", "worker-1": "running"}}
+    assert control.ask(living.path, "logs", name="worker-1") == {"lines": ["here we are"]}
+    assert all("somewhere_deep" in text for text in living.stacks().values())
+    code, text = command("stacks")
+    assert code == 0
+    assert text.count("somewhere_deep") == 2
+    assert "worker-1:" in text
+
+    idle = hostile(where, json.loads(told.read_text())["token"])
+    assert command("stop", living.id) == (0, f"{living.id} has ended: stopped.\n")
+
+    for connection in idle:
+        connection.close()
+    assert "(by request)" in living.result["reason"]
+    assert not told.exists()
+    assert not where.exists()
+    living.stop()
+    assert living.stacks() == {}
+    assert command("stop", "last") == (0, f"{living.id} has ended already: stopped.\n")
+
+
+def hostile(where: Path, token: str) -> list[socket.socket]:
+    """What does not know the protocol, or the token, is refused. Returns connections that say nothing."""
+    refused = {
+        b"\0\xff\n": "not a request",
+        b"[1]\n": "not a request",
+        b'{"token": 7, "ask": {}}\n': "not the token of this run",
+        json.dumps({"token": token, "ask": ["stop"]}).encode() + b"\n": "it can be asked for",
+        json.dumps({"token": token, "ask": "logs", "name": "../events"}).encode() + b"\n": "no worker",
+        b"[" * 4000 + b"\n": "not a request",
+        b"x" * 100_000: "not a request",
+        b"": "not a request",
+    }
+    for request, answer in refused.items():
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(where))
+            with contextlib.suppress(OSError):
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+            assert answer in json.loads(connection.makefile().readline())["error"], request
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for connection in idle:
+        connection.connect(str(where))
+    assert idle[0].recv(1) == b"", "the oldest had to go"
+    return idle
+
+
+def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(control, "SECONDS_TO_ANSWER", 0.5)
+    with session(tmp_path) as process:
+        eventually(has_begun, "the run trains")
+        run = runs.open_run()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(RunUnreachable, match=f"Run {run.id} does not answer: its session hangs"):
+            run.stacks()
+        process.send_signal(signal.SIGCONT)
+        assert run.stacks()
+        process.kill()
+        process.wait()
+        began = time.monotonic()
+        run.stop()  # it has ended, if not well
+        assert (run.status, run.stacks()) == ("lost", {})
+        assert time.monotonic() - began < 2
+
+
+def test_one_that_an_older_muster_started_cannot_be_asked(monkeypatch: Any) -> None:
+    monkeypatch.setattr(control, "SECONDS_TO_APPEAR", 0.1)
+    run = Run(runs.create("old"))
+    with pytest.raises(RunUnreachable, match="has no control socket"):
+        run.stop()
+    code, text = command("stop", run.id)
+    assert (code, "end its session instead" in text) == (1, True)
