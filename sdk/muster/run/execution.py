@@ -27,6 +27,7 @@ from muster.run.control import Control
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.preparation import prepare
 from muster.run.request import CheckedRun
+from muster.runtime import descriptors
 from muster.runtime.background import background_loop, in_thread
 
 logger = logging.getLogger("muster")
@@ -116,6 +117,7 @@ class Execution:
             asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
             self._observers.tell(Event("run_requested", data=asked))
             await self._control(scratch)
+            descriptors.make_room(len(checked.members))  # for what the platform starts, too
             checked.platform.warm_up()
             self.orchestrator = await prepare(
                 checked, self.run_dir, scratch, emit=self._observers.tell, on_up=self.up.set

@@ -16,6 +16,7 @@ from muster.job import Job, Limits, Resources, Script, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
 from muster.pools.endpoint import parse_address
+from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
 
@@ -162,7 +163,7 @@ def check(request: RunRequest) -> CheckedRun:
 
     Raises:
         JobError: the request cannot be run as described: the script, its interpreter, the numbers, the strategy and its
-            options, the limits, or the address.
+            options, the limits, or the address; or there are more workers than this process may have connections.
         PlatformUnsupported: this system cannot host the platform, or has no launcher for the strategy.
     """
     job = _job(request)
@@ -170,6 +171,7 @@ def check(request: RunRequest) -> CheckedRun:
     worker_ports = port_range(request.worker_ports)
     address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
+    _check_descriptors(len(members))
     job = replace(job, python=interpreter.check(job, strategy.requires).path)
     probed = strategy.probe()
     limits = Limits.checked(
@@ -189,6 +191,18 @@ def check(request: RunRequest) -> CheckedRun:
         members=members,
         request=request,
     )
+
+
+def _check_descriptors(n_workers: int) -> None:
+    """Raise JobError where this process may not have as many connections."""
+    try:
+        descriptors.check(n_workers)
+    except descriptors.TooFewDescriptors as error:
+        raise JobError(
+            f"{n_workers} workers need {error.needed} file descriptors in this session, which may have {error.limit}: "
+            "each worker is a connection.",
+            advice=f"fewer workers, or a higher limit before this process starts: ulimit -Hn {error.needed}",
+        ) from None
 
 
 def make_platform(request: RunRequest) -> Platform:
