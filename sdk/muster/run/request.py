@@ -12,6 +12,7 @@ from muster.checks import interpreter
 from muster.checks.arguments import plain_args, plain_env, plain_path, plain_text, port_range, whole_number
 from muster.checks.planning import member_names
 from muster.checks.script import make_script
+from muster.errors import JobError
 from muster.job import Job, Limits, Resources, Script, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
