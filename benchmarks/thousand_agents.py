@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from muster.agent import wire
+from muster.agent import frames, wire
 from muster.events import Event
 from muster.job import Job, SessionAddress, Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
-from muster.pools.endpoint import make_certificate
 from muster.run.cluster import Cluster
+from muster.security.certificates import make_certificate
 
 from benchmarks.idle import Idle
 from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home
@@ -174,7 +174,7 @@ class BareServer:
         """One more is here."""
         self._transports.append(transport)
         self._missing -= 1
-        transport.write(wire.encode("start"))
+        transport.write(frames.encode("start"))
         if not self._missing:
             self.all_here.set_result(None)
 
@@ -248,7 +248,7 @@ async def live(name: str, address: SessionAddress, context: ssl.SSLContext, repo
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
 
     def say(kind: str, **fields: Any) -> None:
-        writer.write(wire.encode(kind, **fields))
+        writer.write(frames.encode(kind, **fields))
 
     say("hello", version=wire.VERSION, token=address.token, worker=name, pid=1, host="127.1.1.1", ports=[], cores=1)
     rank = int(name.rpartition("-")[2])

@@ -17,7 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from muster.agent import linux, wire
+from muster.agent import frames, linux
 from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSpec
 from muster.records import runs
 from muster.security.certificates import make_certificate
@@ -108,7 +108,7 @@ class StubSession:
         """Send one message to a worker that has said hello."""
         connection = self._connections[worker]
         connection.setblocking(True)
-        connection.sendall(wire.encode(kind, **fields))
+        connection.sendall(frames.encode(kind, **fields))
         connection.setblocking(False)
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -159,7 +159,7 @@ class StubSession:
             plain.close()
             return
         connection.setblocking(False)
-        self._selector.register(connection, selectors.EVENT_READ, {"name": "", "decoder": wire.Decoder()})
+        self._selector.register(connection, selectors.EVENT_READ, {"name": "", "decoder": frames.Decoder()})
 
     def _receive(self, connection: ssl.SSLSocket, state: dict[str, Any]) -> None:
         try:
@@ -184,7 +184,7 @@ class StubSession:
             state["name"] = message["worker"]
             self._connections[state["name"]] = connection
             connection.setblocking(True)
-            connection.sendall(wire.encode("welcome"))
+            connection.sendall(frames.encode("welcome"))
             connection.setblocking(False)
         self.messages.append((state["name"], message))
 

@@ -218,6 +218,8 @@ class Member:
         interfaces: names of the network interfaces that carry ``host``.
         cores: cores it may use.
         gpus: devices it may use.
+        clock_offset: how much further its monotonic clock is than the session's, in seconds, and
+        clock_error: how wrong that may be; None until it has been measured, right after the hello.
     """
 
     name: str
@@ -230,6 +232,8 @@ class Member:
     interfaces: tuple[str, ...] = ()
     cores: int = 1
     gpus: tuple[str, ...] = ()
+    clock_offset: float | None = None
+    clock_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_a_run_that_goes_well() -> None:
     assert outcome.kinds("worker-0") == [
         "worker_state", "worker_ready", "worker_state", "process_started", "process_exited", "worker_state",
     ]  # fmt: skip
-    assert outcome.ordered("worker-0") == ["welcome", "start", "release", "stop", "end"]
+    assert outcome.ordered("worker-0") == ["welcome", "ping", "start", "release", "stop", "end"]
     assert outcome.seconds == pytest.approx(10.3)
 
 

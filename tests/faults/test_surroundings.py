@@ -23,7 +23,7 @@ from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.platforms.local import LocalPlatform
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.records import runs
 from plain import Plain
 from support import command_line, eventually
@@ -215,14 +215,14 @@ def _digest(text: str) -> str:
 
 def test_the_token_is_on_no_command_line_and_in_no_record(scene: Scene) -> None:
     tokens: list[str] = []
-    original = Session.__init__
+    original = Endpoint.__init__
 
-    def remember(self: Session, *args: object, **options: object) -> None:
+    def remember(self: Endpoint, *args: object, **options: object) -> None:
         original(self, *args, **options)  # type: ignore[arg-type]
         tokens.append(self._token)
 
     with pytest.MonkeyPatch.context() as patch, all_command_lines() as seen:
-        patch.setattr(Session, "__init__", remember)
+        patch.setattr(Endpoint, "__init__", remember)
         cluster = scene.run("import os; print(dict(os.environ))")
     records = [path.read_text(errors="replace") for path in scene.home.rglob("*") if path.is_file()]
     assert tokens

@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import sys
+import time
 
-from . import linux, wire
+from . import fields, frames, linux, wire
 from .environment import worker_environment
 from .gpus import GpuMeter
 from .link import Link
@@ -27,7 +28,7 @@ from .usage import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
 TICK = 0.1  # seconds between two looks at what the kernel gives no notice of: output, listening ports, orphans
@@ -67,7 +68,20 @@ class Agent:
         self._sshd: "Sshd | None" = None
         self._gpus: "GpuMeter | None" = None
         self._is_leaving = False
+        self._has_refused_report = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
+        self._orders: "dict[type, Callable[[Any], object]]" = {
+            wire.Welcome: lambda order: None,
+            wire.Refused: self._refused,
+            wire.Ping: self._tell_clocks,
+            wire.Start: self._start,
+            wire.Expect: self._expect,
+            wire.Watch: self._watch,
+            wire.AskStacks: lambda order: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
+            wire.Release: self._release,
+            wire.Stop: self._stop,
+            wire.End: lambda order: self._leave(),
+        }
 
     def run(self) -> "dict[str, object]":
         """Set up, serve until told to end, and clean up. Returns how the worker ended."""
@@ -125,59 +139,48 @@ class Agent:
         if self.config["session"]:
             self._say_hello(address, self.config.pop("session")["token"])
         if self.config["process"]:
-            self._start(**self.config["process"])
+            self._start(wire.Start(**self.config["process"]))
 
     def _say_hello(self, address: str, token: str) -> None:
-        self._link.introduce(
+        hello = wire.Hello(
             version=wire.VERSION,
             token=token,
             worker=self.config["name"],
             pid=os.getpid(),
             host=address,
-            ports=[port.number for port in self._ports],
+            ports=tuple(port.number for port in self._ports),
             ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
-            interfaces=linux.interfaces_of(address),
+            interfaces=tuple(filter(fields.INTERFACE.match, linux.interfaces_of(address))),
             cores=max(1, int(self.config["cpu"])),
-            gpus=self.config["gpus"],
+            gpus=tuple(self.config["gpus"]),
             python=".".join(str(part) for part in sys.version_info[:3]),
         )
+        self._link.introduce(hello)
 
     # What the session says
 
     def _obey(self, message: dict) -> None:
-        orders = {
-            "welcome": lambda: None,
-            "refused": self._refused,
-            "start": self._start,
-            "expect": self._expect,
-            "watch": self._watch,
-            "stacks": lambda: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
-            "release": self._release,
-            "stop": self._stop,
-            "end": self._leave,
-        }  # type: dict[str, Callable[..., object]]
-        kind = message.pop("type")
-        if kind not in orders:
-            self.complain("the agent does not know the order {!r}".format(kind))
+        try:
+            order = wire.from_session(message)
+            obey = self._orders[type(order)]
+        except (wire.Misfit, KeyError) as error:
+            self.complain("the agent cannot do what the session says: {}".format(error))
         else:
-            orders[kind](**message)
+            obey(order)
 
-    def _refused(self, text: str) -> None:
-        self._outcome = {"status": "failed", "reason": "The session refused its agent: {}".format(text)}
+    def _tell_clocks(self, ping: wire.Ping) -> None:
+        self._link.send(wire.Clock(ping.number, time.monotonic(), time.time()))
+
+    def _refused(self, refused: wire.Refused) -> None:
+        self._outcome = {"status": "failed", "reason": "The session refused its agent: {}".format(refused.text)}
         self._leave()
 
-    def _start(
-        self,
-        argv: "list[str]",
-        env: "dict[str, str] | None" = None,
-        cwd: "str | None" = None,
-        rank: "int | None" = None,
-        split: bool = False,
-    ) -> None:
-        self._rank_logs.are_wanted = split
+    def _start(self, order: wire.Start) -> None:
+        self._rank_logs.are_wanted = order.split
+        argv = list(order.argv)
         try:
-            self.start_process(argv, env or {}, cwd, rank, self.process_ended)
+            self.start_process(argv, order.env, order.cwd, order.rank, self.process_ended)
         except OSError as error:
             text = cannot_start(argv, error)
             self.complain(text)
@@ -185,27 +188,21 @@ class Agent:
                 self._outcome = {"status": "failed", "reason": text}
                 self._leave()
 
-    def _expect(
-        self,
-        argv: "list[str]",
-        env: "dict[str, str] | None" = None,
-        cwd: "str | None" = None,
-        split: bool = False,
-    ) -> None:
-        self._rank_logs.are_wanted = split
-        self.expected = {"argv": argv, "env": env or {}, "cwd": cwd}
+    def _expect(self, order: wire.Expect) -> None:
+        self._rank_logs.are_wanted = order.split
+        self.expected = {"argv": list(order.argv), "env": order.env, "cwd": order.cwd}
 
-    def _watch(self, port: int) -> None:
-        self._watched_ports.add(port)
+    def _watch(self, order: wire.Watch) -> None:
+        self._watched_ports.add(order.port)
 
-    def _release(self) -> None:
+    def _release(self, order: wire.Release) -> None:
         """Let a task end that has returned and serves the others (``runner.py``)."""
         with contextlib.suppress(OSError):  # it has been ended meanwhile
             self._reports.sendto(b".", os.path.join(self._scratch, "done.sock"))
 
-    def _stop(self, grace: float = POLITE_GRACE) -> None:
+    def _stop(self, order: wire.Stop) -> None:
         for child in list(self.processes.running.values()):
-            self.processes.end(child, grace, "stopped")
+            self.processes.end(child, order.grace, "stopped")
 
     # What happens
 
@@ -221,29 +218,29 @@ class Agent:
         environment = dict(self.environment, **env)
         output = self._rank_logs.open(rank)
         child = self.processes.start(argv, environment, cwd or self.config["cwd"], rank, on_exit, output)
-        self._link.send("started", pid=child.pid, rank=rank)
+        self._link.send(wire.Started(child.pid, rank))
         return child
 
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
         self._rank_logs.close(child.rank)
         self._send_output()  # so that its last words come before its end
-        facts = ("pid", "rank", "exit_code", "signal", "reason", "memory")
-        self._link.send("exited", **{name: getattr(child, name) for name in facts})
+        facts = {name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory")}
+        self._link.send(wire.Exited(time=child.ended_at[0], monotonic=child.ended_at[1], **facts))
         if self._outcome["status"] != "failed":
             self._outcome = outcome_of(child)
         if self.config["process"] or (self._is_leaving and not self.processes.running):
             self._loop.stop()
 
-    def tell_session(self, kind: str, **facts: object) -> None:
+    def tell_session(self, message: tuple) -> None:
         """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
-        self._link.send(kind, **facts)
+        self._link.send(message)
 
     def complain(self, text: str) -> None:
         """Tell the session and the log about something that could not be done."""
         self._log.write(text)
         if self.environment:  # before its hello the session would not listen, and hears of it from the platform
-            self._link.send("error", text=text)
+            self._link.send(wire.Error(text))
 
     def _sshd_failed(self, what: str) -> None:
         self.complain(what)
@@ -253,12 +250,12 @@ class Agent:
 
     def _stacks_came(self, pid: int, text: str) -> None:
         child = self.processes.running.get(pid)
-        self._link.send("stacks", rank=child.rank if child else None, text=text)
+        self._link.send(wire.Stacks(text[-wire.LONGEST_TEXT :], child.rank if child else None))
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:
-            gpus = {"gpu": self._gpus.busy, "gpu_memory": self._gpus.memory} if self._gpus else {}
-            self._link.send("usage", cpu=cpu, memory=memory, **gpus)
+            gpus = (self._gpus.busy, self._gpus.memory) if self._gpus else ()
+            self._link.send(wire.Usage(cpu, memory, *gpus))
 
     def _too_much_memory(self, used: int) -> None:
         for child in list(self.processes.running.values()):
@@ -277,7 +274,7 @@ class Agent:
         while self._link.takes_output and self._log.has_more():
             text = self._log.read()
             if text:
-                self._link.send("output", text=text)
+                self._link.send(wire.Output(text))
 
     def _look_for_listeners(self) -> None:
         if not self._watched_ports:
@@ -286,18 +283,26 @@ class Agent:
         for port in sorted(self._watched_ports):
             if linux.is_listening(port, pids):
                 self._watched_ports.discard(port)
-                self._link.send("listening", port=port)
+                self._link.send(wire.Listening(port))
 
     def _forward_reports(self) -> None:
         try:
             while True:
                 data = self._reports.recv(LARGEST_REPORT)
                 if self._link.takes_reports:
-                    self._link.send("report", report=json.loads(data.decode("utf-8")))
+                    self._forward_report(data)
         except BlockingIOError:
             pass
-        except ValueError:
-            self._log.write("a report was not JSON, and is dropped")
+
+    def _forward_report(self, data: bytes) -> None:
+        """Pass a report on: any process of the worker may have sent it."""
+        try:
+            self._link.send(wire.read_report(json.loads(data.decode("utf-8"))))
+        except (ValueError, RecursionError) as error:
+            if not self._has_refused_report:
+                self._has_refused_report = True  # said once: whoever sends one sends many
+                why = error if isinstance(error, wire.Misfit) else "it is not JSON"
+                self._log.write("a report is dropped, and so are others like it: {}".format(why))
 
     # Leaving
 
@@ -308,7 +313,7 @@ class Agent:
     def _leave_politely(self) -> None:
         """Ask all processes to end, and leave when they have, or have had time enough."""
         self._is_leaving = True
-        self._stop()
+        self._stop(wire.Stop(POLITE_GRACE))
         if not self.processes.running:
             self._leave()
         self._loop.call_later(POLITE_GRACE, self._leave)
@@ -330,7 +335,7 @@ class Agent:
 
     def _tell_guard(self, **facts: object) -> None:
         with contextlib.suppress(OSError):  # it may be gone
-            os.write(self._upstream, wire.encode("worker", **facts))
+            os.write(self._upstream, frames.encode("worker", **facts))
 
 
 def main(config: dict, upstream: int) -> "dict[str, object]":
@@ -339,5 +344,5 @@ def main(config: dict, upstream: int) -> "dict[str, object]":
         return Agent(config, upstream).run()
     except OSError as error:  # its log cannot be opened, so this is the only way to say it
         outcome: "dict[str, object]" = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
-        os.write(upstream, wire.encode("worker", **outcome))
+        os.write(upstream, frames.encode("worker", **outcome))
         return outcome

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 
-from . import agent, linux, wire
+from . import agent, frames, linux
 from .claims import Claim, claim, claim_cores, core_numbers
 from .loop import Loop
 from .processes import signal_name
@@ -29,7 +29,7 @@ class GuardedWorker:
     def __init__(self, config: dict, pid: int, upstream: socket.socket, claims: "list[Claim]") -> None:
         self.pid = pid
         self.upstream = upstream
-        self.decoder = wire.Decoder()
+        self.decoder = frames.Decoder()
         self.claims = claims
         self.last_words: "dict[str, object]" = {}
         self.run: str = config["run"]
@@ -58,7 +58,7 @@ class Guard:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._decoder = wire.Decoder(limit=None)
+        self._decoder = frames.Decoder(limit=None)
         self._unsent = bytearray()
         self._workers: "dict[str, GuardedWorker]" = {}
         self._session: "tuple[int, int] | None" = None
@@ -98,7 +98,7 @@ class Guard:
             self._reply(answer)
 
     def _reply(self, answer: dict) -> None:
-        self._unsent += wire.encode("reply", **answer)
+        self._unsent += frames.encode("reply", **answer)
         self._transmit()
 
     def _transmit(self) -> None:

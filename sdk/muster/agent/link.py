@@ -3,12 +3,12 @@
 import socket
 import ssl
 
-from . import wire
+from . import frames, wire
 from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
 DIAL_TIMEOUT = 20  # seconds for connecting and for each step of the TLS handshake
 OUTPUT_ROOM = 1 << 18  # bytes that may wait to be sent before output is held back
@@ -25,11 +25,11 @@ class Link:
         on_lost: called once, with the cause, when the connection is gone.
     """
 
-    def __init__(self, loop: Loop, on_message: "Callable[[dict], object]", on_lost: "Callable[[str], object]") -> None:
+    def __init__(self, loop: Loop, on_message: "Callable[[Any], object]", on_lost: "Callable[[str], object]") -> None:
         self._loop = loop
         self._on_message = on_message
         self._on_lost = on_lost
-        self._decoder = wire.Decoder(limit=None)  # the session, whose certificate is pinned, may send long orders
+        self._decoder = frames.Decoder(limit=None)  # the session, whose certificate is pinned, may send long orders
         self._unsent = bytearray()
         self._socket: "ssl.SSLSocket | None" = None
         self._is_introduced = False
@@ -72,15 +72,15 @@ class Link:
         """Whether there is room for reports, which can be waited with nowhere."""
         return self._is_introduced and self._socket is not None and len(self._unsent) < REPORT_ROOM
 
-    def introduce(self, **fields: object) -> None:
+    def introduce(self, hello: wire.Hello) -> None:
         """Say hello, which must come before anything else."""
         self._is_introduced = True
-        self.send("hello", **fields)
+        self.send(hello)
 
-    def send(self, kind: str, **fields: object) -> None:
+    def send(self, message: tuple) -> None:
         """Send one message as soon as possible. Does nothing once the connection is gone."""
         if self._socket is not None:
-            self._unsent += wire.encode(kind, **fields)
+            self._unsent += wire.encode(message)
             self._transmit()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Link:
                     self._on_message(message)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
-        except (OSError, wire.ProtocolError) as error:
+        except (OSError, frames.ProtocolError) as error:
             self._lose(str(error))
 
     def _lose(self, cause: str) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import time
 
 from . import linux
 from .loop import Loop
@@ -87,6 +88,7 @@ class Child:
         exit_code, signal: how it ended.
         reason: ``memory`` or ``stopped`` where the agent ended it.
         memory: bytes that it and its descendants had when they were too many.
+        ended_at: what ``time.time()`` and ``time.monotonic()`` said when it was found to have ended.
     """
 
     def __init__(self, pid: int, key: str, rank: "int | None", on_exit: "Callable[[Child], object]") -> None:
@@ -98,6 +100,7 @@ class Child:
         self.signal: "int | None" = None
         self.reason: "str | None" = None
         self.memory: "int | None" = None
+        self.ended_at = (0.0, 0.0)
 
 
 class Processes:
@@ -193,6 +196,7 @@ class Processes:
 
     @staticmethod
     def _record_end(child: "Child", status: int) -> "Child":
+        child.ended_at = (time.time(), time.monotonic())
         if os.WIFSIGNALED(status):
             child.signal = os.WTERMSIG(status)
         else:

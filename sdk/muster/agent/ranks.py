@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 
-from . import wire
+from . import frames, wire
 from .loop import Loop
 from .processes import Child, cannot_start
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
         def process_ended(self, child: Child) -> None: ...  # noqa: D102
 
-        def tell_session(self, kind: str, **facts: object) -> None: ...  # noqa: D102
+        def tell_session(self, message: tuple) -> None: ...  # noqa: D102
 
         def complain(self, text: str) -> None: ...  # noqa: D102
 
@@ -83,7 +83,7 @@ class Request:
         self._loop = loop
         self._agent = agent
         self._connection = connection
-        self._decoder = wire.Decoder()
+        self._decoder = frames.Decoder()
         self._child: "Child | None" = None
         self._descriptor: "int | None" = None
         connection.setblocking(False)
@@ -92,22 +92,22 @@ class Request:
     def _receive(self) -> None:
         try:
             data = self._receive_data()
-            messages = self._decoder.feed(data)
+            messages = list(self._decoder.feed(data))
         except BlockingIOError:
             return
-        except (OSError, wire.ProtocolError):
+        except (OSError, frames.ProtocolError):
             data = b""
         if not data:
             self._close()
             if self._child is not None:  # ssh is gone, and so is the launcher or its interest in this rank
-                self._agent.tell_session("hung_up", rank=self._child.rank)
+                self._agent.tell_session(wire.HungUp(self._child.rank))
                 self._loop.call_later(HANG_UP_DELAY, self._cancel)
             return
         for message in messages:
             if message["type"] == "rank":
                 self._start(message["argv"], message["env"], message["rank"], message.get("cores"))
             elif message["type"] == "broken":
-                self._agent.tell_session("broken", code=message["code"])
+                self._agent.tell_session(wire.Broken(message["code"]))
             else:
                 self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
@@ -153,7 +153,7 @@ class Request:
         try:
             self._connection.setblocking(True)
             self._connection.settimeout(1)
-            self._connection.sendall(wire.encode(kind, **fields))
+            self._connection.sendall(frames.encode(kind, **fields))
             self._connection.setblocking(False)
         except OSError:
             pass  # the entry has gone; what matters of that is done on end of file

@@ -1,83 +1,434 @@
-"""The protocol between session and agents: lines of JSON over TLS.
+"""The messages between session and agents, checked where they come in. How they travel is said in ``frames.py``.
 
-Each message is one JSON object on one line, with its type under ``type``. From agent to session:
-
-============  ==================================================================================================
-``hello``     first message: ``version``, ``token``, ``worker``, ``pid``, ``host``, ``ports``, ``ssh_port``,
-              ``host_key``, ``interfaces``, ``cores``, ``gpus``, ``python``
-``started``   ``pid``, ``rank``: a process runs
-``exited``    ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or null), ``memory`` (bytes)
-``hung_up``   ``rank``: what the launcher had started for this rank is gone, and the rank will be ended
-``broken``    ``code``: exit status of what a launcher started here by ssh, not as a rank, and which was not there
-              (127, 126) or was ended by a signal (128 and its number)
-``listening`` ``port``: somebody listens on it
-``output``    ``text``: what the worker's processes printed; bytes that are not UTF-8 come as lone surrogates
-``report``    ``report``: one datagram of ``muster.training`` or of the runner, as it came
-``usage``     ``cpu``, ``memory``, ``gpu``, ``gpu_memory``; once a second, and the heartbeat as well
-``stacks``    ``rank``, ``text``
-``error``     ``text``: the agent could not do what it was told
-============  ==================================================================================================
-
-From session to agent:
-
-============  ==================================================================================================
-``welcome``   the hello was accepted (a refused one is answered by ``refused`` with a ``text``, and the end)
-``start``     ``argv``, ``env``, ``cwd``, ``rank`` (or null), ``split``: start this process now
-``expect``    ``argv``, ``env``, ``cwd``, ``split``: ranks will be asked for by ssh; this is their environment.
-              ``split``: whether each rank gets a log of its own beside its worker's
-``watch``     ``port``: say ``listening`` once a process of this worker listens on it
-``stacks``    send the Python stacks of all processes
-``release``   let a task end that has returned and only serves the others
-``stop``      ``grace``: end all processes: SIGTERM, and SIGKILL after so many seconds
-``end``       end all processes at once, clean up and leave
-============  ==================================================================================================
+Each kind is a named tuple; the decorator names its kind on the wire and how each field is checked. Whoever has read one
+by ``from_agent`` or ``from_session`` can rely on its types, its ranges and its sizes. Fields that nobody knows are
+ignored, so that a message may grow.
 """
 
-import json
+from typing import Any, Callable, Dict, NamedTuple, Tuple, Type, TypeVar
 
-VERSION = 1
-MAX_LINE = 1 << 20  # bytes; a longer line ends the connection
+from . import frames
+from .fields import (
+    clean,
+    device,
+    digest,
+    host,
+    host_key,
+    interface,
+    items,
+    name,
+    number,
+    one_of,
+    optional,
+    output,
+    port,
+    relative_path,
+    string,
+    strings,
+    text,
+    version,
+    whole,
+    yes_or_no,
+)
+
+Check = Callable[[Any], Any]
+Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...]]  # what makes one, and its fields
+Message = TypeVar("Message", bound=tuple)
+
+VERSION = 2
+LONGEST_TEXT = 1 << 16  # characters of any text but output
+LONGEST_OUTPUT = 1 << 17  # characters of output in one message
+LONGEST_NAME = 200
+MOST_METRICS = 200  # in one report
+
+FROM_AGENT: Dict[str, Kind] = {}
+FROM_SESSION: Dict[str, Kind] = {}
+REPORTS: Dict[str, Kind] = {}
+KINDS: Dict[type, str] = {}
+
+rank = optional(whole(0, 1 << 24))
+pid = whole(1, 1 << 31)
+clock = number(0)
+transfer = whole(0)
+offset = whole(0)
+payload = lambda value: value  # noqa: E731  (the decoder has made sure that these are bytes, and not too many)
 
 
-class ProtocolError(Exception):
-    """The other side does not speak this protocol."""
+class Misfit(ValueError):
+    """A message that makes no sense; says which field, and what it should be."""
 
 
-def encode(kind, **fields):
-    # type: (str, object) -> bytes
-    """One message as it goes over the wire."""
-    fields["type"] = kind
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+class UnknownKind(Misfit):
+    """A message of a kind that is not known, perhaps one of another version."""
 
 
-class Decoder:
-    """Cuts a stream of bytes into messages, holding back at most one unfinished line.
+def _message(kind: str, *directions: Dict[str, Kind], **checks: Check) -> Callable[[Type[Message]], Type[Message]]:
+    """Declare a kind of message, who may send it, and how its fields are checked."""
 
-    Args:
-        limit: longest line in bytes; None for any, where the other side is trusted.
+    def declare(made: Type[Message]) -> Type[Message]:
+        defaults = getattr(made, "_field_defaults", {})
+        fields = tuple((name, checks.pop(name), defaults.get(name)) for name in getattr(made, "_fields", ()))
+        assert not checks, checks
+        for direction in directions:
+            direction[kind] = (made, fields)
+        KINDS[made] = kind
+        return made
+
+    return declare
+
+
+# From agents
+
+
+@_message(
+    "hello", FROM_AGENT, version=whole(0), token=text(200), worker=text(LONGEST_NAME), generation=whole(0), pid=pid,
+    host=host, ports=items(port, 64), ssh_port=optional(port), host_key=optional(host_key),
+    interfaces=items(interface, 64), cores=whole(1, 1 << 16), gpus=items(device, 64), python=version,
+)  # fmt: skip
+class Hello(NamedTuple):
+    """The first message: who it is, and what the others must know of its worker."""
+
+    version: int
+    token: str
+    worker: str
+    pid: int
+    host: str
+    generation: int = 0
+    ports: "tuple[int, ...]" = ()
+    ssh_port: "int | None" = None
+    host_key: "str | None" = None
+    interfaces: "tuple[str, ...]" = ()
+    cores: int = 1
+    gpus: "tuple[str, ...]" = ()
+    python: str = "3.6"
+
+
+@_message("clock", FROM_AGENT, number=whole(0), monotonic=clock, time=clock)
+class Clock(NamedTuple):
+    """The answer to a ping: what the clocks of the worker's machine show, in seconds."""
+
+    number: int
+    monotonic: float
+    time: float
+
+
+@_message("started", FROM_AGENT, pid=pid, rank=rank)
+class Started(NamedTuple):
+    """A process runs."""
+
+    pid: int
+    rank: "int | None" = None
+
+
+@_message(
+    "exited", FROM_AGENT, pid=pid, rank=rank, exit_code=optional(whole(0, 255)), signal=optional(whole(1, 127)),
+    reason=optional(one_of("memory", "stopped")), memory=optional(whole(0)), time=optional(clock),
+    monotonic=optional(clock),
+)  # fmt: skip
+class Exited(NamedTuple):
+    """A process has ended: when, by the clocks of its machine; and with how much memory, where that was too much."""
+
+    pid: int
+    rank: "int | None" = None
+    exit_code: "int | None" = None
+    signal: "int | None" = None
+    reason: "str | None" = None
+    memory: "int | None" = None
+    time: "float | None" = None
+    monotonic: "float | None" = None
+
+
+@_message("hung_up", FROM_AGENT, rank=rank)
+class HungUp(NamedTuple):
+    """What the launcher had started for this rank is gone, and the rank will be ended."""
+
+    rank: "int | None" = None
+
+
+@_message("broken", FROM_AGENT, code=whole(0, 255))
+class Broken(NamedTuple):
+    """What a launcher started here by ssh, not as a rank, was not there (127, 126) or ended by a signal (128 + it)."""
+
+    code: int
+
+
+@_message("listening", FROM_AGENT, port=port)
+class Listening(NamedTuple):
+    """Somebody of the worker listens on the port."""
+
+    port: int
+
+
+@_message("output", FROM_AGENT, text=output(LONGEST_OUTPUT))
+class Output(NamedTuple):
+    """What the worker's processes have printed; bytes that are not UTF-8 come as lone surrogates."""
+
+    text: str
+
+
+@_message(
+    "usage", FROM_AGENT, cpu=number(0, 1e6), memory=whole(0), gpu=optional(number(0, 1e6)),
+    gpu_memory=optional(whole(0)),
+)  # fmt: skip
+class Usage(NamedTuple):
+    """What the worker uses; once a second, and the heartbeat as well."""
+
+    cpu: float
+    memory: int
+    gpu: "float | None" = None
+    gpu_memory: "int | None" = None
+
+
+@_message("stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT))
+class Stacks(NamedTuple):
+    """The Python stacks of one process."""
+
+    text: str
+    rank: "int | None" = None
+
+
+@_message("error", FROM_AGENT, text=text(LONGEST_TEXT))
+class Error(NamedTuple):
+    """The agent could not do what it was told."""
+
+    text: str
+
+
+# What processes report: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``
+
+
+def _metrics(value: Any) -> Dict[str, float]:
+    """Numbers by name; those that JSON has no word for come as text, such as "NaN"."""
+    if type(value) is not dict or len(value) > MOST_METRICS:
+        raise ValueError("at most {} numbers by name".format(MOST_METRICS))
+    found = {}
+    for metric, amount in value.items():
+        if type(amount) not in (int, float, str, bool):
+            raise ValueError("numbers by name")
+        found[clean(metric[:LONGEST_NAME])] = float(amount)
+    return found
+
+
+_count = optional(whole(-(1 << 63)))
+
+
+@_message(
+    "progress", REPORTS, rank=rank, step=_count, steps=_count, epoch=_count, epochs=_count, examples=_count,
+    bytes_sent=_count, metrics=optional(_metrics),
+)  # fmt: skip
+class Progress(NamedTuple):
+    """How far a process has come."""
+
+    rank: "int | None" = None
+    step: "int | None" = None
+    steps: "int | None" = None
+    epoch: "int | None" = None
+    epochs: "int | None" = None
+    examples: "int | None" = None
+    bytes_sent: "int | None" = None
+    metrics: "dict[str, float] | None" = None
+
+
+@_message("returned", REPORTS)
+class Returned(NamedTuple):
+    """The script of the worker's task has returned; its server still serves the others."""
+
+
+@_message(
+    "exception", REPORTS, rank=rank, pid=optional(pid), time=optional(clock), monotonic=optional(clock),
+    type=text(LONGEST_NAME), message=text(4000), traceback=text(LONGEST_TEXT),
+)  # fmt: skip
+class Raised(NamedTuple):
+    """A process raised an exception: when, by the clocks of its machine."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    rank: "int | None" = None
+    pid: "int | None" = None
+    time: "float | None" = None
+    monotonic: "float | None" = None
+
+
+# From the session
+
+
+@_message("welcome", FROM_SESSION)
+class Welcome(NamedTuple):
+    """The hello was accepted."""
+
+
+@_message("refused", FROM_SESSION, text=text(LONGEST_TEXT))
+class Refused(NamedTuple):
+    """The hello was not accepted; the connection ends."""
+
+    text: str
+
+
+@_message("ping", FROM_SESSION, number=whole(0))
+class Ping(NamedTuple):
+    """Say at once what your clocks show."""
+
+    number: int
+
+
+_command = items(string, 1 << 20)
+
+
+@_message("start", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), rank=rank, split=yes_or_no)
+class Start(NamedTuple):
+    """Start this process now; ``split``: with a log of its own beside its worker's."""
+
+    argv: "tuple[str, ...]"
+    env: "dict[str, str]"
+    cwd: "str | None" = None
+    rank: "int | None" = None
+    split: bool = False
+
+
+@_message("expect", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), split=yes_or_no)
+class Expect(NamedTuple):
+    """Ranks will be asked for by ssh, and get this environment."""
+
+    argv: "tuple[str, ...]"
+    env: "dict[str, str]"
+    cwd: "str | None" = None
+    split: bool = False
+
+
+@_message("watch", FROM_SESSION, port=port)
+class Watch(NamedTuple):
+    """Say so once a process of this worker listens on the port."""
+
+    port: int
+
+
+@_message("stacks", FROM_SESSION)
+class AskStacks(NamedTuple):
+    """Send the Python stacks of all processes."""
+
+
+@_message("release", FROM_SESSION)
+class Release(NamedTuple):
+    """Let a task end that has returned and only serves the others."""
+
+
+@_message("stop", FROM_SESSION, grace=number(0, 1e6))
+class Stop(NamedTuple):
+    """End all processes: SIGTERM, and SIGKILL after so many seconds."""
+
+    grace: float = 1.0
+
+
+@_message("end", FROM_SESSION)
+class End(NamedTuple):
+    """End all processes at once, clean up and leave."""
+
+
+# Files, in both directions: whoever gets one says how much of it is there already, and what comes after that is sent.
+# At most a few chunks are under way at a time, each answered by a ``Have``.
+
+
+@_message(
+    "put", FROM_SESSION, transfer=transfer, place=name, path=relative_path, size=whole(0), sha256=digest,
+    mode=whole(0, 0o777),
+)  # fmt: skip
+class Put(NamedTuple):
+    """A file is to be written; answered by ``Have``, or by ``Missing`` where it cannot be."""
+
+    transfer: int
+    place: str
+    path: str
+    size: int
+    sha256: str
+    mode: int = 0o600
+
+
+@_message("get", FROM_SESSION, transfer=transfer, place=name, path=relative_path)
+class Get(NamedTuple):
+    """A file is asked for; answered by ``Found`` or ``Missing``."""
+
+    transfer: int
+    place: str
+    path: str
+
+
+@_message("found", FROM_AGENT, transfer=transfer, size=whole(0), sha256=digest)
+class Found(NamedTuple):
+    """The file that was asked for; its chunks come once it is known where to begin (``Have``)."""
+
+    transfer: int
+    size: int
+    sha256: str
+
+
+@_message("have", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset)
+class Have(NamedTuple):
+    """The first ``offset`` bytes are there; all of them, and as they should be, where it is the file's size."""
+
+    transfer: int
+    offset: int
+
+
+@_message("missing", FROM_AGENT, FROM_SESSION, transfer=transfer, text=text(4000))
+class Missing(NamedTuple):
+    """The transfer cannot be made, or not go on; why."""
+
+    transfer: int
+    text: str
+
+
+@_message("chunk", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset, payload=payload)
+class Chunk(NamedTuple):
+    """A piece of a file that begins at ``offset``."""
+
+    transfer: int
+    offset: int
+    payload: bytes = b""
+
+
+def encode(message: tuple) -> bytes:
+    """A message as it goes over the wire."""
+    fields = message._asdict()  # type: ignore[attr-defined]
+    kind = KINDS[type(message)]
+    if kind in REPORTS:
+        said = {name: value for name, value in fields.items() if value is not None}
+        return frames.encode("report", report=dict(said, kind=kind))
+    return frames.encode(kind, **fields)
+
+
+def from_agent(fields: dict) -> Any:
+    """A message of an agent's, checked. A report is returned as what it reports.
+
+    Raises:
+        UnknownKind: it is of no kind that agents send.
+        Misfit: one of its fields makes no sense.
     """
+    if fields["type"] == "report":
+        return read_report(fields.get("report"))
+    return _read(fields, fields["type"], FROM_AGENT)
 
-    def __init__(self, limit=MAX_LINE):
-        # type: (int | None) -> None
-        self._limit = limit
-        self._rest = b""
 
-    def feed(self, data):
-        # type: (bytes) -> list
-        """The messages that are complete once ``data`` has come. Raises ProtocolError for anything else."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        if self._limit is not None and max(map(len, lines + [self._rest])) > self._limit:
-            raise ProtocolError("a message is longer than {} bytes".format(self._limit))
-        return [self._parse(line) for line in lines if line]
+def from_session(fields: dict) -> Any:
+    """A message of the session's, checked. Raises as ``from_agent`` does."""
+    return _read(fields, fields["type"], FROM_SESSION)
 
-    @staticmethod
-    def _parse(line):
-        # type: (bytes) -> dict
+
+def read_report(report: Any) -> Any:
+    """What a process reports, checked. Raises as ``from_agent`` does."""
+    if type(report) is not dict or type(report.get("kind")) is not str:
+        raise Misfit("a report must have a kind")
+    return _read(report, report["kind"], REPORTS)
+
+
+def _read(fields: dict, kind: str, known: Dict[str, Kind]) -> Any:
+    if kind not in known:
+        raise UnknownKind("nobody knows the kind {!r}".format(kind[:50]))
+    make, checks = known[kind]
+    values = []
+    for field, check, default in checks:
         try:
-            message = json.loads(line.decode("utf-8"))
-        except ValueError as error:
-            raise ProtocolError("a message is not JSON") from error
-        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            raise ProtocolError("a message has no type")
-        return message
+            values.append(check(fields.get(field, default)))
+        except (ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
+            raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
+    return make(*values)

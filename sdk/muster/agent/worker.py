@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from . import agent, linux, wire
+from . import agent, frames, linux
 from .ssh_server import find_sshd
 
 
@@ -36,7 +36,7 @@ def take_config(path: str, engine: str) -> "dict | None":
         with open(path) as file:
             config = json.load(file)
         with os.fdopen(os.open(config["news"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as news:
-            news.write(wire.encode("worker", id=engine))
+            news.write(frames.encode("worker", id=engine))
         os.unlink(path)
     except FileNotFoundError:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.agent import wire
+from muster.agent import frames
 from muster.errors import PlatformError
 from muster.runtime.forks import in_forked_children
 
@@ -36,7 +36,7 @@ class GuardProcess:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._decoder = wire.Decoder(limit=None)
+        self._decoder = frames.Decoder(limit=None)
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(REPLY_TIMEOUT)
         with theirs:
@@ -102,7 +102,7 @@ class GuardProcess:
     def _exchange(self, request: str, fields: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             try:
-                self._socket.sendall(wire.encode(request, **fields))
+                self._socket.sendall(frames.encode(request, **fields))
                 return self._receive()
             except OSError as error:
                 raise GuardGone("The process that guards the workers is gone.") from error

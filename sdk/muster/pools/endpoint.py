@@ -1,4 +1,7 @@
-"""The session's endpoint: where agents dial in, over TLS, with the run's token. Lives on the background loop."""
+"""Where agents dial in, over TLS, with the run's token. Lives on the background loop.
+
+What they send is decoded and checked here, once; nobody beyond sees anything but :mod:`muster.agent.wire`'s messages.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from muster.agent import wire
+from muster.agent import frames, wire
 from muster.errors import JobError
 from muster.job import SessionAddress
+from muster.pools.clocks import ClockMeasurement
+from muster.runtime import clock
 from muster.runtime.forks import in_forked_children
 from muster.security.certificates import make_certificate
 from muster.security.ssh import write_private
@@ -23,30 +28,33 @@ from muster.security.ssh import write_private
 logger = logging.getLogger("muster")
 
 HELLO_SECONDS = 20.0  # how long a connection may stay unidentified
+NO_TOKEN = "not the token of this run"
+REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
 
 
-class Session:
+class Endpoint:
     """Listens for the agents of one run, and passes their messages on.
 
     Args:
         workers: names of the workers that may say hello.
 
     Attributes:
-        on_message: called with a worker's name and its message, on the event loop; ``hello`` comes first. To be set
-            before the workers are launched.
+        on_message: called with a worker's name and its message, on the event loop; its ``Hello`` comes first. To be
+            set before the workers are launched.
         on_lost: called with the name of a worker whose connection has ended. The same.
     """
 
     def __init__(self, workers: Collection[str]) -> None:
         self._expected = frozenset(workers)
-        self.on_message: Callable[[str, dict[str, Any]], None] = lambda worker, message: None
+        self.on_message: Callable[[str, Any], None] = lambda worker, message: None
         self.on_lost: Callable[[str], None] = lambda worker: None
         self._token = secrets.token_hex(32)
         self._connections: dict[str, _Connection] = {}
         self._unidentified: set[_Connection] = set()
-        self._inbox: list[tuple[_Connection, bytes]] = []
+        self._inbox: list[tuple[_Connection, bytes, float]] = []
+        self._warned: set[str] = set()
         self._server: asyncio.Server | None = None
-        _sessions.add(self)
+        _endpoints.add(self)
 
     async def open(self, scratch: Path, host: str, port: int = 0) -> SessionAddress:
         """Start to listen on ``host`` (``port`` 0: any free one) and return what agents need to know.
@@ -78,12 +86,12 @@ class Session:
         """Names of the workers whose agents are connected."""
         return frozenset(self._connections)
 
-    def send(self, worker: str, kind: str, **fields: Any) -> bool:
+    def send(self, worker: str, message: tuple[Any, ...]) -> bool:
         """Send a message to a worker's agent; False if it is not connected."""
         connection = self._connections.get(worker)
         if connection is None:
             return False
-        connection.send(kind, **fields)
+        connection.send(message)
         return True
 
     def close(self) -> None:
@@ -101,34 +109,69 @@ class Session:
         """Bytes have come. They are taken once all connections were read that have any: by turns would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
-        self._inbox.append((connection, data))
+        self._inbox.append((connection, data, clock.now()))
 
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
-        for connection, data in inbox:
+        for connection, data, came_at in inbox:
             try:
                 for message in connection.decoder.feed(data):
-                    self._take(connection, message)
+                    self._take(connection, message, came_at)
             except Exception as error:  # whatever one of them sends, those of others come next
-                whose, is_ours = connection.worker or "an unknown client", not isinstance(error, wire.ProtocolError)
+                whose, is_ours = connection.worker or "an unknown client", not isinstance(error, REFUSED)
                 logger.warning("the connection of %s was ended: %r", whose, error, exc_info=is_ours)
                 connection.abort()
 
-    def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
+    def _take(self, connection: _Connection, fields: dict[str, Any], came_at: float) -> None:
         """Take a message: the hello of a new connection, or anything of an identified one."""
         if connection.is_dismissed:
             return
         if connection.worker is None:
-            refusal = self._refusal(message)
-            if refusal:
-                logger.warning("a connection to the session was refused: %s", refusal)
-                connection.refuse(refusal)
-                return
-            connection.worker = str(message["worker"])
-            self._unidentified.discard(connection)
-            self._connections[connection.worker] = connection
-            connection.send("welcome")
-        self.on_message(connection.worker, message)
+            self._identify(connection, fields)
+            return
+        try:
+            message = wire.from_agent(fields)
+        except wire.Misfit as error:
+            if fields["type"] != "report" and not isinstance(error, wire.UnknownKind):
+                raise
+            self._drop(connection.worker, error)  # any process of the worker may have sent it
+            return
+        if isinstance(message, wire.Clock):
+            connection.clock.answered(message, came_at)
+            if connection.clock.wants_more:
+                connection.ping()
+            else:
+                self.on_message(connection.worker, connection.clock.offset)
+        elif not isinstance(message, wire.Hello):
+            self.on_message(connection.worker, message)
+
+    def _identify(self, connection: _Connection, fields: dict[str, Any]) -> None:
+        """Take what must be a hello."""
+        try:
+            hello = wire.from_agent(fields)
+            refusal = self._refusal(hello)
+        except wire.Misfit as error:
+            has_token = self._is_token(fields.get("token"))
+            refusal = f"its hello makes no sense: {error}" if has_token else NO_TOKEN
+            if has_token and fields.get("version") != wire.VERSION:
+                refusal = f"another version of the protocol than {wire.VERSION}"
+        if refusal:
+            logger.warning("a connection to the session was refused: %s", refusal)
+            connection.refuse(refusal)
+            return
+        connection.worker = hello.worker
+        self._unidentified.discard(connection)
+        self._connections[hello.worker] = connection
+        connection.decoder.payload_limit = frames.MAX_PAYLOAD
+        connection.send(wire.Welcome())
+        connection.ping()
+        self.on_message(hello.worker, hello)
+
+    def _drop(self, worker: str, error: wire.Misfit) -> None:
+        """Leave out a message, and say so once for each worker: whoever sends one sends many."""
+        if worker not in self._warned:
+            self._warned.add(worker)
+            logger.warning("a message of %s is dropped, and so are others like it: %s", worker, error)
 
     def connection_lost(self, connection: _Connection) -> None:
         """A connection has ended."""
@@ -147,30 +190,33 @@ class Session:
                 os.dup2(nowhere, held.fileno())  # not closed: its owner would close the number a second time
         os.close(nowhere)
 
-    def _refusal(self, hello: dict[str, Any]) -> str | None:
+    def _refusal(self, hello: Any) -> str | None:
         """Why a hello is not accepted; None if it is. Says nothing about the run before the token is right."""
-        token = str(hello.get("token")).encode("utf-8", "surrogatepass")
-        if hello["type"] != "hello" or not hmac.compare_digest(token, self._token.encode()):
-            return "not the token of this run"
-        if hello.get("version") != wire.VERSION:
-            return f"protocol version {hello.get('version')} instead of {wire.VERSION}"
-        worker = str(hello.get("worker"))
-        if worker not in self._expected:
-            return f"no worker {worker!r} is expected"
-        if worker in self._connections:
-            return f"worker {worker!r} is connected already"
+        if not isinstance(hello, wire.Hello) or not self._is_token(hello.token):
+            return NO_TOKEN
+        if hello.version != wire.VERSION:
+            return f"protocol version {hello.version} instead of {wire.VERSION}"
+        if hello.worker not in self._expected:
+            return f"no worker {hello.worker!r} is expected"
+        if hello.worker in self._connections:
+            return f"worker {hello.worker!r} is connected already"
         return None
 
+    def _is_token(self, token: object) -> bool:
+        return isinstance(token, str) and hmac.compare_digest(
+            token.encode("utf-8", "surrogatepass"), self._token.encode()
+        )
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
-def _abandon_sessions() -> None:
-    for session in list(_sessions):
+def _abandon_endpoints() -> None:
+    for session in list(_endpoints):
         session._abandon()
 
 
-in_forked_children(_abandon_sessions)
+in_forked_children(_abandon_endpoints)
 
 
 class _Connection(asyncio.Protocol):
@@ -183,9 +229,10 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Endpoint) -> None:
         self._session = session
-        self.decoder = wire.Decoder()
+        self.decoder = frames.Decoder(payload_limit=0)
+        self.clock = ClockMeasurement()
         self.worker: str | None = None
         self.is_dismissed = False
 
@@ -202,14 +249,19 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._session.connection_lost(self)
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def send(self, message: tuple[Any, ...]) -> None:
         """Send one message."""
-        self.transport.write(wire.encode(kind, **fields))
+        self.transport.write(wire.encode(message))
+
+    def ping(self) -> None:
+        """Ask for the time of the agent's clocks."""
+        if not self.is_dismissed:
+            self.send(self.clock.question())
 
     def refuse(self, why: str) -> None:
         """End it, and say why."""
         self.is_dismissed = True
-        self.send("refused", text=why)
+        self.send(wire.Refused(why))
         self.transport.close()
 
     def abort(self) -> None:

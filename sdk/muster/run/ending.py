@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Collection
 
+from muster.agent import wire
 from muster.job import Plan, Status, Worker
 from muster.platforms.base import Platform
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.run.launcher import Driver
 from muster.run.state import RunState
 from muster.runtime import clock
@@ -38,7 +39,7 @@ class Ending:
 
     def __init__(
         self,
-        session: Session,
+        session: Endpoint,
         state: RunState,
         driver: Driver,
         platform: Platform,
@@ -63,7 +64,7 @@ class Ending:
         for names in (decisive, [name for name in self._state.members if name not in decisive]):
             await self._stop_those_of(names, deadline)
         for name in self._state.members:
-            self._session.send(name, "end")
+            self._session.send(name, wire.End())
         await self._state.wait_while(lambda: bool(self._session.connected), HANG_UP_SECONDS)
 
     async def let_go_of_workers(self) -> None:
@@ -98,11 +99,11 @@ class Ending:
         grace = max(deadline - clock.now(), LEAST_GRACE)
         if not self.is_urgent:
             for name in workers:
-                self._session.send(name, "stop", grace=grace)
+                self._session.send(name, wire.Stop(grace))
             await self._state.wait_while(lambda: are_running() and not self.is_urgent, grace)
         if are_running():
             for name in workers:
-                self._session.send(name, "stop", grace=0)
+                self._session.send(name, wire.Stop(0))
             await self._state.wait_while(are_running, KILL_SECONDS)
 
     async def _wait_until_gone(self, workers: list[Worker]) -> None:

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from muster.agent import wire
 from muster.errors import MusterError, RunStopped, StartTimeout
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
 from muster.job import Plan, Process, Status
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
 from muster.run.launcher import Driver
 from muster.run.request import RunContext
@@ -55,7 +56,7 @@ class Orchestrator:
     def __init__(
         self,
         context: RunContext,
-        session: Session,
+        session: Endpoint,
         state: RunState,
         *,
         on_plan: Callable[[Plan], None],
@@ -145,28 +146,27 @@ class Orchestrator:
         self._on_plan(plan)
         if plan.launcher:
             for name, process in plan.processes.items():
-                self._order(name, "expect", process)
+                self.session.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
             self._driver.go(plan.launcher.argv)
         else:
             for name, rank, process in plan.starts():
-                self._order(name, "start", process, rank=rank)
+                order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
+                self.session.send(name, order)
         for name, port in plan.servers.items():
-            self.session.send(name, "watch", port=port)
+            self.session.send(name, wire.Watch(port))
         if not await self._until(self._is_up, deadline):
             raise self._not_up()
 
-    def _order(self, worker: str, kind: str, process: Process, **more: object) -> None:
-        """Tell an agent what to start, now or when the driver asks for it."""
-        split = self.state.expected.get(worker, 1) > 1
-        process_fields = {"argv": process.argv, "env": dict(process.env), "cwd": process.cwd}
-        self.session.send(worker, kind, **process_fields, split=split, **more)
+    def _splits(self, worker: str) -> bool:
+        """Whether each rank of a worker gets a log of its own."""
+        return self.state.expected.get(worker, 1) > 1
 
     async def _train(self) -> None:
         self._enter("training")
         deadline = clock.deadline_in(self.limits.run)
         await self._train_until(self._has_returned, deadline)
         for name in self._planned().processes:
-            self.session.send(name, "release")
+            self.session.send(name, wire.Release())
         await self._train_until(self._is_decided, deadline)
 
     async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
@@ -202,7 +202,7 @@ class Orchestrator:
         self.state.stacks.clear()
         asked = set(self.state.running)
         for name in {worker for worker, _ in asked}:
-            self.session.send(name, "stacks")
+            self.session.send(name, wire.AskStacks())
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
         return dict(self.state.stacks)
 

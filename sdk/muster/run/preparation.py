@@ -9,7 +9,7 @@ from pathlib import Path
 from muster.checks.planning import describe, make_facts
 from muster.events import Event
 from muster.job import Plan, SessionAddress, SshIdentity, WorkerSpec
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.records import runs
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import CheckedRun, RunContext
@@ -51,7 +51,7 @@ async def prepare(
     def on_plan(plan: Plan) -> None:
         runs.write_json(run_dir / "plan.json", describe(plan, job))
 
-    session = Session([name for name, _, _ in checked.members])
+    session = Endpoint([name for name, _, _ in checked.members])
     address = await session.open(scratch, *checked.session_address)
     context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, address, login))
     state = RunState(context.specs, emit)

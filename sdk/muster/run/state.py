@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from muster.agent import wire
 from muster.events import Event
 from muster.failure.causes import Failure
 from muster.failure.diagnosis import who
 from muster.job import Member, Status, Worker, WorkerSpec
+from muster.pools.clocks import ClockOffset
 from muster.run.changes import Changes
 from muster.runtime import clock
 
 logger = logging.getLogger("muster")
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
-PROGRESS = ("rank", "step", "steps", "epoch", "epochs", "examples", "bytes_sent")  # what a report may carry
-
-USAGE = ("cpu", "memory", "gpu", "gpu_memory")  # and what is measured of a worker
+MOST_METRICS = 1000  # names that are kept of what all processes report
 
 
 @dataclass
@@ -81,6 +81,22 @@ class RunState:
         self.servers: frozenset[str] = frozenset()
         self.ending = False
         self.changed = Changes()
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            wire.Hello: self._on_hello,
+            ClockOffset: self._on_clock,
+            wire.Started: self._on_started,
+            wire.Exited: self._on_exited,
+            wire.HungUp: self._on_hung_up,
+            wire.Broken: self._on_broken,
+            wire.Listening: self._on_listening,
+            wire.Output: self._on_output,
+            wire.Usage: self._on_usage,
+            wire.Progress: self._on_progress,
+            wire.Returned: self._on_returned,
+            wire.Raised: self._on_raised,
+            wire.Stacks: self._on_stacks,
+            wire.Error: self._on_error,
+        }
 
     # -- what is asked of it ------------------------------------------------------------------------------------------
 
@@ -165,49 +181,54 @@ class RunState:
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
-    def on_message(self, worker: str, message: dict[str, Any]) -> None:
-        """One message of a worker's agent (:mod:`muster.agent.wire`)."""
-        handler = getattr(self, "_on_" + message["type"], None)
+    def on_message(self, worker: str, message: Any) -> None:
+        """One message of a worker's agent (:mod:`muster.agent.wire`), or how far its clock is from the session's."""
+        handler = self._handlers.get(type(message))
         if handler is None:
-            logger.warning("%s sent a message of unknown type %r", worker, message["type"])
+            logger.warning("%s sent a %s, which no run expects", worker, type(message).__name__)
         else:
             handler(worker, message)
 
-    def _on_hello(self, worker: str, message: dict[str, Any]) -> None:
+    def _on_hello(self, worker: str, hello: wire.Hello) -> None:
         spec = self.specs[worker]
         self.members[worker] = member = Member(
             worker,
             spec.role,
             spec.index,
-            host=message["host"],
-            ports=tuple(message.get("ports") or ()),
-            ssh_port=message.get("ssh_port"),
-            host_key=message.get("host_key"),
-            interfaces=tuple(message.get("interfaces") or ()),
-            cores=message.get("cores") or 1,
-            gpus=tuple(message.get("gpus") or ()),
+            host=hello.host,
+            ports=hello.ports,
+            ssh_port=hello.ssh_port,
+            host_key=hello.host_key,
+            interfaces=hello.interfaces,
+            cores=hello.cores,
+            gpus=hello.gpus,
         )
         facts = {"host": member.host, "ports": member.ports, "cores": member.cores, "gpus": member.gpus}
-        self.emit("worker_ready", worker, **facts, pid=message.get("pid"))
+        self.emit("worker_ready", worker, **facts, pid=hello.pid)
         self.changed.set()
 
-    def _on_started(self, worker: str, message: dict[str, Any]) -> None:
-        rank = message.get("rank")
-        self.processes[worker][rank] = ProcessState(message["pid"], clock.now())
-        self.emit("process_started", worker, pid=message["pid"], rank=rank)
+    def _on_clock(self, worker: str, measured: ClockOffset) -> None:
+        member = self.members[worker]
+        self.members[worker] = replace(member, clock_offset=measured.offset, clock_error=measured.error)
+
+    def _on_started(self, worker: str, started: wire.Started) -> None:
+        self.processes[worker][started.rank] = ProcessState(started.pid, clock.now())
+        self.emit("process_started", worker, pid=started.pid, rank=started.rank)
         self.changed.set()
 
-    def _on_exited(self, worker: str, message: dict[str, Any]) -> None:
-        rank, code, signal = message.get("rank"), message.get("exit_code"), message.get("signal")
-        reason = message.get("reason")
-        process = self.processes[worker][rank]
-        process.exit_status = -signal if signal else int(code or 0)
+    def _on_exited(self, worker: str, exited: wire.Exited) -> None:
+        rank, code, signal, reason = exited.rank, exited.exit_code, exited.signal, exited.reason
+        process = self.processes[worker].get(rank)
+        if process is None:
+            logger.warning("%s says that a process has ended which was never started", worker)
+            return
+        process.exit_status = -signal if signal else code or 0
         process.was_stopped = reason == "stopped"
         facts = {"rank": rank, "exit_code": code, "signal": signal, "reason": reason}
         self.emit("process_exited", worker, pid=process.pid, **facts)
-        kind = self._kind_of_failure(worker, message)
+        kind = self._kind_of_failure(worker, exited)
         if kind:
-            used, limit = message.get("memory"), self.specs[worker].resources.memory_bytes
+            used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             self.fail(
                 Failure(kind, clock.wall_time(), worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
             )
@@ -215,11 +236,11 @@ class RunState:
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
         self.changed.set()
 
-    def _on_hung_up(self, worker: str, message: dict[str, Any]) -> None:
-        self.fail(Failure("hung_up", clock.wall_time(), worker, message.get("rank")))
+    def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
+        self.fail(Failure("hung_up", clock.wall_time(), worker, hung_up.rank))
 
-    def _on_broken(self, worker: str, message: dict[str, Any]) -> None:
-        code = int(message["code"])
+    def _on_broken(self, worker: str, broken: wire.Broken) -> None:
+        code = broken.code
         signal, exit_code = (code - 128, None) if code > 128 else (None, code)
         self.fail(Failure("daemon", clock.wall_time(), worker, exit_code=exit_code, signal=signal))
 
@@ -231,61 +252,55 @@ class RunState:
             return Status.FAILED
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
 
-    def _kind_of_failure(self, worker: str, exited: dict[str, Any]) -> str | None:
+    def _kind_of_failure(self, worker: str, exited: wire.Exited) -> str | None:
         """What kind of failure the end of a process is; None for a good end."""
-        if exited.get("reason") in {"memory", "stopped"}:
-            return str(exited["reason"])  # if the session wanted it stopped, the run is ending, and that is no failure
-        if exited.get("signal"):
+        if exited.reason:
+            return exited.reason  # if the session wanted it stopped, the run is ending, and that is no failure
+        if exited.signal:
             return "signal"
-        if exited.get("exit_code"):
+        if exited.exit_code:
             return "exit"
         return "ended" if worker in self.servers else None
 
-    def _on_listening(self, worker: str, message: dict[str, Any]) -> None:
+    def _on_listening(self, worker: str, listening: wire.Listening) -> None:
         self.listening.add(worker)
-        self.emit("listening", worker, port=message["port"])
+        self.emit("listening", worker, port=listening.port)
         self.changed.set()
 
-    def _on_output(self, worker: str, message: dict[str, Any]) -> None:
+    def _on_output(self, worker: str, output: wire.Output) -> None:
         self._touch(worker)
-        self.emit("output", worker, text=message["text"])
+        self.emit("output", worker, text=output.text)
 
-    def _on_usage(self, worker: str, message: dict[str, Any]) -> None:
-        measured = {name: message[name] for name in USAGE if message.get(name) is not None}
-        self.emit("usage", worker, **measured)
+    def _on_usage(self, worker: str, usage: wire.Usage) -> None:
+        self.emit("usage", worker, **_known(usage._asdict()))
 
-    def _on_report(self, worker: str, message: dict[str, Any]) -> None:
-        try:
-            self._take_report(worker, dict(message["report"]))
-        except (KeyError, TypeError, ValueError) as error:  # any process of a worker may send one, and none ends a run
-            logger.warning("a report of %s makes no sense and is dropped: %r", worker, error)
+    def _on_progress(self, worker: str, progress: wire.Progress) -> None:
+        facts = progress._asdict()
+        metrics = facts.pop("metrics") or {}
+        for name, value in metrics.items():
+            if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                self.metrics[name] = value
+        self._touch(worker, progress.rank)
+        self.emit("progress", worker, metrics=metrics, **_known(facts))
 
-    def _take_report(self, worker: str, report: dict[str, Any]) -> None:
-        kind = report.get("kind")
-        if kind == "progress":
-            metrics = {str(name): float(value) for name, value in dict(report.get("metrics") or {}).items()}
-            self.metrics.update(metrics)
-            self._touch(worker, report.get("rank"))
-            self.emit("progress", worker, metrics=metrics, **{key: report[key] for key in PROGRESS if key in report})
-        elif kind == "returned":
-            for process in self.processes[worker].values():
-                process.has_returned = True
-            self.changed.set()
-        elif kind == "exception":
-            raised_at = float(report.get("time") or clock.wall_time())
-            text, trace = str(report.get("message", "")), str(report.get("traceback", ""))
-            name, rank = str(report.get("type", "")), report.get("rank")
-            self.emit("exception", worker, rank=rank, type=name, message=text, traceback=trace)
-            self.fail(Failure("exception", raised_at, worker, rank, name, text, trace))
-
-    def _on_stacks(self, worker: str, message: dict[str, Any]) -> None:
-        rank = message.get("rank")
-        self.stacks[who(worker, rank)] = str(message.get("text"))
-        self.emit("stacks", worker, rank=rank, text=message.get("text"))
+    def _on_returned(self, worker: str, returned: wire.Returned) -> None:
+        for process in self.processes[worker].values():
+            process.has_returned = True
         self.changed.set()
 
-    def _on_error(self, worker: str, message: dict[str, Any]) -> None:
-        self.lost(worker, str(message.get("text")))
+    def _on_raised(self, worker: str, raised: wire.Raised) -> None:
+        told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
+        self.emit("exception", worker, rank=raised.rank, **told)
+        raised_at = clock.wall_time() if raised.time is None else raised.time
+        self.fail(Failure("exception", raised_at, worker, raised.rank, raised.type, raised.message, raised.traceback))
+
+    def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
+        self.stacks[who(worker, stacks.rank)] = stacks.text
+        self.emit("stacks", worker, rank=stacks.rank, text=stacks.text)
+        self.changed.set()
+
+    def _on_error(self, worker: str, error: wire.Error) -> None:
+        self.lost(worker, error.text)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -315,3 +330,8 @@ class RunState:
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:
                 process.heard_at = now
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in facts.items() if value is not None}

@@ -8,7 +8,7 @@ import logging
 
 from muster.job import Worker
 from muster.platforms.base import Looks, Platform
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.run.state import RunState
 from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
@@ -29,7 +29,7 @@ class PlatformWatch:
         trouble: why the platform could not be asked at the last look; empty where it could.
     """
 
-    def __init__(self, platform: Platform, state: RunState, session: Session, calls: BlockingCalls) -> None:
+    def __init__(self, platform: Platform, state: RunState, session: Endpoint, calls: BlockingCalls) -> None:
         self._platform = platform
         self._state = state
         self._session = session

@@ -13,7 +13,7 @@ from typing import Any
 from muster.checks.planning import make_facts, member_names
 from muster.events import Event, Observer, Observers
 from muster.job import Job, Limits, Script
-from muster.pools.endpoint import Session
+from muster.pools.endpoint import Endpoint
 from muster.run.orchestrator import Orchestrator
 from muster.run.preparation import make_specs
 from muster.run.request import CheckedRun, RunContext
@@ -183,7 +183,7 @@ class Scene:
         for folder in (scratch, run_dir / "logs"):
             folder.mkdir(parents=True)
         facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
-        session = Session(list(self.workers))
+        session = Endpoint(list(self.workers))
         address = await session.open(scratch, "127.0.0.1")
         login = KeyPair("", "") if checked.strategy.needs_ssh else None
         context = RunContext(checked, facts, make_specs(checked, facts, address, login))

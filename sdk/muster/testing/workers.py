@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.agent import wire
+from muster.agent import frames, wire
 from muster.job import WorkerSpec
 from muster.runtime import clock
 from muster.testing.loop import SimulatedLoop
 
 Rank = int | None
+HOST_KEY = "ssh-ed25519 " + "A" * 68
 
 
 @dataclass
@@ -64,7 +65,7 @@ class ScriptedWorker(asyncio.Protocol):
         self.running: dict[Rank, int] = {}
         self.on_order: Callable[[str, dict[str, Any]], object] = lambda kind, fields: None
         self._expected: dict[str, Any] | None = None
-        self._decoder = wire.Decoder(limit=None)
+        self._decoder = frames.Decoder(limit=None)
         self._transport: asyncio.Transport | None = None
         self._pid = 100
         self._dialling: asyncio.Task[None] | None = None
@@ -91,7 +92,7 @@ class ScriptedWorker(asyncio.Protocol):
 
     def say(self, kind: str, **fields: Any) -> None:
         """Send a message, whether or not it makes sense."""
-        self.send(wire.encode(kind, **fields))
+        self.send(frames.encode(kind, **fields))
 
     def send(self, data: bytes) -> None:
         """Send bytes, which need not be a message."""
@@ -147,7 +148,7 @@ class ScriptedWorker(asyncio.Protocol):
             "host": "127.0.0.1",
             "ports": list(range(2300, 2300 + self._spec.ports)),
             "ssh_port": 2222 if self._spec.ssh else None,
-            "host_key": "ssh-ed25519 AAAA" if self._spec.ssh else None,
+            "host_key": HOST_KEY if self._spec.ssh else None,
             "interfaces": ["lo"],
             "cores": 1,
             "gpus": [],
@@ -171,6 +172,9 @@ class ScriptedWorker(asyncio.Protocol):
             self.on_order(kind, message)
             if kind not in self.manners.deaf_to:
                 getattr(self, "_on_" + kind, lambda **_: None)(**message)
+
+    def _on_ping(self, number: int, **_: Any) -> None:
+        self.say("clock", number=number, monotonic=clock.now(), time=clock.wall_time())
 
     def _on_start(self, rank: Rank = None, **_: Any) -> None:
         self._later(self.manners.starts_after, self.start, rank)

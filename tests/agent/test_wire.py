@@ -1,0 +1,132 @@
+"""Messages and frames by themselves: what is sent comes out as it was, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from muster.agent import frames, wire
+
+DIGEST = "0" * 64
+FROM_AGENT = [
+    wire.Hello(2, "t", "worker-0", 5, "10.0.0.1", ports=(1, 65535), interfaces=("br-1a", "eth0.10"), gpus=("GPU-1a",)),
+    wire.Clock(3, 1.5, 2.5),
+    wire.Started(5, None),
+    wire.Exited(5, 0, None, 11, "memory", 10**12, 1.0, 2.0),
+    wire.HungUp(1),
+    wire.Broken(127),
+    wire.Listening(2222),
+    wire.Output("caf\udcc3 é"),
+    wire.Usage(0.5, 100, None, None),
+    wire.Stacks("File", 1),
+    wire.Error("no"),
+    wire.Progress(rank=1, step=-1, metrics={"loss": 0.5}),
+    wire.Returned(),
+    wire.Raised("ValueError", "m", "t", 0, 5, 1.0, 2.0),
+    wire.Found(1, 5, DIGEST),
+    wire.Have(1, 0),
+    wire.Missing(1, "gone"),
+    wire.Chunk(1, 0, b"\n\x00\xff{}"),
+]
+FROM_SESSION = [
+    wire.Welcome(),
+    wire.Refused("no"),
+    wire.Ping(1),
+    wire.Start(("a", "b\udcff"), {"A": "1"}, "/tmp", 0, True),
+    wire.Expect(("a",), {}, None, False),
+    wire.Watch(1),
+    wire.AskStacks(),
+    wire.Release(),
+    wire.Stop(0.5),
+    wire.End(),
+    wire.Put(1, "scratch", "a/b", 5, DIGEST, 0o700),
+    wire.Get(1, "run", "log"),
+    wire.Have(1, 7),
+    wire.Missing(1, "gone"),
+    wire.Chunk(1, 0, b"x"),
+]
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {type(message) for message in FROM_AGENT + FROM_SESSION} == set(wire.KINDS)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_messages_come_out_as_they_went_in(size: int) -> None:
+    for sent, read in ((FROM_AGENT, wire.from_agent), (FROM_SESSION, wire.from_session)):
+        data = b"".join(map(wire.encode, sent))
+        decoder = frames.Decoder()
+        pieces = (data[start : start + size] for start in range(0, len(data), size))
+        assert [read(fields) for piece in pieces for fields in decoder.feed(piece)] == sent
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "put", "transfer": 1, "place": "run", "path": path, "size": 1, "sha256": DIGEST}
+        for path in ("/etc/passwd", "../x", "a/../../x", "a//b", "", "a\0b", "./a", "\ud800")
+    ]
+    + [
+        {"type": "put", "transfer": 1, "place": "../run", "path": "a", "size": 1, "sha256": DIGEST},
+        {"type": "put", "transfer": 1, "place": "run", "path": "a", "size": -1, "sha256": DIGEST},
+        {"type": "put", "transfer": 1, "place": "run", "path": "a", "size": 1, "sha256": "short"},
+        {"type": "start", "argv": "/bin/sh", "env": {}},
+        {"type": "start", "argv": ["/bin/sh"], "env": {"A": 1}},
+        {"type": "stop", "grace": float("nan")},
+        {"type": "stop", "grace": "soon"},
+        {"type": "usage"},
+        {"type": "no such thing"},
+    ],
+    ids=str,
+)
+def test_orders_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(wire.Misfit):
+        wire.from_session(fields)
+
+
+def test_no_value_is_told_that_may_be_a_secret() -> None:
+    with pytest.raises(wire.Misfit) as caught:
+        wire.from_agent({"type": "hello", "version": 2, "token": ["a secret"]})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_limit_may_change_between_two_messages() -> None:
+    decoder = frames.Decoder(limit=100, payload_limit=0)
+    seen = []
+    for message in decoder.feed(frames.encode("hello") + frames.encode("output", text="x" * 1000)):
+        seen.append(message["type"])
+        decoder.limit = frames.MAX_LINE
+    assert seen == ["hello", "output"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * 101,
+        b'{"type": "a", "text": "' + b"x" * 100 + b'"}\n',
+        b'{"type": "a", "payload": 11}\n',
+        b'{"type": "a", "payload": -1}\n',
+        b'{"type": "a", "payload": "x"}\n',
+        b'{"type": "a", "payload": true}\n',
+        b'{"type": 1}\n',
+        b"[" * 50 + b"\n",
+        b"\xff\n",
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(frames.ProtocolError):
+        list(frames.Decoder(limit=100, payload_limit=10).feed(data))
+
+
+def test_the_time_for_a_line_grows_with_its_length_however_it_comes() -> None:
+    """Each byte by itself into an unfinished line of a megabyte: searched and copied again each time, it took hours."""
+    line = json.dumps({"type": "a", "text": "x" * 900_000}).encode() + b"\n"
+    decoder = frames.Decoder()
+    started = time.process_time()
+    for _ in decoder.feed(line[:-200_000]):
+        raise AssertionError
+    found = [message for byte in line[-200_000:] for message in decoder.feed(bytes((byte,)))]
+    assert len(found) == 1
+    assert time.process_time() - started < 3
