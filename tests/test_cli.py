@@ -22,6 +22,7 @@ from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.events import Event
 from muster.job import Resources
+from muster.platforms import machine
 from muster.records import runs
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
@@ -147,6 +148,30 @@ class TestPlan:
         assert "worker-1 (rank 2, 3): cpu 1, memory 2 GB, gpu 0, sshd on port 2222\n" in result.stdout
         assert result.stdout.count(f"program {Path(script).absolute()}\n") == 3  # both workers, and horovodrun
         assert "hostfile\n  <worker-0> slots=2\n  <worker-1> slots=2" in result.stdout
+
+    def test_workers_that_have_to_share_the_machine_are_warned_of(self, script: str) -> None:
+        cores, memory = len(machine.cores()), machine.memory_bytes() / 1e9
+        half = f"{memory / 2:.2f}"
+        options = ["-s", "processes", "-n", "4", "--cpu", f"{cores / 2:g}", "--memory", half]
+        result = muster("plan", *options, script)
+        assert f"Warning: 4 x {cores / 2:g} core" in result.stdout
+        assert f"Warning: 4 x {float(half):g} GB of this machine's {memory:.1f} GB" in result.stdout
+        assert len(json.loads(muster("plan", "--json", *options, script).stdout)["warnings"]) == 2
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--memory", "0.001"], "memory is 0.001 GB, less than a Python"),
+            (["--memory", "1000000"], "each worker asks for 1000000.0 GB"),
+            (["--cpu", "5000"], "each worker asks for 5000.0 cores"),
+            (["--gpus", "9"], "ask for 18 GPUs"),
+        ],
+    )
+    def test_what_no_machine_could_grant_is_refused(self, options: list[str], words: str, script: str) -> None:
+        for command in ("plan", "run"):
+            result = muster(command, "-s", "processes", "-n", "2", *options, script)
+            assert result.exit_code == 2
+            assert words in result.stderr
 
     def test_json(self, task: str) -> None:
         plan = json.loads(muster("plan", "--json", "-n", "2", task).stdout)

@@ -13,6 +13,8 @@ from typing import Any
 
 from muster.errors import JobError, ResourceError
 
+LEAST_MEMORY = 0.02  # GB
+
 
 class Status(str, Enum):
     """State of a worker. It only ever moves forward."""
@@ -48,6 +50,11 @@ class Resources:
         for name, amount in (("cpu", self.cpu), ("memory", self.memory)):
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
                 raise ResourceError(f"{name} is {amount!r}; it must be a number greater than 0.")
+        if self.memory < LEAST_MEMORY:
+            raise ResourceError(
+                f"memory is {self.memory:g} GB, less than a Python that does nothing needs.",
+                advice=f"memory= at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5",
+            )
         if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
             raise ResourceError(f"nvidia_gpu is {self.gpu!r}; it must be a whole number of at least 0.")
 

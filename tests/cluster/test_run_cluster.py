@@ -243,6 +243,13 @@ def test_bad_input_is_refused_before_anything_starts(script: Any, options: dict[
     assert not list(muster_home.glob("runs/*/logs/*.log"))
 
 
+def test_workers_that_have_to_share_the_machine_are_noted_in_the_run(script: Any) -> None:
+    cores = len(os.sched_getaffinity(0))
+    cluster = run(script("print(1)"), n_workers=2, cpu=cores).cluster
+    notes = [event.data["text"] for event in muster.open_run(cluster.run).events() if event.kind == "note"]
+    assert [note.partition(":")[0] for note in notes] == [f"2 x {cores} cores on this machine's {cores}"]
+
+
 def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

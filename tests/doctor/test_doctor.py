@@ -204,7 +204,14 @@ class TestTheSession:
     def test_elsewhere_there_is_no_idle_limit(self) -> None:
         assert look().of("idle limit") == []
 
-    def test_slots_cores_memory_and_gpus_that_do_not_go_together(self) -> None:
+    def test_what_the_machine_could_never_grant(self) -> None:
+        report = look(resources=Resources(cpu=10_000))
+        (finding,) = report.of("resources")
+        assert (finding.level, report.is_fine) == ("error", False)
+        assert "each worker asks for 10000 cores" in finding.text
+
+    def test_slots_cores_memory_and_gpus_that_do_not_go_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine, "gpus", lambda: ["GPU-1", "GPU-2"])
         cores, memory = len(machine.cores()), machine.memory_bytes() / 1e9
         resources = Resources(cpu=cores, memory=0.75 * memory, gpu=1)
         found = look(strategy=Horovod(slots=cores + 1), resources=resources).of("resources")
@@ -213,8 +220,8 @@ class TestTheSession:
         text = "\n".join(finding.text for finding in found)
         assert f"{cores + 1} processes share the {cores} cores of each worker" in text
         assert f"1 GPUs for {cores + 1} processes" in text
-        assert f"2 workers with {cores} cores each share the {cores} of this machine" in text
-        assert f"share the {memory:.1f} GB of this machine" in text
+        assert f"2 x {cores} cores on this machine's {cores}" in text
+        assert f"of this machine's {memory:.1f} GB" in text
 
     @pytest.mark.parametrize(("size", "level"), [("20m", "error"), ("400m", "warning")])
     def test_a_disk_that_is_nearly_full(self, folder: Path, size: str, level: str) -> None:

@@ -29,6 +29,7 @@ def plan(as_json: bool, **options: Any) -> None:
 
     checked = check(make_request(**options))
     data = describe(preview(checked.job, checked.strategy, checked.probed), checked.job)
+    data["warnings"] = checked.shortages()
     click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
 
 
@@ -49,6 +50,7 @@ def as_text(data: dict[str, Any]) -> str:
     for name, text in data["files"].items():
         if text is not None:
             lines += ["", name, *(f"  {line}" for line in text.splitlines())]
+    lines += ["", *(f"Warning: {warning}" for warning in data["warnings"])]
     return "\n".join(lines).strip("\n")
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from muster.checks.interpreter import find_module
 from muster.doctor.report import Finding, count_of
+from muster.errors import ResourceError
 from muster.job import Job
-from muster.platforms import machine
 from muster.platforms.workbench.detection import is_session
 from muster.records.runs import muster_home
 from muster.run.request import CheckedRun
@@ -108,16 +108,12 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     if slots and resources.gpu and slots != resources.gpu:
         text = f"each worker has {resources.gpu} GPUs for {slots} processes"
         found.append(Finding("warning", "resources", text, f"slots={resources.gpu}: a process for each GPU"))
-    if checked.platform.name == "local":
-        cores, memory = len(machine.cores()), machine.memory_bytes()
-        if workers * resources.cpu > cores:
-            text = f"{count_of(workers)} with {resources.cpu:g} cores each share the {cores} of this machine"
-            found.append(Finding("warning", "resources", text, "fewer workers, or fewer cores for each"))
-        if workers * resources.memory_bytes > memory:
-            text = (
-                f"{count_of(workers)} with {resources.memory:g} GB each share the {memory / 1e9:.1f} GB of this machine"
-            )
-            found.append(Finding("warning", "resources", text, "fewer workers, or less memory for each"))
+    try:
+        shortages = checked.shortages()
+    except ResourceError as error:
+        found.append(Finding.of_error("resources", error, "fewer workers, or less for each"))
+    else:
+        found += [Finding("warning", "resources", text, "fewer workers, or less for each") for text in shortages]
     yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from muster.job import Worker, WorkerSpec
+from muster.job import Resources, Worker, WorkerSpec
 
 SLOWER = 1.3  # times as long until the next look, where the last one has found nothing new
 
@@ -52,6 +52,14 @@ class Platform(ABC):
 
     def check(self) -> None:  # noqa: B027  most systems can host most platforms
         """Raise PlatformUnsupported where this system cannot host the platform."""
+
+    def shortages(self, resources: Resources, workers: int) -> list[str]:
+        """What so many workers would have to share that each is to have for itself, in words.
+
+        Raises:
+            ResourceError: the platform could never grant what is asked.
+        """
+        return []
 
     def warm_up(self) -> None:  # noqa: B027  most platforms have nothing to warm up
         """A launch is near: start what takes time, without waiting for it."""

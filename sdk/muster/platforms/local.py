@@ -12,13 +12,13 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
-from muster.job import Status, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, read_log
@@ -61,6 +61,24 @@ class LocalPlatform(Platform):
                 advice="run the notebook on Linux, or in a Linux container or virtual machine",
             )
 
+    def shortages(self, resources: Resources, workers: int) -> list[str]:
+        """Cores and memory, which workers may share; GPUs are never shared."""
+        _check_resources({"each worker": resources})
+        _check_gpus(workers * resources.gpu, machine.gpus() if resources.gpu else [])
+        cores, memory = len(machine.cores()), machine.memory_bytes()
+        found = []
+        if workers * resources.cpu > cores:
+            found.append(
+                f"{workers} x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} on this machine's {cores}: "
+                "the workers wait for one another."
+            )
+        if workers * resources.memory_bytes > memory:
+            found.append(
+                f"{workers} x {resources.memory:g} GB of this machine's {memory / 1e9:.1f} GB: "
+                "if the workers use all of theirs, the system ends some."
+            )
+        return found
+
     def warm_up(self) -> None:
         """Start the guard, which imports while others prepare."""
         self._start_guard()
@@ -69,7 +87,8 @@ class LocalPlatform(Platform):
         """Fork one agent per spec, each with a loopback address of its own. Takes some hundredths of a second."""
         self.check()
         gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
-        _check_resources(specs, gpus)
+        _check_resources({spec.name: spec.resources for spec in specs})
+        _check_gpus(sum(spec.resources.gpu for spec in specs), gpus)
         self.warm_up()
         sshd = machine.ssh_server() if any(spec.ssh for spec in specs) else None
         try:
@@ -189,22 +208,23 @@ class LocalPlatform(Platform):
             shutil.rmtree(spec.scratch, ignore_errors=True)
 
 
-def _check_resources(specs: Sequence[WorkerSpec], gpus: list[str]) -> None:
+def _check_resources(wanted: Mapping[str, Resources]) -> None:
     """Refuse what the machine could never grant. Cores and memory count per worker, as workers may share them."""
     cores, memory = len(machine.cores()), machine.memory_bytes()
-    for spec in specs:
-        wanted = spec.resources
-        if wanted.cpu > cores:
-            raise ResourceError(f"{spec.name} asks for {wanted.cpu} cores; this machine has {cores}.", worker=spec.name)
-        if wanted.memory_bytes > memory:
+    for name, resources in wanted.items():
+        worker = name if name.rpartition("-")[2].isdigit() else None
+        if resources.cpu > cores:
+            raise ResourceError(f"{name} asks for {resources.cpu} cores; this machine has {cores}.", worker=worker)
+        if resources.memory_bytes > memory:
             raise ResourceError(
-                f"{spec.name} asks for {wanted.memory} GB of memory; this machine has {memory / 1e9:.1f}.",
-                worker=spec.name,
+                f"{name} asks for {resources.memory} GB of memory; this machine has {memory / 1e9:.1f}.", worker=worker
             )
-    wanted_gpus = sum(spec.resources.gpu for spec in specs)
-    if wanted_gpus > len(gpus):
+
+
+def _check_gpus(wanted: int, gpus: Sequence[str]) -> None:
+    if wanted > len(gpus):
         raise ResourceError(
-            f"The workers ask for {wanted_gpus} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them)."
+            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them)."
         )
 
 

@@ -59,6 +59,7 @@ class Execution:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at = 0.0
         self._controlled_by: Control | None = None
+        self._shortages: list[str] = []
 
     @property
     def outcome(self) -> Result | None:
@@ -69,9 +70,11 @@ class Execution:
         """Have it live on the background thread.
 
         Raises:
+            ResourceError: the platform could never grant what the workers are to have.
             PlatformError: its folders cannot be made.
         """
         self._started_at = time.time()
+        self._shortages = checked.shortages()
         journal, scratch = self._make_folders(checked.job.name)
         self.run = self.run_dir.name
         self._loop = background_loop()
@@ -117,6 +120,8 @@ class Execution:
             asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
             self._observers.tell(Event("run_requested", data=asked))
             await self._control(scratch)
+            for shortage in self._shortages:
+                self._observers.tell(Event("note", data={"text": shortage}))
             descriptors.make_room(len(checked.members))  # for what the platform starts, too
             checked.platform.warm_up()
             self.orchestrator = await prepare(

@@ -108,6 +108,14 @@ class CheckedRun:
     members: Sequence[tuple[str, str, int]] = ()
     request: RunRequest = RunRequest()
 
+    def shortages(self) -> list[str]:
+        """What the workers will have to share that each is to have for itself, in words.
+
+        Raises:
+            ResourceError: the platform could never grant what they are to have.
+        """
+        return self.platform.shortages(self.job.resources, len(self.members))
+
 
 @dataclass(frozen=True)
 class RunContext:
