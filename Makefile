@@ -2,7 +2,7 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint coverage bench chaos clean
+.PHONY: help setup demo test check lint coverage docs bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
@@ -32,6 +32,9 @@ lint: setup  ## check style, format and types
 coverage: setup  ## run the engine's own tests, and say how much of the engine they run
 	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
+
+docs: setup  ## make the documentation, in docs/_build
+	$(RUN) sphinx -q -W --keep-going -b html docs docs/_build
 
 bench: setup  ## measure what the README's figures come from
 	$(RUN) benchmarks $(ARGS)

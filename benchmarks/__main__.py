@@ -1,8 +1,8 @@
-"""Run the benchmarks, print their figures as a table, and keep them where the README's table comes from.
+"""Run the benchmarks, print their figures as a table, and keep them where the table of docs/figures.md comes from.
 
 python -m benchmarks                       all of them, half an hour
 python -m benchmarks startup --quick       one of them, only to see that it works
-python -m benchmarks --readme              the last full results of each into results.json and the README
+python -m benchmarks --keep                the last full results of each into results.json and docs/figures.md
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.measuring import FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
-OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own in the README, and a picture
+OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own, and a picture
 NAMES = (
     "import_time",
     "startup",
@@ -27,7 +27,7 @@ NAMES = (
     "dashboard_cost",
     *OF_NETWORKS,
 )
-README = FOLDER.parent / "README.md"
+FIGURES = FOLDER.parent / "docs" / "figures.md"
 BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
 
 
@@ -37,12 +37,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="see that they work, in a minute or two")
-    parser.add_argument("--readme", action="store_true", help="measure nothing, bring the README up to date")
+    parser.add_argument("--keep", action="store_true", help="measure nothing, update results.json and docs/figures.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"there is no benchmark {' or '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
-    if arguments.readme:
-        return update_readme(README) or draw_pictures()
+    if arguments.keep:
+        return update_figures(FIGURES) or draw_pictures()
     results = []
     for name in arguments.names or NAMES:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -55,8 +55,8 @@ def main() -> int:
     return 0
 
 
-def update_readme(readme: Path) -> int:
-    """Keep the last full results, and put their tables between the README's markers."""
+def update_figures(page: Path) -> int:
+    """Keep the last full results, and put their tables between the page's markers."""
     kept = {result["benchmark"]: result for result in (json.loads(KEPT.read_text()) if KEPT.exists() else [])}
     kept |= {name: json.loads(path.read_text()) for name in NAMES if (path := RESULTS / f"{name}.json").exists()}
     results = [kept[name] for name in NAMES if name in kept]
@@ -64,25 +64,25 @@ def update_readme(readme: Path) -> int:
         print("Nothing has been measured yet: python -m benchmarks", file=sys.stderr)
         return 1
     write_json(KEPT, results)
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
     for name, content in tables(results).items():
         if BEGIN.format(name) not in text or END.format(name) not in text:
-            print(f"{readme.name} has no {BEGIN.format(name)} and {END.format(name)} for the table.", file=sys.stderr)
+            print(f"{page.name} has no {BEGIN.format(name)} and {END.format(name)} for the table.", file=sys.stderr)
             return 1
         text = between_markers(text, name, content)
-    readme.write_text(text, encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
     return 0
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What stands in the README, by the names of its markers."""
+    """What stands on the page, by the names of its markers."""
     found = {}
     if general := [result for result in results if result["benchmark"] not in OF_NETWORKS]:
         found["figures"] = table(general)
     for result in results:
         if result["benchmark"] in OF_NETWORKS:
             module = importlib.import_module(f"benchmarks.{result['benchmark']}")
-            picture = f"![{module.TITLE}](docs/pictures/{result['benchmark'].replace('_', '-')}.png)"
+            picture = f"![{module.TITLE}](pictures/{result['benchmark'].replace('_', '-')}.png)"
             found[result["benchmark"]] = "\n\n".join([module.summary(result), described(result["machine"]), picture])
     return found
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"  # what was measured here, a file for each benchmark
-KEPT = FOLDER / "results.json"  # what the README shows
+KEPT = FOLDER / "results.json"  # what docs/figures.md shows
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "distributed", "ipyparallel")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks --readme
+"""Pictures of what the network benchmarks have measured, from results.json: python -m benchmarks --keep
 
 PNG, in docs/pictures/: how long a step takes by each communication scheme on each link, with what it learns; and ring
 allreduce beside parameter servers, as examples per second of so many workers.

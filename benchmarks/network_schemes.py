@@ -126,7 +126,7 @@ def accuracy_title(name: str) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The figures as the README shows them, a line for each scheme."""
+    """The figures as docs/figures.md shows them, a line for each scheme."""
     figures = {figure["what"]: figure for figure in result["figures"]}
     rates = [title for title in RATES if step_title(title, DENSE) in figures]
     heads = ["scheme", "MB a step", *(f"ms a step, {title}" for title in rates), "accuracy, %"]

@@ -84,7 +84,7 @@ def by_parameter_servers(hosts: Network, servers: int, workers: int, turns: int,
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The figures as the README shows them, a line for each number of workers."""
+    """The figures as docs/figures.md shows them, a line for each number of workers."""
     rates = {figure["what"]: figure["median"] for figure in result["figures"]}
     ways = ["ring allreduce", *map(title, SERVERS)]
     lines = [f"| workers | {' | '.join(ways)} |", "|---:|" + "---:|" * len(ways)]

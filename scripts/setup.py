@@ -40,7 +40,8 @@ UV = "uv==0.13.9"  # makes environments from a lock in seconds, from a cache tha
 SUPPORTED = ((3, 12), (3, 11), (3, 10))  # in order of preference, when `python3` itself is none of them
 # All but gpu, which is in place of tensorflow, and horovod, which is compiled.
 EXTRAS = (
-    "workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser", "bench"
+    "workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser", "docs",
+    "bench",
 )  # fmt: skip
 
 # What TensorFlow 1.15 needs beside it on Python 3.7, where it would otherwise be given releases that break it.

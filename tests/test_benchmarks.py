@@ -74,31 +74,31 @@ def test_table_has_a_line_a_figure_and_the_machine_once() -> None:
     assert text.endswith("Load average when they began: 0.2 to 0.2.")
 
 
-def test_readme_shows_the_last_full_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_the_last_full_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "KEPT", tmp_path / "results.json")
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     (tmp_path / "import_time.json").write_text(json.dumps(RESULT))
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n\n<!-- figures -->\nold\n<!-- /figures -->\n\nafter\n")
-    assert command.update_readme(readme) == 0
-    assert readme.read_text() == f"before\n\n<!-- figures -->\n{table([RESULT])}\n<!-- /figures -->\n\nafter\n"
+    page = tmp_path / "figures.md"
+    page.write_text("before\n\n<!-- figures -->\nold\n<!-- /figures -->\n\nafter\n")
+    assert command.update_figures(page) == 0
+    assert page.read_text() == f"before\n\n<!-- figures -->\n{table([RESULT])}\n<!-- /figures -->\n\nafter\n"
     assert json.loads((tmp_path / "results.json").read_text()) == [RESULT]
 
 
-def test_readme_without_markers_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_page_without_markers_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(command, "KEPT", tmp_path / "results.json")
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     (tmp_path / "import_time.json").write_text(json.dumps(RESULT))
-    (tmp_path / "README.md").write_text("text")
-    assert command.update_readme(tmp_path / "README.md") == 1
-    assert (tmp_path / "README.md").read_text() == "text"
+    (tmp_path / "figures.md").write_text("text")
+    assert command.update_figures(tmp_path / "figures.md") == 1
+    assert (tmp_path / "figures.md").read_text() == "text"
     assert "<!-- figures -->" in capsys.readouterr().err
 
 
-def test_the_readme_and_the_kept_results_say_the_same() -> None:
-    text = command.README.read_text(encoding="utf-8") if command.README.exists() else ""
+def test_the_page_and_the_kept_results_say_the_same() -> None:
+    text = command.FIGURES.read_text(encoding="utf-8") if command.FIGURES.exists() else ""
     if "<!-- figures -->\n|" not in text:
-        pytest.skip("there is no table in the README")
+        pytest.skip("there is no table on the page")
     for name, content in command.tables(json.loads(command.KEPT.read_text(encoding="utf-8"))).items():
         assert command.between_markers(text, name, content) == text
 

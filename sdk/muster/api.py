@@ -85,8 +85,8 @@ def run_cluster(
         dashboard: whether to show the run while it lives.
 
     Returns:
-        ``(cluster_spec, session_address)``, such as ``({"ps": ["127.8.1.2:40001"], "worker": [...]},
-        "grpc://127.8.1.3:40002")``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
+        ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
+        ``"grpc://127.8.1.3:40002"``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
 
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.

@@ -1,5 +1,7 @@
 """Checkpoints of a training on one rank or many, from which it goes on as if it had never been interrupted.
 
+With Keras::
+
     from muster.training import partition, keras as distributed
     from muster.training.checkpoint import Checkpoint
 
@@ -9,7 +11,7 @@
               initial_epoch=start.epoch, epochs=8,
               callbacks=[*distributed.callbacks(), distributed.SaveCheckpoints(checkpoint, every=100)])
 
-and in loops of one's own:
+and in loops of one's own::
 
     position = checkpoint.restore()
     for epoch in range(position.epoch, 8):

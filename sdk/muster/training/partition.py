@@ -1,4 +1,4 @@
-"""Which examples are whose: every process takes its share of the data, and together they take all of it.
+"""Which examples are whose: every process takes its share of the data, and together they take all of it::
 
     from muster.training import partition
 
@@ -10,7 +10,7 @@
 
 In every epoch the shares are disjoint, cover the data, and are within one example of the same length. They come from
 one permutation that every process makes for itself out of `seed` and `epoch`: example i of the permutation goes to
-process i modulo their number. So after k batches of each the first k * processes * batch_size examples of the
+process i modulo their number. So after k batches of each the first `k * processes * batch_size` examples of the
 permutation have been taken, whoever takes part, and training can go on from there with another number of processes.
 
 Every rank must take the same number of steps, or those that have one more wait for ever. `batches` and `epochs` see to
