@@ -119,3 +119,33 @@ def test_whatever_raises_wherever_it_does_the_run_ends(
     if step in {"describe_job", "prepare", "exit_codes", "ship_library", "rmtree"}:
         assert recorded(made)["status"] == result.status == "failed"
         assert "run_ended" in (made.run_dir / "events.jsonl").read_text()
+
+
+def test_nothing_that_blocks_is_done_on_the_loop(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clusters of a session share it."""
+    places = {
+        (execution.shutil, "rmtree"),
+        (execution.runs, "write_json"),
+        (preparation, "ship_library"),
+        (preparation, "make_specs"),
+        (checked.platform, "launch"),
+        (checked.platform, "poll"),
+        (checked.platform, "close"),
+    }
+    called = {}
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called[name] = called.get(name, True) and loop.is_in_thread
+            return function(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in places:
+            patch.setattr(owner, name, watched(name, getattr(owner, name)))
+        made.begin(checked)
+        finish(loop, made)
+    assert called == {name: True for _, name in places}

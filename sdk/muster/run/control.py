@@ -24,6 +24,7 @@ from typing import Any
 
 from muster.errors import MusterError
 from muster.records import control, runs
+from muster.runtime.background import in_thread
 
 MOST_BYTES = 4096  # of a request
 MOST_CONNECTIONS = 8  # at once; for one more the oldest has to go
@@ -57,8 +58,7 @@ class Control:
         path = scratch / "control"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=MOST_BYTES)
         path.chmod(0o600)
-        self._where.touch(mode=0o600)
-        runs.write_json(self._where, {"socket": str(path), "token": self._token}, mode=0o600)
+        await in_thread(self._say_where, path)
 
     async def close(self) -> None:
         """Answer nothing more, and leave nothing behind."""
@@ -68,6 +68,10 @@ class Control:
             connection.cancel()
         with contextlib.suppress(OSError):
             self._where.unlink(missing_ok=True)
+
+    def _say_where(self, path: Path) -> None:
+        self._where.touch(mode=0o600)
+        runs.write_json(self._where, {"socket": str(path), "token": self._token}, mode=0o600)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

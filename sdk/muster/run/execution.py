@@ -145,12 +145,13 @@ class Execution:
 
     async def _leave_nothing(self, checked: CheckedRun, scratch: Path) -> None:
         """Remove what ends with the run."""
-        if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
-            await in_thread(checked.platform.close)
-        if self._controlled_by is not None:
-            await self._controlled_by.close()
-        for folder in (scratch, runs.library(self.run_dir)):
-            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+        async with contextlib.AsyncExitStack() as last:  # the last first, and each of them whatever the others do
+            for folder in (scratch, runs.library(self.run_dir)):
+                last.push_async_callback(in_thread, partial(shutil.rmtree, folder, ignore_errors=True))
+            if self._controlled_by is not None:
+                last.push_async_callback(self._controlled_by.close)
+            if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
+                last.push_async_callback(in_thread, checked.platform.close)
 
     # -- what other processes ask ------------------------------------------------------------------------------------
 

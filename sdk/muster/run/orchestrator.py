@@ -27,7 +27,7 @@ from muster.run.state import RunState, Source
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls
+from muster.runtime.background import BlockingCalls, in_thread
 from muster.security.ssh import write_private
 
 logger = logging.getLogger("muster")
@@ -44,7 +44,8 @@ class Orchestrator:
         context: what to run, with its folders and the specs of its workers.
         session: where their agents dial in.
         state: what is known of the workers.
-        on_plan, on_up: called when the plan is made, and when every server listens or every rank runs.
+        on_plan: called with the plan once it is made, on a thread.
+        on_up: called when every server listens or every rank runs.
 
     Attributes:
         state: what is known of its workers.
@@ -141,9 +142,8 @@ class Orchestrator:
         if not plan.launcher:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.decides)
         self.state.expected = Counter(plan.ranks.values())
-        for path, text in plan.files.items():
-            write_private(self.facts.scratch / path, text)
-        self._on_plan(plan)
+        await in_thread(self._write_files, plan)
+        self._raise_if_over()
         if plan.launcher:
             for name, process in plan.processes.items():
                 self.session.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
@@ -160,6 +160,11 @@ class Orchestrator:
     def _splits(self, worker: str) -> bool:
         """Whether each rank of a worker gets a log of its own."""
         return self.state.expected.get(worker, 1) > 1
+
+    def _write_files(self, plan: Plan) -> None:
+        for path, text in plan.files.items():
+            write_private(self.facts.scratch / path, text)
+        self._on_plan(plan)
 
     async def _train(self) -> None:
         self._enter("training")

@@ -31,6 +31,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     Attributes:
         programs: makes the program that stands for a command line, when a process is to be started. Raises OSError for
             one that cannot be; by default always.
+        is_in_thread: whether what runs now would run on a thread beside the loop.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._servers: dict[tuple[str, int], MemoryServer] = {}
         self._free_at: dict[object, float] = {}  # when the thread of an executor has done what it was given
         self._slept = 0.0
+        self.is_in_thread = False
         super().__init__(_Selector(self))
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -90,11 +92,13 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         done: asyncio.Future[Result] = self.create_future()
 
         def work() -> None:
-            self._slept = 0.0
+            self._slept, self.is_in_thread = 0.0, True
             try:
                 outcome, error = func(*args), None
             except BaseException as raised:
                 outcome, error = None, raised
+            finally:
+                self.is_in_thread = False
             self._free_at[executor] = self._now + self._slept
             if self._slept:
                 if self._slept < float("inf"):
