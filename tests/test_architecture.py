@@ -17,6 +17,7 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 
 # The rooms of the package from the ground up: a file imports files of its own room and of those above it in this table.
 FLOORS = [
+    {"text"},
     {"errors", "agent", "training"},
     {"job", "events", "runtime"},
     {"security", "records", "failure"},

@@ -322,3 +322,24 @@ class TestPrune:
         old = make("x", session=gone, days_ago=2)
 
         assert runs.prune(keep=0) == [old.id]
+
+
+def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tmp_path: Path) -> None:
+    run = make("crafted", result={"status": "failed", "reason": "it \x1b[2Jfailed", "worker": "../../secret"})
+    (run.path.parent.parent / "secret.log").write_text("secret")
+    runs.write_json(
+        run.path / "plan.json",
+        {"processes": {"../../secret": {}, "worker-0": {}}, "ranks": {"0": "../../secret", "1": 7}},
+    )
+    (run.path / "logs" / "worker-0.log").write_text("said \x1b]0;title\x07this\n")
+
+    assert run.workers == ["worker-0"]
+    for name in ("../../secret", "rank-0", "rank-1"):
+        with pytest.raises(RunNotFound):
+            run.log(name)
+    assert "Cause: it failed" in run.explain()
+    assert "secret" not in run.explain()
+    assert "\x1b" not in run.explain()
+    for broken in ({"processes": 7, "ranks": []}, {"processes": ["../x"]}):
+        runs.write_json(run.path / "plan.json", broken)
+        assert run.workers == ["worker-0"]

@@ -36,6 +36,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from muster.text.cleaning import clean
+
 
 class MusterError(Exception):
     """Base of all errors that Muster raises.
@@ -46,6 +48,8 @@ class MusterError(Exception):
         log: the log to read next.
         advice: what to try.
         details: longer material, such as a traceback or the end of a log.
+
+    What would steer a terminal is left out of all of them: they say what scripts and hosts have said.
     """
 
     def __init__(
@@ -57,12 +61,12 @@ class MusterError(Exception):
         advice: str | None = None,
         details: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(clean(message))
+        self.message = clean(message)
         self.worker = worker
         self.log = log
-        self.advice = advice
-        self.details = details
+        self.advice = None if advice is None else clean(advice)
+        self.details = None if details is None else clean(details)
 
     def __str__(self) -> str:
         parts = [self.message]

@@ -11,7 +11,7 @@ from muster.records.journal import Journal
 from muster.records.runs import Run, create
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.scenes import failing, training
+from tests.dashboard.scenes import at, failing, training
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -71,6 +71,16 @@ def test_logs_open_by_mouse_and_keyboard_and_can_be_searched(page: Page, tmp_pat
     page.keyboard.press("Enter")
     expect(page.locator(".muster-log strong")).to_have_text("worker-1")
     assert page.locator(".muster img, .muster script").count() == 0
+
+
+def test_names_that_scripts_choose_are_names_and_nothing_else(page: Page, tmp_path: Path) -> None:
+    names = ["__proto__", "constructor", "val___proto__"]
+    metrics = [at(24, "progress", "worker-0", rank=0, step=n, metrics=dict.fromkeys(names, n)) for n in range(1, 4)]
+    show(page, recorded([*training(), *metrics, at(24, "worker_state", "worker-2", status="constructor")]), tmp_path)
+
+    expect(page.locator(".muster-charts")).to_contain_text("__proto__")
+    assert page.evaluate("[{}.train, {}.val, Object.prototype.length, {}.push]") == [None] * 4
+    assert "native code" not in page.locator(".muster").inner_text()
 
 
 def test_the_command_that_would_repeat_the_run_can_be_copied(page: Page, tmp_path: Path) -> None:

@@ -219,3 +219,21 @@ _EVENTS = st.builds(
 @given(st.lists(_EVENTS, max_size=30))
 def test_no_order_is_too_strange(events: list[Event]) -> None:
     check(events)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_script_may_count_its_steps_from_0_or_from_1(first: int) -> None:
+    events = [*starting(1), *(at(step, "progress", "worker-0", step=first + step, steps=60) for step in range(60))]
+    view = view_of(events)
+
+    assert view.workers["worker-0"].leading.position == "step 60/60"
+    assert view.fraction == 1
+
+
+def test_a_run_that_has_succeeded_is_done_wherever_it_stopped_to_count() -> None:
+    events = [*training(2, seconds=9), at(20, "worker_state", "worker-0", status="succeeded")]
+    assert view_of(events).fraction == pytest.approx(0.18)
+    view = view_of([*events, at(21, "run_ended", status="succeeded")])
+
+    assert (view.fraction, view.workers["worker-0"].fraction) == (1, 1)
+    assert "100 %" in painted(view)[1]

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from muster.dashboard import text
+from muster.errors import MusterError
 from muster.job import Status
+from muster.text import cleaning
 
 
 def test_the_examples_hold() -> None:
@@ -35,12 +37,12 @@ def test_every_status_has_a_sign_and_a_colour() -> None:
     ],
 )
 def test_clean(hostile: object, clean: str) -> None:
-    assert text.clean(hostile) == clean
+    assert cleaning.clean(hostile) == clean
 
 
 @given(st.text())
 def test_clean_leaves_nothing_that_steers_a_terminal(anything: str) -> None:
-    cleaned = text.clean(anything)
+    cleaned = cleaning.clean(anything)
 
     assert not any(
         ord(character) < 32 and character not in "\n\t" or 127 <= ord(character) < 160 for character in cleaned
@@ -51,3 +53,9 @@ def test_clean_leaves_nothing_that_steers_a_terminal(anything: str) -> None:
 @given(st.lists(st.floats()), st.integers(2, 30))
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(text.sparkline(values, width)) <= width
+
+
+def test_errors_say_nothing_that_steers_a_terminal() -> None:
+    error = MusterError("it said \x1b[2Jno", advice="\x1b]0;title\x07try", details="\u202eTraceback\n  at 7")
+    assert str(error) == "it said no\n\nTraceback\n  at 7\n\nTry: try"
+    assert "\x1b" not in repr(error)

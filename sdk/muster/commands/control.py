@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from muster.commands import completion
-from muster.dashboard.text import clean
 from muster.errors import RunUnreachable
 from muster.records import runs
+from muster.text.cleaning import clean
 
 SECONDS_TO_END = 60.0
 

@@ -19,9 +19,10 @@ import psutil
 
 import muster
 from muster.agent.linux import marked
-from muster.dashboard.text import clean, duration
+from muster.dashboard.text import duration
 from muster.errors import MusterError, PlatformUnsupported
 from muster.records.runs import Run
+from muster.text.cleaning import clean
 
 SSH_PORT = 2222
 SCRIPTS = Path(__file__).parents[3] / "worker_scripts"

@@ -19,7 +19,6 @@ from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
 from muster.commands.trust import trust
 from muster.dashboard.outlet import write_within
-from muster.dashboard.text import clean
 from muster.errors import (
     JobError,
     MusterError,
@@ -30,6 +29,7 @@ from muster.errors import (
     RunTimeout,
     StartTimeout,
 )
+from muster.text.cleaning import clean
 
 FAILED, INTERRUPTED = 1, 130
 SECONDS_TO_SAY = 3.0  # to a terminal that has stopped reading

@@ -16,8 +16,9 @@ import click
 
 from muster.commands import completion
 from muster.commands.launch import as_options
-from muster.dashboard.text import COLOURS, GLYPHS, clean, duration
+from muster.dashboard.text import COLOURS, GLYPHS, duration
 from muster.records import runs as recorded
+from muster.text.cleaning import clean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +129,7 @@ def explain(run: str) -> None:
     It is shown with its traceback, or the end of its log. RUN is an id, the beginning of one, or "last", which is the
     default.
     """
-    lines = clean(recorded.open_run(run).explain()).split("\n")
+    lines = recorded.open_run(run).explain().split("\n")
     click.echo("\n".join(as_options(line) if line.startswith("Try: ") else line for line in lines))
 
 

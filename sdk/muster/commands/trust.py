@@ -7,9 +7,9 @@ import sys
 
 import click
 
-from muster.dashboard.text import clean
 from muster.errors import TrustError
 from muster.security.ssh import SSH_PORT
+from muster.text.cleaning import clean
 
 
 @click.command()

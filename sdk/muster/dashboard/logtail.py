@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from muster.dashboard.text import clean
+from muster.text.cleaning import clean
 
 FIRST_BYTES = 256 * 1024  # of a log that is there already; more than a person scrolls through in a cell
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import Progress
-from muster.dashboard.text import clean, duration
+from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, WorkerView
 from muster.events import Event
+from muster.text.cleaning import clean
 
 __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
 
@@ -87,6 +88,12 @@ class RunView:
         """The progress of the worker that is furthest back."""
         worker = self.slowest_worker
         return worker.leading if worker else None
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of its work that the slowest worker has done, 0 to 1; all of it once the run has succeeded."""
+        fraction = self.slowest.fraction if self.slowest else None
+        return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
     @property
     def time_left(self) -> float | None:

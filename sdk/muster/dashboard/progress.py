@@ -14,7 +14,8 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 class Progress:
     """How far one process has come: the numbers it last reported, and how fast it takes examples.
 
-    ``began`` is when it first told what part of its work was done, and that part.
+    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth. ``began`` is when it
+    first told what part of its work was done, and that part.
     """
 
     step: int | None = None
@@ -24,6 +25,7 @@ class Progress:
     bytes_sent: int | None = None
     rate: float | None = None
     began: tuple[float, float] | None = None
+    counts_from_zero: bool = False
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32), repr=False)
 
     @property
@@ -32,9 +34,16 @@ class Progress:
         return self.step is not None or self.epoch is not None
 
     @property
+    def steps_done(self) -> int | None:
+        """Steps done, of the epoch where there are epochs; None where the script did not say."""
+        if self.step is None or not self.counts_from_zero or not self.steps:
+            return self.step
+        return min(self.step + 1, self.steps)
+
+    @property
     def fraction(self) -> float | None:
         """Part of the work that is done, 0 to 1; None where the script did not say how much there is."""
-        within = _part(self.step, self.steps)
+        within = _part(self.steps_done, self.steps)
         if not self.epochs:
             return within
         return None if self.epoch is None else _part(self.epoch - 1 + (within or 0.0), self.epochs)
@@ -46,7 +55,7 @@ class Progress:
             return f"epoch {self.epoch}/{self.epochs}"
         if self.step is None:
             return ""
-        return f"step {self.step}/{self.steps}" if self.steps else f"step {self.step}"
+        return f"step {self.steps_done}/{self.steps}" if self.steps else f"step {self.step}"
 
     @property
     def total_step(self) -> float | None:
@@ -60,6 +69,7 @@ class Progress:
         for name in ("step", "steps", "epoch", "epochs", "bytes_sent"):
             if isinstance(data.get(name), int):
                 setattr(self, name, data[name])
+        self.counts_from_zero |= data.get("step") == 0
         if isinstance(data.get("examples"), int):
             self._sample(when, data["examples"])
         if self.began is None and self.fraction is not None:

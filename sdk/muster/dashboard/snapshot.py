@@ -88,7 +88,7 @@ def _progress(view: RunView) -> str:
         f"scaling efficiency {100 * view.efficiency:.0f} %" if view.efficiency is not None else "",
         *(f"{name} {number(value)}" for name, value in view.metrics.items()),
     ]
-    bar = "" if slowest is None or slowest.fraction is None else f"{_bar(slowest.fraction, 200)} "
+    bar = "" if view.fraction is None else f"{_bar(view.fraction, 200)} "
     text = escape(" · ".join(filter(None, facts)))
     return f'<div style="margin:6px 0;white-space:normal">{bar}{text}</div>' if bar or text else ""
 
@@ -114,7 +114,7 @@ def _row(cells: Iterable[str]) -> str:
 
 def _cells(view: RunView, worker: WorkerView) -> list[str]:
     ranks = f" r{','.join(map(str, worker.ranks))}" if worker.ranks else ""
-    part = worker.leading.fraction
+    part = worker.fraction
     return [
         escape(worker.name + ranks),
         f"{_glyph(worker.status)} {escape(worker.status)}",

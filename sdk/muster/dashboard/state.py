@@ -30,7 +30,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "ranks": attrgetter("ranks"),
     "epoch": attrgetter("leading.epoch"),
     "epochs": attrgetter("leading.epochs"),
-    "step": attrgetter("leading.step"),
+    "step": attrgetter("leading.steps_done"),
     "steps": attrgetter("leading.steps"),
     "rate": lambda worker: None if worker.rate is None else round(worker.rate),
     "sent": attrgetter("sent"),
@@ -185,11 +185,11 @@ def head_of(view: RunView) -> dict[str, Any]:
 def aggregates_of(view: RunView) -> dict[str, Any]:
     """What takes a look at every worker: the slowest one, the time left and the speed of all together."""
     slowest = view.slowest_worker
-    fraction = slowest.leading.fraction if slowest else None
+    fraction = view.fraction
     told = [worker.leading for worker in view.workers.values() if worker.leading.has_begun]
     return {
         "slowest": slowest.name if slowest else "",
-        "uneven": any(progress.fraction != fraction for progress in told),
+        "uneven": view.status == "running" and any(progress.fraction != fraction for progress in told),
         "fraction": fraction,
         "left": slowest.leading.time_left(view.clock()) if slowest and view.status == "running" else None,
         "rate": view.rate,

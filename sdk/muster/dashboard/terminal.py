@@ -184,15 +184,15 @@ def cause(view: RunView, width: int) -> list[RenderableType]:
 def overall(view: RunView) -> RenderableType | None:
     """A bar for the worker that is furthest back, since the others will wait for it; None before training."""
     slowest = view.slowest
-    if slowest is None or slowest.fraction is None:
+    if slowest is None or view.fraction is None:
         return None
-    words = [f"{100 * slowest.fraction:.0f} %", slowest.position]
+    words = [f"{100 * view.fraction:.0f} %", slowest.position]
     if view.rate is not None:
         words.append(f"{rate(view.rate)} examples/s")
     if view.time_left is not None:
         words.append(f"{duration(view.time_left)} left")
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(_bar(slowest.fraction, 40), _line("  ".join(words)))
+    grid.add_row(_bar(view.fraction, 40), _line("  ".join(words)))
     return grid
 
 
@@ -244,12 +244,11 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _progress(view: RunView, worker: WorkerView) -> RenderableType:
-    progress = worker.leading
-    text = _line(progress.position)
-    if progress.fraction is None:
+    text = _line(worker.leading.position)
+    if worker.fraction is None:
         return text
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(_bar(progress.fraction, 10), text)
+    grid.add_row(_bar(worker.fraction, 10), text)
     return grid
 
 

@@ -1,9 +1,8 @@
-"""Words, numbers and signs that all dashboards share, and the cleaning of text that comes from workers."""
+"""Words, numbers and signs that all dashboards share."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 GLYPHS = {  # status is always glyph, word and colour, so that no eye depends on the colour
@@ -30,21 +29,6 @@ COLOURS = {
 }
 UNITS = ("B", "kB", "MB", "GB", "TB")
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-_ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
-    r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS, ...: titles, links, clipboard
-    r"|\x1b[ -/]*[0-~]?"
-    r"|\x9b[0-?]*[ -/]*[@-~]"
-)
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
-
-
-def clean(text: object) -> str:
-    """``text`` without anything that could steer a terminal or reorder what is read; line ends and tabs stay."""
-    escaped = _ESCAPES.sub("", str(text).replace("\r\n", "\n"))
-    return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
 
 
 def first_line(text: str) -> str:

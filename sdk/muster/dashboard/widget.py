@@ -21,6 +21,7 @@ from muster.dashboard.board import RunBoard
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.state import LiveState
+from muster.text.cleaning import is_file_name
 
 SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
 
@@ -89,7 +90,7 @@ class RunWidget(anywidget.AnyWidget):
         with self._state.lock:
             known = worker in {view.name for view in self._state.view.workers.values()}
         self._followed = (
-            (worker, LogTail(self._folder() / "logs" / f"{worker}.log")) if known and _is_file_name(worker) else None
+            (worker, LogTail(self._folder() / "logs" / f"{worker}.log")) if known and is_file_name(worker) else None
         )
         self._send_log(fresh=True)
 
@@ -103,8 +104,3 @@ class RunWidget(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"<live view of run {self._state.view.run or self._state.view.name or 'that has not started'}>"
-
-
-def _is_file_name(name: str) -> bool:
-    """Whether a worker's name is that of one file: names come from recorded runs, which anyone may have written."""
-    return Path(name).name == name

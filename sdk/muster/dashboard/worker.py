@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from muster.dashboard.progress import Progress
-from muster.dashboard.text import clean, first_line, size
+from muster.dashboard.text import first_line, size
+from muster.text.cleaning import clean
 
 MAX_RANKS = 64  # of one worker; those beyond are left out
 MAX_LINE = 500  # characters of a worker's last line
@@ -71,6 +72,11 @@ class WorkerView:
         if self.gpu is None:
             return str(len(self.gpus))
         return f"{self.gpu:.1f}/{len(self.gpus)}, {size(self.gpu_memory)}"
+
+    @property
+    def fraction(self) -> float | None:
+        """The part of its work that is done, 0 to 1, all of it once it has succeeded; None where it has not told."""
+        return 1.0 if self.leading.fraction is not None and self.status == "succeeded" else self.leading.fraction
 
     @property
     def has_failed(self) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from muster.dashboard.text import clean
 from muster.errors import MusterError
+from muster.text.cleaning import clean
 
 if TYPE_CHECKING:
     from rich.table import Table

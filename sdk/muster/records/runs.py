@@ -29,6 +29,7 @@ from typing import Any
 from muster.errors import RunNotFound, RunUnreachable
 from muster.events import Event, metrics_from_json
 from muster.records import control
+from muster.text.cleaning import clean, is_file_name
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
@@ -133,10 +134,14 @@ class Run:
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers, in launch order as far as that is known."""
-        planned = list((self.plan or {}).get("processes", {}))
+        """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
+        planned = list(filter(is_file_name, self._planned("processes")))
         logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != DRIVER)
         return list(dict.fromkeys(planned + logged))
+
+    def _planned(self, what: str) -> Mapping[str, Any]:
+        found = (self.plan or {}).get(what)
+        return found if isinstance(found, dict) else {}
 
     @property
     def result(self) -> Mapping[str, Any] | None:
@@ -186,7 +191,7 @@ class Run:
         rank = re.fullmatch(r"rank[- ](\d+)", name)
         if rank:
             own = folder / "ranks" / f"rank-{rank.group(1)}.log"
-            name = (self.plan or {}).get("ranks", {}).get(rank.group(1), name)
+            name = self._planned("ranks").get(rank.group(1), name)
             if own.exists():
                 return own
         if name not in (*self.workers, DRIVER):
@@ -263,6 +268,9 @@ class Run:
 
     def explain(self) -> str:
         """How the run went, in words: what failed first and why, the end of that log, and what to try."""
+        return clean(self._explanation())
+
+    def _explanation(self) -> str:
         headline = f"{self.name} ({self.id})"
         if self.status == "succeeded":
             return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *self._outcome()])

@@ -10,15 +10,16 @@ function svg(tag, attributes) {
   return element;
 }
 
-// Curves by what they measure: {loss: {train: [...], val: [...]}}; loss and accuracy first.
+// Curves by what they measure, [["loss", Map { train, val }], ...]; loss and accuracy first. Scripts choose the names.
 function families(curves) {
-  const found = {};
-  for (const [name, points] of Object.entries(curves)) {
+  const found = new Map();
+  for (const [name, points] of curves) {
     const [, variant, family] = VARIANT.exec(name) ?? [null, "train", name];
-    (found[family] ??= {})[variant] = points;
+    if (!found.has(family)) found.set(family, new Map());
+    found.get(family).set(variant, points);
   }
   const urgency = ([family]) => (family === "loss" ? 0 : /acc/.test(family) ? 1 : 2);
-  return Object.entries(found).sort((a, b) => urgency(a) - urgency(b));
+  return [...found].sort((a, b) => urgency(a) - urgency(b));
 }
 
 class Charts {
@@ -57,7 +58,7 @@ class Chart {
 
   paint(variants, started) {
     const place = (x) => (x > 1e9 ? x - started : x); // seconds of the run where the script counts no steps
-    const points = Object.values(variants).flat();
+    const points = [...variants.values()].flat();
     const values = points.map(([, value]) => value).filter((value) => value != null);
     const places = points.map(([x]) => place(x));
     const [low, high] = [Math.min(...values), Math.max(...values)];
@@ -69,12 +70,12 @@ class Chart {
     setText(this.low, values.length ? number(low, 3) : "");
     setText(this.from, right > left ? `${unit === "step" ? "step " : ""}${left.toFixed(0)}` : "");
     setText(this.to, `${right.toFixed(0)}${unit === "s" ? " s" : ""}`);
-    this.plot.replaceChildren(...Object.entries(variants).map(([variant, curve]) => line(variant, curve, x, y)));
+    this.plot.replaceChildren(...[...variants].map(([variant, curve]) => line(variant, curve, x, y)));
     this.paintCaption(variants);
   }
 
   paintCaption(variants) {
-    const names = Object.keys(variants);
+    const names = [...variants.keys()];
     if (this.names !== names.join()) {
       this.names = names.join();
       this.latest = names.map(() => make("b"));
@@ -83,7 +84,7 @@ class Chart {
         names.length > 1 || variant !== "train" ? `${variant} ` : "", this.latest[i],
       ])));
     }
-    Object.values(variants).forEach((curve, i) => setText(this.latest[i], number(curve[curve.length - 1]?.[1])));
+    [...variants.values()].forEach((curve, i) => setText(this.latest[i], number(curve[curve.length - 1]?.[1])));
   }
 }
 

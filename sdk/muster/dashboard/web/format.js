@@ -1,9 +1,9 @@
 // Words, numbers and signs. What workers say is only ever put into a page as text, never as markup.
 
-const GLYPHS = {
+const GLYPHS = Object.assign(Object.create(null), { // names that workers make up find nothing here
   "not started": "○", scheduling: "○", starting: "◔", running: "●", stopping: "◑", succeeded: "✓", failed: "✗",
   stopped: "■", timedout: "✗", lost: "?",
-};
+});
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const FAILURES = new Set(["failed", "timedout", "lost"]);
 
@@ -38,11 +38,11 @@ function number(value, digits = 4) {
 }
 
 // The part of its work that a worker has done, 0 to 1; null where it did not say how much there is.
-function fraction({ epoch, epochs, step, steps }) {
+function fraction({ epoch, epochs, step, steps, status }) {
   const part = (done, total) => (done != null && total ? Math.min(Math.max(done / total, 0), 1) : null);
   const within = part(step, steps);
-  if (!epochs) return within;
-  return epoch == null ? null : part(epoch - 1 + (within ?? 0), epochs);
+  const whole = !epochs ? within : epoch == null ? null : part(epoch - 1 + (within ?? 0), epochs);
+  return whole != null && status === "succeeded" ? 1 : whole;
 }
 
 function position({ epoch, epochs, step, steps }) {

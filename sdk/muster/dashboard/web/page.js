@@ -6,6 +6,7 @@ const follow = () => document.documentElement.classList.toggle("muster-dark", da
 dark.addEventListener("change", follow);
 follow();
 
+const logs = new Map(Object.entries(data.logs));
 const listeners = [];
 const answer = (message) => setTimeout(() => listeners.forEach((listener) => listener(message)));
 render({
@@ -17,7 +18,7 @@ render({
     send: ({ ask, worker }) => {
       if (ask === "snapshot") answer(data.snapshot);
       if (ask === "log" && worker != null) {
-        answer({ kind: "log", worker, text: data.logs[worker] ?? "This page has no log of this worker.\n", fresh: true });
+        answer({ kind: "log", worker, text: logs.get(worker) ?? "This page has no log of this worker.\n", fresh: true });
       }
     },
   },

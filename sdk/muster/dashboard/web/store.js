@@ -8,7 +8,7 @@ class Store {
     this.run = {};
     this.names = [];
     this.columns = {};
-    this.curves = {};
+    this.curves = new Map(); // by the names that scripts choose, which may be "__proto__"
     this.offset = 0;
     this.version = 0;
   }
@@ -22,7 +22,8 @@ class Store {
     this.offset = message.now - Date.now() / 1000;
     this.version += 1;
     if (message.kind === "snapshot") {
-      ({ run: this.run, names: this.names, columns: this.columns, curves: this.curves } = message);
+      ({ run: this.run, names: this.names, columns: this.columns } = message);
+      this.curves = new Map(Object.entries(message.curves));
       return true;
     }
     Object.assign(this.run, message.run);
@@ -36,11 +37,12 @@ class Store {
   }
 
   addPoint(name, point) {
-    const curve = (this.curves[name] ??= []);
+    const curve = this.curves.get(name) ?? [];
+    this.curves.set(name, curve);
     const last = curve[curve.length - 1];
     if (last && last[0] === point[0] && last[1] === point[1]) return;
     curve.push(point);
-    if (curve.length > MAX_POINTS) this.curves[name] = curve.filter((_, i) => i % 2 === curve.length % 2);
+    if (curve.length > MAX_POINTS) this.curves.set(name, curve.filter((_, i) => i % 2 === curve.length % 2));
   }
 
   // The session's time, by this computer's clock.

@@ -1,0 +1,30 @@
+"""Making text from outside safe to be shown, and names from outside safe to be made part of a path."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
+    r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC, DCS, ...: titles, links, clipboard
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+)
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
+_FILE_NAME = re.compile(r"(?!\.)[^/\x00-\x1f]{1,200}")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+def clean(text: object) -> str:
+    """``text`` without anything that could steer a terminal or reorder what is read; line ends and tabs stay."""
+    escaped = _ESCAPES.sub("", str(text).replace("\r\n", "\n"))
+    return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a name, as of a worker, stands for one file in a folder and for nothing out of it.
+
+    >>> [is_file_name(name) for name in ("worker-1", "../worker-1", "a/b", "..", "", "a\\0b")]
+    [True, False, False, False, False, False]
+    """
+    return isinstance(name, str) and _FILE_NAME.fullmatch(name) is not None
