@@ -21,6 +21,7 @@ from muster.errors import JobError
 from muster.job import SessionAddress
 from muster.pools.clocks import ClockMeasurement
 from muster.runtime import clock
+from muster.runtime.background import in_thread
 from muster.runtime.forks import in_forked_children
 from muster.security.certificates import make_certificate
 from muster.security.ssh import write_private
@@ -62,12 +63,7 @@ class Endpoint:
         Raises:
             JobError: the address cannot be listened on.
         """
-        certificate, key = make_certificate(host)
-        path = write_private(scratch / "session.pem", key + certificate)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
-        context.load_cert_chain(path)
-        path.unlink()
+        context, certificate = await in_thread(self.make_context, scratch, host)
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -80,6 +76,16 @@ class Endpoint:
             ) from error
         address = self._server.sockets[0].getsockname()
         return SessionAddress(host, address[1], certificate, self._token)
+
+    def make_context(self, scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
+        """What TLS needs here, and the certificate (PEM) that agents are to pin."""
+        certificate, key = make_certificate(host)
+        path = write_private(scratch / "session.pem", key + certificate)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
+        context.load_cert_chain(path)
+        path.unlink()
+        return context, certificate
 
     @property
     def connected(self) -> frozenset[str]:

@@ -31,6 +31,7 @@ class Manners:
         stops_after: how long its processes take to end when they are asked to.
         leaves_after: how long it takes to leave when it is told to.
         deaf_to: types of orders that it does not hear.
+        clocks_ahead: how many seconds its clocks are ahead of the session's.
     """
 
     hello_after: float | None = 0.1
@@ -41,6 +42,7 @@ class Manners:
     stops_after: float | None = 0.1
     leaves_after: float | None = 0.1
     deaf_to: frozenset[str] = frozenset()
+    clocks_ahead: float = 0.0
 
 
 class ScriptedWorker(asyncio.Protocol):
@@ -110,18 +112,34 @@ class ScriptedWorker(asyncio.Protocol):
         self.say("started", pid=self._pid, rank=rank)
         self._later(self.manners.runs_for, self._exit_of, rank, self._pid)
 
-    def exit(self, code: int = 0, rank: Rank = None, *, signal: int | None = None, reason: str | None = None) -> None:
+    def exit(
+        self,
+        code: int = 0,
+        rank: Rank = None,
+        *,
+        signal: int | None = None,
+        reason: str | None = None,
+        memory: int | None = None,
+    ) -> None:
         """A process ends: with a status, or by a signal. Does nothing where it does not run."""
         pid = self.running.pop(rank, None)
         if pid is not None:
             exit_code = None if signal else code
-            self.say("exited", pid=pid, rank=rank, exit_code=exit_code, signal=signal, reason=reason, memory=None)
+            self.say(
+                "exited",
+                pid=pid,
+                rank=rank,
+                exit_code=exit_code,
+                signal=signal,
+                reason=reason,
+                memory=memory,
+                **self._clocks(),
+            )
 
     def raise_exception(self, type: str = "ValueError", message: str = "it went wrong", rank: Rank = None) -> None:
         """A script raises, and its process exits with status 1 a moment later."""
-        now = clock.wall_time()
         trace = f"Traceback (most recent call last):\n{type}: {message}"
-        self.report("exception", type=type, message=message, traceback=trace, rank=rank, time=now)
+        self.report("exception", type=type, message=message, traceback=trace, rank=rank, **self._clocks())
         self._later(0.05, self.exit, 1, rank)
 
     def hang_up(self) -> None:
@@ -174,7 +192,11 @@ class ScriptedWorker(asyncio.Protocol):
                 getattr(self, "_on_" + kind, lambda **_: None)(**message)
 
     def _on_ping(self, number: int, **_: Any) -> None:
-        self.say("clock", number=number, monotonic=clock.now(), time=clock.wall_time())
+        self.say("clock", number=number, **self._clocks())
+
+    def _clocks(self) -> dict[str, float]:
+        ahead = self.manners.clocks_ahead
+        return {"monotonic": clock.now() + ahead, "time": clock.wall_time() + ahead}
 
     def _on_start(self, rank: Rank = None, **_: Any) -> None:
         self._later(self.manners.starts_after, self.start, rank)
