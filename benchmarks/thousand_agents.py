@@ -126,24 +126,28 @@ class Simulated(Platform):
         self._channels = channels
         self._workers: list[Worker] = []
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Tell the processes which agents to be."""
         self._workers = [Worker(spec.name, spec.name, Status.STARTING) for spec in specs]
         send_specs(self._channels, [(spec.name, spec.session) for spec in specs if spec.session])
-        return self._workers
+        return [spec.name for spec in specs]
 
-    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
         """Nothing ever happens to them."""
-        return [*workers]
+        return [Worker(handle, handle, Status.STARTING) for handle in handles]
 
-    def stop(self, workers: Sequence[Worker]) -> None:
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Nothing has to be done."""
+        return self.poll(handles)
+
+    def stop(self, handles: Sequence[str]) -> None:
         """They end by themselves, with the session."""
 
     def list(self) -> list[Worker]:
         """All of them."""
         return self._workers
 
-    def logs(self, worker: Worker) -> Iterator[str]:
+    def logs(self, handle: str) -> Iterator[str]:
         """None."""
         return iter(())
 

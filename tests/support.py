@@ -11,14 +11,14 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from muster.agent import frames, linux
-from muster.job import Process, Resources, SessionAddress, SshIdentity, WorkerSpec
+from muster.job import Process, Resources, SessionAddress, SshIdentity, Worker, WorkerSpec
 from muster.records import runs
 from muster.security.certificates import make_certificate
 from muster.security.ssh import generate_key_pair
@@ -49,6 +49,11 @@ while True:
             os.abort()
         raise
 """
+
+
+def handles_of(workers: Iterable[Worker]) -> list[str]:
+    """The handles of workers."""
+    return [worker.id for worker in workers]
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:

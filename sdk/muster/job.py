@@ -183,9 +183,10 @@ class Worker:
     """One launched worker, as its platform knows it. Times are seconds since the epoch.
 
     Attributes:
-        id: the platform's name for it, unique on the platform.
+        id: its handle, by which its platform knows it; unique there.
         name: its name in the run, such as ``worker-1``.
         address: host address, once known.
+        placed_at: when the platform had a place for it, from which on it should start; None while it is queued.
         exit_code: exit status of what it ran, once it has ended by itself.
         signal: number of the signal that ended it.
         reason: why it failed, in words.
@@ -197,6 +198,7 @@ class Worker:
     status: Status = Status.SCHEDULING
     address: str | None = None
     created_at: float | None = None
+    placed_at: float | None = None
     running_at: float | None = None
     finished_at: float | None = None
     exit_code: int | None = None
@@ -315,14 +317,16 @@ class Limits:
     """How long things may take, in seconds; None or 0 for no limit.
 
     Attributes:
-        start: from the call until every worker runs and every server listens.
+        start: from when a worker has a place to run until all run and every server listens.
         run: from then until the end.
         stall: without any sign of progress from a worker that trains.
+        queue: from the call until the platform has a place for every worker; ``start`` counts only from there.
     """
 
     start: float | None = 60
     run: float | None = None
     stall: float | None = None
+    queue: float | None = None
 
     @classmethod
     def checked(cls, **limits: float | None) -> Limits:

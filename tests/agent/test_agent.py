@@ -17,7 +17,7 @@ import pytest
 from muster.agent import wire
 from muster.job import Resources, Status, Worker
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, free_of, is_gone
+from support import Run, StubSession, eventually, free_of, handles_of, is_gone
 
 RUNNER = Path(wire.__file__).with_name("runner.py")
 
@@ -144,7 +144,7 @@ def test_the_log_is_kept_below_its_cap(worker: Launched) -> None:
     assert worker.spec.log.stat().st_size <= 2 << 20
     assert older.stat().st_size <= 4 << 20  # all of it, where the agent first looked when it was there
     assert oct(older.stat().st_mode & 0o777) == "0o600"
-    assert list(worker.platform.logs(worker.worker))[-1] == "end"
+    assert list(worker.platform.logs(worker.worker.id))[-1] == "end"
 
 
 def test_stop_is_polite_first(worker: Launched) -> None:
@@ -165,7 +165,7 @@ def test_end_ends_everything_and_the_worker(worker: Launched) -> None:
     eventually(lambda: is_gone(pid), "the process is gone", timeout=2)
 
     def status() -> Worker | None:
-        (found,) = worker.platform.poll([worker.worker])
+        (found,) = worker.platform.poll([worker.worker.id])
         return found if found.status.is_final else None
 
     assert eventually(status, "the worker has ended").status is Status.STOPPED
@@ -237,7 +237,7 @@ def test_too_few_ports_is_a_reason(run: Run, stub_session: StubSession, platform
     workers = platform.launch([run.spec(session=stub_session.address, ports=3, port_range=(20001, 20002))])
 
     def failed() -> Worker | None:
-        (found,) = platform.poll(workers)
+        (found,) = platform.poll(handles_of(workers))
         return found if found.status is Status.FAILED else None
 
     reason = eventually(failed, "the worker has failed").reason
@@ -344,7 +344,7 @@ def test_an_agent_dials_nobody_but_its_session(run: Run, platform: LocalPlatform
 
     def failed() -> Worker | None:
         impostor.listen(0.01)
-        (found,) = platform.poll(workers)
+        (found,) = platform.poll(handles_of(workers))
         return found if found.status is Status.FAILED else None
 
     assert "certificate verify failed" in eventually(failed, "the worker has failed").reason

@@ -20,7 +20,7 @@ from muster.checks.script import make_script
 from muster.commands.main import main
 from muster.doctor import Finding, Report, examine, workers
 from muster.doctor.workers import _check_interfaces, _check_logins
-from muster.job import Job, Member, Resources, Worker, WorkerSpec
+from muster.job import Job, Member, Resources, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
 from muster.records.runs import list_runs
@@ -62,9 +62,10 @@ raise SystemExit("the script has been run")
 class Firewalled(LocalPlatform):
     """A machine whose workers cannot reach the session's port."""
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Launch workers that dial a port where nobody listens."""
-        return super().launch([replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs])
+        unreachable = [replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs]
+        return super().submit(unreachable, run_key)
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ def test_a_run_that_goes_well(loop: SimulatedLoop, made: Execution, checked: Che
 
 
 STEPS = [
-    "describe_job", "warm_up", "prepare", "make_facts", "ship_library", "launch", "close", "rmtree",
+    "describe_job", "warm_up", "prepare", "make_facts", "ship_library", "submit", "close", "rmtree",
     "exit_codes", "write_json", "tell", "close_journal",
 ]  # fmt: skip
 ERRORS = [KeyError("x"), OSError(28, "No space left on device"), JobError("no"), TypeError("x")]
@@ -83,7 +83,7 @@ def sabotage(
         "prepare": (execution, "prepare"),
         "make_facts": (preparation, "make_facts"),
         "ship_library": (preparation, "ship_library"),
-        "launch": (checked.platform, "launch"),
+        "submit": (checked.platform, "submit"),
         "close": (checked.platform, "close"),
         "rmtree": (execution.shutil, "rmtree"),
         "exit_codes": (execution, "exit_codes"),

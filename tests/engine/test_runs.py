@@ -70,8 +70,8 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.at(0.02, s.stop), RunStopped, None, 0.02),
     (lambda s: s.at(0.15, s.stop), RunStopped, None, 0.3),
     (fails_to_start, LaunchRefused, "worker-0", 0.7),
-    (lambda s: s.platform.errors.update(launch=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
-    (lambda s: s.platform.seconds.update(launch=float("inf")), StartTimeout, None, 90.1),
+    (lambda s: s.platform.errors.update(submit=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
+    (lambda s: s.platform.seconds.update(submit=float("inf")), StartTimeout, None, 90.1),
     (manners("worker-1", hello_after=None), WorkersMissing, "worker-1", 60.1),
     (manners("worker-1", starts_after=None), StartTimeout, "worker-1", 60.1),
 ]  # fmt: skip

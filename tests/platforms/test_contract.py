@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -9,7 +11,7 @@ from muster.errors import JobError, LaunchRefused, MusterError, ResourceError
 from muster.job import Process, Resources, Status, Worker
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
-from support import Run, StubSession, eventually, shell
+from support import Run, StubSession, environment, eventually, handles_of, shell
 
 PLATFORMS = ["local", pytest.param("workbench", marks=pytest.mark.slow)]
 
@@ -27,7 +29,7 @@ def ended(platform: Platform, workers: Sequence[Worker]) -> list[Worker]:
     """The given workers, once all have ended."""
 
     def poll() -> list[Worker] | None:
-        polled = platform.poll(workers)
+        polled = platform.poll(handles_of(workers))
         return polled if all(worker.status.is_final for worker in polled) else None
 
     found: list[Worker] = eventually(poll, "all workers have ended")
@@ -43,18 +45,70 @@ def running(platform: Platform, workers: Sequence[Worker]) -> list[Worker]:
     """The given workers, once all run."""
 
     def poll() -> list[Worker] | None:
-        polled = platform.poll(workers)
+        polled = platform.poll(handles_of(workers))
         return polled if all(worker.status is Status.RUNNING for worker in polled) else None
 
     found: list[Worker] = eventually(poll, "all workers run")
     return found
 
 
-def test_launches_in_order_with_unique_ids(platform: Platform, run: Run) -> None:
-    specs = [run.spec(f"worker-{index}") for index in range(3)]
-    workers = platform.launch(specs)
-    assert [worker.name for worker in workers] == [spec.name for spec in specs]
-    assert len({worker.id for worker in workers}) == 3
+def test_handles_are_strings_in_the_order_of_the_specs(platform: Platform, run: Run) -> None:
+    handles = platform.submit([run.spec(f"worker-{index}") for index in range(3)], run.id)
+    assert all(type(handle) is str for handle in handles)
+    assert len(set(handles)) == 3
+    assert [(worker.id, worker.name) for worker in platform.poll(handles)] == [
+        (handle, f"worker-{index}") for index, handle in enumerate(handles)
+    ]
+    assert [worker.id for worker in platform.poll(handles[::-1])] == handles[::-1]
+
+
+def test_the_same_run_key_again_starts_nothing(platform: Platform, run: Run) -> None:
+    specs = [run.spec(f"worker-{index}", process=shell("echo started; sleep 600")) for index in range(2)]
+    handles = platform.submit(specs, run.id)
+    running(platform, platform.poll(handles))
+    assert platform.submit(specs, run.id) == handles
+    assert handles_of(platform.list()) == handles
+    for handle in handles:
+        assert eventually(lambda handle=handle: list(platform.logs(handle)), "it has printed") == ["started"]
+    another = platform.submit([run.spec("worker-2")], f"{run.id}-again")
+    assert handles_of(platform.list()) == [*handles, *another]
+
+
+def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platform, run: Run) -> None:
+    handles = platform.submit([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)], run.id)
+    workers = running(platform, platform.poll(handles))
+    other = get_platform(platform.name)
+    assert [(worker.id, worker.status, worker.address) for worker in other.poll(handles)] == [
+        (worker.id, Status.RUNNING, worker.address) for worker in workers
+    ]
+    other.stop(handles[:1])
+    (stopped,) = ended(platform, workers[:1])
+    assert stopped.status is Status.STOPPED
+    assert other.poll(handles[:1])[0].status is Status.STOPPED
+    assert platform.poll(handles[1:])[0].status is Status.RUNNING
+
+
+def test_who_takes_workers_over_ends_them(platform: Platform, run: Run) -> None:
+    handles = platform.submit([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)], run.id)
+    running(platform, platform.poll(handles))
+    other = get_platform(platform.name)
+    assert handles_of(other.reattach(handles[1:])) == handles[1:]
+    assert handles[1] in handles_of(other.list())
+    other.close()
+    assert [worker.status for worker in platform.poll(handles)] == [Status.RUNNING, Status.STOPPED]
+
+
+def test_another_process_finds_and_stops_workers_by_their_handles(platform: Platform, run: Run) -> None:
+    (handle,) = platform.submit([run.spec(process=shell("sleep 600"))], run.id)
+    workers = running(platform, platform.poll([handle]))
+    program = (
+        "import sys; from muster.platforms import get_platform; platform = get_platform(sys.argv[1]); "
+        "print(platform.poll(sys.argv[2:])[0].status); platform.stop(sys.argv[2:])"
+    )
+    command = [sys.executable, "-c", program, platform.name, handle]
+    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "running\n"
+    assert ended(platform, workers)[0].status is Status.STOPPED
 
 
 def test_running_workers_have_an_address_and_times(platform: Platform, run: Run) -> None:
@@ -62,6 +116,7 @@ def test_running_workers_have_an_address_and_times(platform: Platform, run: Run)
     for worker in workers:
         assert worker.address
         assert worker.created_at is not None
+        assert worker.placed_at is not None
         assert worker.running_at is not None
         assert worker.created_at <= worker.running_at
         assert worker.finished_at is None
@@ -93,20 +148,20 @@ def test_a_program_that_is_not_there_is_a_reason(platform: Platform, run: Run) -
 
 def test_stopping_is_a_request_that_may_be_repeated(platform: Platform, run: Run) -> None:
     workers = running(platform, platform.launch([run.spec("worker-0", process=shell("sleep 600"))]))
-    platform.stop(workers)
-    platform.stop(workers)
+    platform.stop(handles_of(workers))
+    platform.stop(handles_of(workers))
     (worker,) = ended(platform, workers)
     assert worker.status is Status.STOPPED
-    platform.stop([worker])
-    assert platform.poll([worker]) == [worker]
+    platform.stop([worker.id])
+    assert platform.poll([worker.id]) == [worker]
 
 
 def test_stopping_one_leaves_the_others(platform: Platform, run: Run) -> None:
     specs = [run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)]
     first, second = running(platform, platform.launch(specs))
-    platform.stop([first])
+    platform.stop([first.id])
     ended(platform, [first])
-    assert platform.poll([second])[0].status is Status.RUNNING
+    assert platform.poll([second.id])[0].status is Status.RUNNING
 
 
 def test_lists_everything_it_launched_oldest_first(platform: Platform, run: Run) -> None:
@@ -119,11 +174,12 @@ def test_lists_everything_it_launched_oldest_first(platform: Platform, run: Run)
 def test_logs_of_a_worker_that_has_ended(platform: Platform, run: Run) -> None:
     workers = platform.launch([run.spec(process=shell("echo out; echo err >&2; printf last"))])
     ended(platform, workers)
-    assert list(platform.logs(workers[0])) == ["out", "err", "last"]
+    assert list(platform.logs(workers[0].id)) == ["out", "err", "last"]
 
 
 def test_a_worker_that_nobody_knows_has_failed(platform: Platform) -> None:
-    (worker,) = platform.poll([Worker(id="stranger", name="worker-0")])
+    (worker,) = platform.poll(["stranger"])
+    assert worker.id == "stranger"
     assert worker.status is Status.FAILED
     assert worker.reason
 
@@ -133,7 +189,7 @@ def test_processes_get_what_was_asked_for(platform: Platform, run: Run) -> None:
     spec = run.spec("ps-1", env={"GREETING": "hello you"}, process=shell(command))
     workers = platform.launch([spec])
     ended(platform, workers)
-    greeting, folder, temporary = platform.logs(workers[0])
+    greeting, folder, temporary = platform.logs(workers[0].id)
     assert greeting == f"hello you {run.id} ps-1 ps 1"
     assert folder == spec.cwd
     assert temporary == f"{spec.scratch}/tmp"
@@ -160,16 +216,20 @@ def test_what_could_never_be_granted_is_refused(platform: Platform, run: Run, re
 def test_all_or_nothing(platform: Platform, run: Run) -> None:
     (run.folder / "file").write_text("in the way")
     impossible = run.spec("worker-1", log=run.folder / "file" / "log")
+    specs = [run.spec("worker-0", process=shell("sleep 600")), impossible]
     with pytest.raises(LaunchRefused, match="worker-1"):
-        platform.launch([run.spec("worker-0", process=shell("sleep 600")), impossible])
+        platform.submit(specs, run.id)
     assert platform.list() == []
+    eventually(lambda: not run.processes(), "nothing runs")
+    (run.folder / "file").unlink()  # what was in the way of the same submission is gone
+    assert len(platform.submit(specs, run.id)) == 2
 
 
 def test_closing_ends_everything_at_once_and_twice(platform: Platform, run: Run) -> None:
     workers = running(platform, platform.launch([run.spec("worker-0", process=shell("sleep 600"))]))
     platform.close()
     assert run.left_behind() == []
-    assert platform.poll(workers)[0].status is Status.STOPPED
+    assert platform.poll(handles_of(workers))[0].status is Status.STOPPED
     platform.close()
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import muster
 import pytest
+from muster.agent import linux
 from muster.agent.claims import claim, claim_cores, core_numbers
 from muster.errors import LaunchRefused, PlatformError, ResourceError
 from muster.job import Resources, Status
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, is_gone, shell
+from support import Run, StubSession, eventually, handles_of, is_gone, shell
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ def platform(run: Run) -> Iterator[LocalPlatform]:
     platform = LocalPlatform()
     yield platform
     platform.close()
+
+
+def worker_of(pid: int) -> str:
+    """The worker that a process belongs to."""
+    found = [entry for entry in linux.environment_of(pid) if entry.startswith(b"MUSTER_WORKER=")]
+    return found[0].decode() if found else ""
 
 
 def final(platform: LocalPlatform) -> bool:
@@ -73,7 +80,7 @@ def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatfor
     assert platform.guard_pid is not None
     os.kill(platform.guard_pid, signal.SIGKILL)
     eventually(lambda: final(platform), "the worker has failed")
-    (worker,) = platform.poll(workers)
+    (worker,) = platform.poll(handles_of(workers))
     assert worker.status is Status.FAILED
     assert worker.reason
     assert "guard" in worker.reason
@@ -111,12 +118,12 @@ def test_an_interrupt_leaves_the_platform_in_order(platform: LocalPlatform, run:
     for delay in range(30):
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0001 + delay * 0.00002)
-            platform.poll(workers)
+            platform.poll(handles_of(workers))
             signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             interrupted += 1
     assert interrupted
-    assert platform.poll(workers)[0].name == "worker-0"
+    assert platform.poll(handles_of(workers))[0].name == "worker-0"
 
 
 @pytest.fixture(autouse=True)
@@ -138,12 +145,12 @@ def test_cores_are_given_to_one_cluster_only(platform: LocalPlatform, run: Run) 
     show = "import os; print(sorted(os.sched_getaffinity(0))); import time; time.sleep(600)"
     process = shell(f"exec {sys.executable} -c '{show}'")
     workers = platform.launch([run.spec(f"worker-{index}", process=process) for index in range(2)])
-    given = [eventually(lambda w=worker: list(platform.logs(w)), "it has printed")[0] for worker in workers]
+    given = [eventually(lambda w=worker: list(platform.logs(w.id)), "it has printed")[0] for worker in workers]
     assert given == [str(cores[:2])] * 2  # the workers of a cluster share its cores
     rest = LocalPlatform()
     everything = Resources(cpu=len(cores), memory=0.5)
     (worker,) = rest.launch([run.spec("worker-2", process=process, resources=everything)])
-    assert eventually(lambda: list(rest.logs(worker)), "it has printed") == [str(cores)]  # no claim, no pinning
+    assert eventually(lambda: list(rest.logs(worker.id)), "it has printed") == [str(cores)]  # no claim, no pinning
     rest.close()
 
 
@@ -172,14 +179,18 @@ def test_gpus_are_exclusive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Resources(cpu=1, memory=0.5, gpu=1)
     try:
         workers = first.launch([run.spec(f"worker-{i}", resources=one, process=show) for i in range(2)])
-        given = {eventually(lambda w=worker: list(first.logs(w)), "it has printed")[0] for worker in workers}
+        given = {eventually(lambda w=worker: list(first.logs(w.id)), "it has printed")[0] for worker in workers}
         assert given == {"GPU-a", "GPU-b"}
         with pytest.raises(LaunchRefused, match="other clusters"):
             second.launch([run.spec("worker-2", resources=one)])
         with pytest.raises(ResourceError, match="3 GPUs; this machine has 2"):
             second.launch([run.spec(f"worker-{i}", resources=one) for i in range(3, 6)])
-        first.stop(workers[:1])
-        eventually(lambda: first.poll(workers)[0].status.is_final, "it has stopped")
+        with pytest.raises(LaunchRefused, match="worker-8 could not be started: fewer than 1 GPUs are free"):
+            second.submit([run.spec("worker-7"), run.spec("worker-8", resources=one)], "partial")
+        assert second.list() == []
+        eventually(lambda: not [pid for pid in run.processes() if "worker-7" in worker_of(pid)], "the first is stopped")
+        first.stop(handles_of(workers[:1]))
+        eventually(lambda: first.poll(handles_of(workers))[0].status.is_final, "it has stopped")
         assert second.launch([run.spec("worker-6", resources=one)])
     finally:
         first.close()
@@ -293,7 +304,7 @@ def test_stopping_an_agent_that_hangs(platform: LocalPlatform, run: Run, stub_se
     agent = stub_session.wait_for("hello")["pid"]
     os.kill(agent, signal.SIGSTOP)
     since = time.monotonic()
-    platform.stop(workers)
+    platform.stop(handles_of(workers))
     eventually(lambda: final(platform), "it was killed")
     assert time.monotonic() - since < 5
     assert is_gone(agent)

@@ -15,7 +15,7 @@ from typing import Any
 import muster
 import pytest
 from muster.errors import LaunchRefused, MusterError, PlatformUnsupported, ScriptFailed, WorkerLost, WorkersMissing
-from muster.job import Worker, WorkerSpec
+from muster.job import WorkerSpec
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from muster.records import runs
 from muster.run.cluster import Cluster
@@ -156,9 +156,10 @@ muster.run_cluster(2, worker_script="train.py", strategy=Plain())
 class Firewalled(WorkbenchPlatform):
     """A workbench whose workers cannot reach the session's port."""
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Launch workers that dial a port where nobody listens."""
-        return super().launch([replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs])
+        unreachable = [replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs]
+        return super().submit(unreachable, run_key)
 
 
 @pytest.mark.slow

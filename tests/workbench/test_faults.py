@@ -18,7 +18,7 @@ from muster.platforms.workbench import clients
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from muster.run.cluster import Cluster
 from plain import Plain
-from support import SENDER, Run, eventually, shell
+from support import SENDER, Run, eventually, handles_of, shell
 
 from tests.serve.service import Service
 from tests.workbench.proxy import Proxy, proxying
@@ -81,7 +81,7 @@ def test_a_launch_that_is_too_much_at_the_moment_is_repeated(
 ) -> None:
     proxy.harm("POST", "429", times=2)
     workers = platform.launch([run.spec("worker-0", process=shell("exit 0"))])
-    eventually(lambda: platform.poll(workers)[0].status is Status.SUCCEEDED, "it has run")
+    eventually(lambda: platform.poll(handles_of(workers))[0].status is Status.SUCCEEDED, "it has run")
     assert proxy.seen.count("POST") == 3
 
 
@@ -116,9 +116,9 @@ def test_looks_and_stops_survive_it(platform: WorkbenchPlatform, proxy: Proxy, r
     workers = platform.launch([run.spec("worker-0", process=shell("sleep 600"))])
     for method in ("GET", "PUT"):
         proxy.harm(method, how, times=2)
-    eventually(lambda: platform.poll(workers)[0].status is Status.RUNNING, "it runs")
+    eventually(lambda: platform.poll(handles_of(workers))[0].status is Status.RUNNING, "it runs")
     platform.close()
-    assert platform.poll(workers)[0].status is Status.STOPPED
+    assert platform.poll(handles_of(workers))[0].status is Status.STOPPED
 
 
 @pytest.mark.parametrize("how", ["refuse", "500", "401"])

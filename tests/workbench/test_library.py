@@ -14,7 +14,7 @@ from muster.job import Resources, Status
 from muster.platforms import get_platform
 from muster.platforms.workbench.detection import LIBRARIES, find_library
 from muster.workbench import workers
-from support import Run, eventually, shell
+from support import Run, eventually, handles_of, shell
 
 from tests.workbench.session import WorkbenchSession
 
@@ -59,9 +59,11 @@ def test_workers_are_launched_in_order_seen_and_stopped(library: str, run: Run) 
     assert platform.name == "workbench"
     launched = platform.launch([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(3)])
     assert [worker.name for worker in launched] == ["worker-0", "worker-1", "worker-2"]
-    eventually(lambda: all(worker.status is Status.RUNNING for worker in platform.poll(launched)), "all run")
+    eventually(
+        lambda: all(worker.status is Status.RUNNING for worker in platform.poll(handles_of(launched))), "all run"
+    )
     platform.close()
-    assert {worker.status for worker in platform.poll(launched)} == {Status.STOPPED}
+    assert {worker.status for worker in platform.poll(handles_of(launched))} == {Status.STOPPED}
 
 
 def test_a_refusal_among_the_results_is_an_error(library: str, run: Run, workbench_session: WorkbenchSession) -> None:

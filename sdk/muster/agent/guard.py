@@ -5,7 +5,7 @@ session is gone, or hangs up, ends all of them and whatever they left behind, ho
 
 It talks to its platform in lines of JSON over a socket that it inherits: ``launch``, ``poll``, ``stop`` and ``close``,
 each answered by one line. Secrets go over that socket and into the agents' memory, never onto a command line or into
-an environment.
+an environment. Other processes of the same user may ``poll`` and ``stop``, too (``visitors.py``).
 """
 
 import os
@@ -18,6 +18,7 @@ from .claims import Claim, claim, claim_cores, core_numbers
 from .loop import Loop
 from .processes import signal_name
 from .scratch import remove_scratch
+from .visitors import Visitors, guard_address
 
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
 SESSION_CHECK = 0.5  # seconds between two looks at the session's process, where the kernel has no pidfd
@@ -38,8 +39,10 @@ class GuardedWorker:
             "id": config["id"],
             "name": config["name"],
             "status": "starting",
+            "log": config["log"],
             "created_at": time.time(),
         }  # type: dict[str, object]
+        self.facts["placed_at"] = self.facts["created_at"]
 
     @property
     def has_ended(self) -> bool:
@@ -61,8 +64,10 @@ class Guard:
         self._decoder = frames.Decoder(limit=None)
         self._unsent = bytearray()
         self._workers: "dict[str, GuardedWorker]" = {}
+        self._submitted: "dict[str, list[GuardedWorker]]" = {}
         self._session: "tuple[int, int] | None" = None
         self._loop = Loop()
+        self._visitors = Visitors(self._loop, self._answer_visitor)
         self._pidfd: "int | None" = None
 
     def run(self) -> None:
@@ -74,6 +79,7 @@ class Guard:
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._channel.setblocking(False)
         self._loop.on_readable(self._channel, self._receive)
+        self._visitors.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
         self._loop.run()
         self._end_everything()
 
@@ -90,12 +96,19 @@ class Guard:
             self._loop.stop()
             return
         for message in self._decoder.feed(data):
-            kind = message.pop("type")
-            try:
-                answer = getattr(self, "_do_" + kind)(**message)
-            except Exception as error:
-                answer = {"error": "{}: {}".format(type(error).__name__, error)}
-            self._reply(answer)
+            self._reply(self._answer(message, ("launch", "poll", "stop", "close")))
+
+    def _answer_visitor(self, message: dict) -> dict:
+        return self._answer(message, ("poll", "stop"))
+
+    def _answer(self, message: dict, allowed: "tuple[str, ...]") -> dict:
+        kind = message.pop("type")
+        try:
+            if kind not in allowed:
+                raise ValueError("there is no request {!r}".format(kind))
+            return dict(getattr(self, "_do_" + kind)(**message))
+        except Exception as error:
+            return {"error": "{}: {}".format(type(error).__name__, error)}
 
     def _reply(self, answer: dict) -> None:
         self._unsent += frames.encode("reply", **answer)
@@ -115,6 +128,7 @@ class Guard:
 
     def _do_launch(
         self,
+        run_key: str,
         session: "list[int]",
         environ: "dict[str, str]",
         claims: dict,
@@ -122,6 +136,8 @@ class Guard:
         workers: "list[dict]",
     ) -> dict:
         self._watch_session(session[0], session[1])
+        if run_key in self._submitted:  # the answer to the first time was lost
+            return {"workers": [worker.facts for worker in self._submitted[run_key]]}
         common = {"session_process": session, "environ": environ, "sshd": sshd}
         started: "list[GuardedWorker]" = []
         cores = claim_cores(claims["folder"], claims["cores"], [config["cpu"] for config in workers])
@@ -140,6 +156,7 @@ class Guard:
                 for worker in started:
                     self._stop(worker)
                 return {"refused": config["name"], "why": str(error)}
+        self._submitted[run_key] = started
         return {"workers": [worker.facts for worker in started]}
 
     def _do_poll(self) -> dict:
@@ -185,6 +202,7 @@ class Guard:
         """Close, in an agent just forked, everything that is the guard's."""
         self._loop.close()
         self._channel.close()
+        self._visitors.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
         for worker in self._workers.values():

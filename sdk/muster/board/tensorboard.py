@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import os
 import select
 import subprocess
@@ -13,10 +12,10 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from muster.checks import interpreter
 from muster.errors import TensorBoardFailed
+from muster.platforms.surroundings import web_app
 from muster.runtime.background import call_in_background
 from muster.runtime.forks import in_forked_children
 
@@ -89,7 +88,8 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
         raise TensorBoardFailed(
             f"{sys.executable} has no TensorBoard.", advice=f"{sys.executable} -m pip install tensorboard"
         )
-    port = _application_port()
+    shown = web_app(os.environ)
+    port = shown.port if shown else 0
     arguments = ["--logdir", _absolute(logdir), "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         process = call_in_background(lambda: _start(arguments, log))
@@ -98,7 +98,7 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
         except BaseException:
             _end(process)
             raise
-    board = TensorBoard(_application_url() if port else address, process)
+    board = TensorBoard(shown.url if shown else address, process)
     _running.add(board)
     return board
 
@@ -107,32 +107,6 @@ def _absolute(logdir: str | Path) -> str:
     """Folders relative to this one; addresses such as ``gs://bucket/logs`` as they are."""
     is_address = isinstance(logdir, str) and "://" in logdir
     return str(logdir) if is_address else str(Path(logdir).expanduser().absolute())
-
-
-def _application_port() -> int:
-    """The port that the workbench shows to the browser; 0, for any that is free, elsewhere.
-
-    The workbench shows it under a name of its domain for each engine, which an address has none of: that is where
-    ``muster serve`` says that it is, which shows nothing.
-    """
-    is_workbench = all(os.environ.get(name) for name in ("CDSW_APP_PORT", "CDSW_DOMAIN", "CDSW_ENGINE_ID"))
-    if not is_workbench or _is_address(urlsplit(f"//{os.environ['CDSW_DOMAIN']}").hostname or ""):
-        return 0
-    return int(os.environ["CDSW_APP_PORT"])
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _application_url() -> str:
-    """Where the workbench shows what serves on the application port."""
-    scheme = urlsplit(os.environ.get("CDSW_PROJECT_URL", "")).scheme or "https"
-    return f"{scheme}://{os.environ['CDSW_ENGINE_ID']}.{os.environ['CDSW_DOMAIN']}/"
 
 
 def _start(arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from muster.checks.interpreter import find_module
 from muster.doctor.report import Finding, count_of
 from muster.errors import ResourceError
 from muster.job import Job
-from muster.platforms.workbench.detection import is_session
+from muster.platforms.surroundings import idle_minutes
 from muster.records.runs import muster_home
 from muster.run.request import CheckedRun
 
@@ -30,7 +30,6 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
-IDLE_MINUTES = 60.0  # the workbench's own limit where nobody has set another
 
 
 def check_script(checked: CheckedRun) -> Iterator[Finding]:
@@ -145,10 +144,9 @@ def check_disk(checked: CheckedRun) -> Iterator[Finding]:
 
 def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
     """Whether the session would be ended for idling before the run is over."""
-    given = os.environ.get("IDLE_MAXIMUM_MINUTES", "")
-    if not given.isdigit() and not is_session(os.environ):
+    limit = idle_minutes(os.environ)
+    if limit is None:
         return
-    limit = float(given) if given.isdigit() else IDLE_MINUTES
     length = checked.limits.run
     if length and length <= limit * 60:
         yield Finding("ok", "idle limit", f"the run ends before the session's {limit:g} minutes without a browser")

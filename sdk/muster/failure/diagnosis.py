@@ -160,6 +160,15 @@ def workers_missing(
     )
 
 
+def still_queued(queued: Sequence[str], total: int, seconds: float) -> WorkersMissing:
+    """The error for workers that their platform had no place for in time."""
+    return WorkersMissing(
+        f"{len(queued)} of {total} workers were still queued after {seconds:g} s: {some(queued)}.",
+        worker=queued[0],
+        advice="a longer queue_timeout, fewer or smaller workers, or another time",
+    )
+
+
 def not_up(
     missing: Sequence[tuple[str, int | None]], driver: str | None, seconds: float | None, logs: Path
 ) -> StartTimeout:

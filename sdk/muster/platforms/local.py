@@ -19,7 +19,7 @@ from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec
-from muster.platforms import machine
+from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
@@ -40,6 +40,7 @@ class LocalPlatform(Platform):
     """
 
     name = "local"
+    lease_seconds = 0.0
 
     def __init__(self, *, log_cap: int | None = None) -> None:
         self.log_cap = log_cap or default_log_cap()
@@ -47,6 +48,7 @@ class LocalPlatform(Platform):
         self._starting = threading.Lock()
         self._workers: dict[str, Worker] = {}
         self._specs: dict[str, WorkerSpec] = {}
+        self._reattached: dict[str, Worker] = {}
 
     @property
     def guard_pid(self) -> int | None:
@@ -83,7 +85,7 @@ class LocalPlatform(Platform):
         """Start the guard, which imports while others prepare."""
         self._start_guard()
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Fork one agent per spec, each with a loopback address of its own. Takes some hundredths of a second."""
         self.check()
         gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
@@ -94,40 +96,51 @@ class LocalPlatform(Platform):
         try:
             for spec in specs:
                 _make_folders(spec)
-            answer = self._ask_for_agents(specs, gpus, sshd)
+            answer = self._ask_for_agents(specs, run_key, gpus, sshd)
         except BaseException:
             for spec in specs:
                 shutil.rmtree(spec.scratch, ignore_errors=True)
             raise
-        workers = [_worker(facts) for facts in answer["workers"]]
+        workers = [guards.worker_of(facts) for facts in answer["workers"]]
         self._workers.update((worker.id, worker) for worker in workers)
         self._specs.update((worker.id, spec) for worker, spec in zip(workers, specs, strict=True))
-        return workers
+        return [worker.id for worker in workers]
 
-    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
-        """What the guard knows of the workers."""
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """What the guards know of the workers."""
         self._refresh()
-        return [self._current(worker) for worker in workers]
+        others = guards.poll([handle for handle in handles if handle not in self._workers])
+        return [self._workers.get(handle) or others[handle] for handle in handles]
 
-    def stop(self, workers: Sequence[Worker]) -> None:
+    def stop(self, handles: Sequence[str]) -> None:
         """Ask the agents to end: SIGTERM to their processes, and SIGKILL a second later."""
-        if self._guard is None:
-            return
-        with contextlib.suppress(GuardGone):
-            self._guard.ask("stop", ids=[worker.id for worker in workers])
+        own = [handle for handle in handles if handle in self._workers]
+        if self._guard is not None and own:
+            with contextlib.suppress(GuardGone):
+                self._guard.ask("stop", ids=own)
+        guards.stop([handle for handle in handles if handle not in self._workers])
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over workers whose guard still lives, as the session that started them does."""
+        found = self.poll(handles)
+        self._reattached.update((worker.id, worker) for worker in found if worker.id not in self._workers)
+        return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched, oldest first."""
+        """All workers that this object has launched or taken over, oldest first."""
         self._refresh()
-        return [*self._workers.values()]
+        self._reattached.update(guards.poll([*self._reattached]))
+        return sorted([*self._reattached.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
 
-    def logs(self, worker: Worker) -> Iterator[str]:
+    def logs(self, handle: str) -> Iterator[str]:
         """The lines of a worker's log; bytes that are not UTF-8 come as lone surrogates."""
-        spec = self._specs.get(worker.id)
-        return read_log(spec.log) if spec else iter(())
+        spec = self._specs.get(handle)
+        log = spec.log if spec else guards.log_of(handle)
+        return read_log(log) if log else iter(())
 
     def close(self) -> None:
         """End everything and wait until it is gone, a few seconds at most."""
+        guards.end([*self._reattached])
         guard, self._guard = self._guard, None
         if guard is None or not guard.is_ours:
             return
@@ -138,17 +151,18 @@ class LocalPlatform(Platform):
             self._workers[worker.id] = worker.moved(Status.STOPPED, finished_at=time.time())
 
     def _ask_for_agents(
-        self, specs: Sequence[WorkerSpec], gpus: Sequence[str], sshd: machine.SshServer | None
+        self, specs: Sequence[WorkerSpec], run_key: str, gpus: Sequence[str], sshd: machine.SshServer | None
     ) -> dict[str, Any]:
         guard = self._start_guard()
         addresses = _loopback_addresses(len(specs))
         answer = guard.ask(
             "launch",
+            run_key=run_key,
             session=[os.getpid(), linux.start_of(os.getpid())],
             environ=dict(os.environ),
             claims={"folder": str(muster_home() / "claims"), "cores": machine.cores(), "gpus": gpus},
             sshd=sshd and vars(sshd),
-            workers=[self._config(spec, address) for spec, address in zip(specs, addresses, strict=True)],
+            workers=[self._config(spec, address, guard) for spec, address in zip(specs, addresses, strict=True)],
         )
         if "refused" in answer:
             raise LaunchRefused(
@@ -163,13 +177,13 @@ class LocalPlatform(Platform):
             self._guard = self._guard or GuardProcess()
             return self._guard
 
-    def _config(self, spec: WorkerSpec, address: str) -> dict[str, Any]:
+    def _config(self, spec: WorkerSpec, address: str, guard: GuardProcess) -> dict[str, Any]:
         """A worker as its agent needs it: plain data."""
         return {
             **agent_config(spec, self.log_cap),
-            "id": f"{spec.run}.{spec.name}",
+            "id": guards.handle_of(f"{spec.run}.{spec.name}", guard.pid),
             "address": address,
-            "master_address": self.usable_address(),
+            "master_address": self.reach().advertise,
             "may_move": True,
         }
 
@@ -189,15 +203,9 @@ class LocalPlatform(Platform):
             return
         for facts in answer["workers"]:
             if facts["id"] in self._workers:
-                fresh = _worker(facts)
+                fresh = guards.worker_of(facts)
                 known = self._workers[fresh.id]
                 self._workers[fresh.id] = known.moved(fresh.status, **_changes(fresh))
-
-    def _current(self, worker: Worker) -> Worker:
-        known = self._workers.get(worker.id)
-        if known is not None:
-            return known
-        return worker.moved(Status.FAILED, reason="This platform does not know the worker.")
 
     def _sweep(self) -> None:
         """End what even the guard may have left, where the guard itself was killed."""
@@ -248,10 +256,6 @@ def _loopback_addresses(count: int) -> list[str]:
     while len(found) < count:
         found.add(random_loopback_address())
     return [*found]
-
-
-def _worker(facts: dict[str, Any]) -> Worker:
-    return Worker(**{**facts, "status": Status(facts["status"])})
 
 
 def _changes(worker: Worker) -> dict[str, Any]:

@@ -57,8 +57,14 @@ class Endpoint:
         self._server: asyncio.Server | None = None
         _endpoints.add(self)
 
-    async def open(self, scratch: Path, host: str, port: int = 0) -> SessionAddress:
-        """Start to listen on ``host`` (``port`` 0: any free one) and return what agents need to know.
+    async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "") -> SessionAddress:
+        """Start to listen and return what agents need to know.
+
+        Args:
+            scratch: a private folder.
+            host: address that agents dial.
+            port: the port; 0 for any that is free.
+            listen: address to listen on, where that is another one.
 
         Raises:
             JobError: the address cannot be listened on.
@@ -67,11 +73,16 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _Connection(self), host, port, ssl=context, backlog=1024, ssl_handshake_timeout=HELLO_SECONDS
+                lambda: _Connection(self),
+                listen or host,
+                port,
+                ssl=context,
+                backlog=1024,
+                ssl_handshake_timeout=HELLO_SECONDS,
             )
         except OSError as error:
             raise JobError(
-                f"The session cannot listen on {host}:{port}: {error.strerror or error}.",
+                f"The session cannot listen on {listen or host}:{port}: {error.strerror or error}.",
                 advice="session_address= another host:port, or none for any free port",
             ) from error
         address = self._server.sockets[0].getsockname()

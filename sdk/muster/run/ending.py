@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection
 
 from muster.agent import wire
-from muster.job import Plan, Status, Worker
+from muster.job import Plan, Status
 from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
 from muster.run.launcher import Driver
@@ -70,13 +70,13 @@ class Ending:
     async def let_go_of_workers(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
         self._session.close()
-        workers = list(self._state.workers.values())
+        handles = [worker.id for worker in self._state.workers.values()]
         try:
             if self._owns_platform:
                 await self._calls.call(self._platform.close, seconds=CLOSE_SECONDS)
             else:
-                await self._calls.call(self._platform.stop, workers, seconds=CLOSE_SECONDS)
-                await self._wait_until_gone(workers)
+                await self._calls.call(self._platform.stop, handles, seconds=CLOSE_SECONDS)
+                await self._wait_until_gone(handles)
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
             self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
             logger.warning("the platform did not let go of the workers as it should: %r", error)
@@ -106,10 +106,10 @@ class Ending:
                 self._session.send(name, wire.Stop(0))
             await self._state.wait_while(are_running, KILL_SECONDS)
 
-    async def _wait_until_gone(self, workers: list[Worker]) -> None:
+    async def _wait_until_gone(self, handles: list[str]) -> None:
         deadline = clock.now() + GONE_SECONDS
         while clock.now() < deadline:
-            polled = await self._calls.call(self._platform.poll, workers, seconds=CLOSE_SECONDS)
+            polled = await self._calls.call(self._platform.poll, handles, seconds=CLOSE_SECONDS)
             if all(worker.status.is_final for worker in polled):
                 return
-            await asyncio.sleep(self._platform.look_seconds[0] / LOOKS_AT_THE_END)
+            await asyncio.sleep(self._platform.poll_seconds[0] / LOOKS_AT_THE_END)

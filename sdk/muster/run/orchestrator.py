@@ -10,6 +10,7 @@ ending      all that is left is stopped, and the platform lets go of everything
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,7 @@ class Orchestrator:
         self._tasks = Tasks(state.changed.set)
         self._driver = Driver(self._log("driver"), self._driver_ended, self._tasks)
         self._stop_reason: str | None = None
+        self._submitted_at = 0.0
         self._phase: tuple[str, float] | None = None
         self._ending = Ending(
             session, state, self._driver, self.platform, self._calls, owns_platform=context.owns_platform
@@ -94,12 +96,11 @@ class Orchestrator:
             MusterError: whatever ended the run otherwise, once nothing of it is left.
             Exception: a defect of Muster's, also where it has ended a task beside this one.
         """
-        deadline = clock.deadline_in(self.limits.start)
         watching = self._tasks.start(self.watch.run(), "watch over the platform")
         try:
-            await self._launch(deadline)
-            await self._connect(deadline)
-            await self._start(deadline)
+            await self._launch()
+            await self._connect()
+            await self._start()
             self._on_up()
             await self._train()
         finally:
@@ -114,27 +115,50 @@ class Orchestrator:
         if self._tasks.error is not None:
             raise self._tasks.error
 
-    async def _launch(self, deadline: float | None) -> None:
+    async def _launch(self) -> None:
         self._enter("launching")
         self._raise_if_over()
         launcher = self.strategy.launcher(self.job, self.facts)
         if launcher:
             await self._driver.start(Process(launcher.prestart, launcher.env, launcher.cwd))
-        seconds = None if deadline is None else max(0.0, deadline - clock.now())
-        specs = list(self.state.specs.values())
-        try:
-            self.state.launched(await self._calls.call(self.platform.launch, specs, seconds=seconds))
-        except TimeoutError:
-            raise self._workers_missing() from None
+        is_abandoned = threading.Event()
 
-    async def _connect(self, deadline: float | None) -> None:
+        def submit() -> list[str]:
+            handles = self.platform.submit(list(self.state.specs.values()), self.context.run_id)
+            if is_abandoned.is_set():
+                self.platform.stop(handles)
+            return handles
+
+        self._submitted_at = clock.now()
+        try:
+            handles = await self._calls.call(submit, seconds=self.limits.start)
+        except TimeoutError:
+            is_abandoned.set()
+            raise self._workers_missing() from None
+        self.state.submitted(handles, self._submitted_at)
+
+    async def _connect(self) -> None:
         self._enter("connecting")
-        if not await self._until(lambda: not self.state.missing, deadline):
+        if not await self._until(lambda: not self.state.missing, self._start_deadline):
             raise self._workers_missing()
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
-    async def _start(self, deadline: float | None) -> None:
+    def _start_deadline(self) -> float | None:
+        """When the start will have taken too long.
+
+        The limit of each worker that has not said hello counts from when the platform had a place for it; once all
+        have, that of the last counts. Workers that are queued have a limit of their own.
+        """
+        queued, missing = self.state.queued, self.state.missing
+        deadlines = [self._submitted_at + self.limits.queue] if queued and self.limits.queue else []
+        if self.limits.start:
+            placed = [self.state.placed_at(name) for name in missing or self.state.specs if name not in queued]
+            chosen = min if missing else max
+            deadlines += [chosen(placed) + self.limits.start] if placed else []
+        return min(deadlines, default=None)
+
+    async def _start(self) -> None:
         self._enter("starting")
         self.plan = plan = self.strategy.plan(
             self.job, [self.state.members[name] for name in self.state.specs], self.facts
@@ -154,7 +178,7 @@ class Orchestrator:
                 self.session.send(name, order)
         for name, port in plan.servers.items():
             self.session.send(name, wire.Watch(port))
-        if not await self._until(self._is_up, deadline):
+        if not await self._until(self._is_up, self._start_deadline):
             raise self._not_up()
 
     def _splits(self, worker: str) -> bool:
@@ -175,7 +199,7 @@ class Orchestrator:
         await self._train_until(self._is_decided, deadline)
 
     async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
-        while not await self._until(done, min(filter(None, (deadline, self._stalls_at())), default=None)):
+        while not await self._until(done, lambda: min(filter(None, (deadline, self._stalls_at())), default=None)):
             now = clock.now()
             if deadline and now >= deadline:
                 raise await self._run_timed_out()
@@ -224,8 +248,8 @@ class Orchestrator:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    async def _until(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until ``done``, or until the deadline has passed; whether it is done.
+    async def _until(self, done: Callable[[], bool], get_deadline: Callable[[], float | None]) -> bool:
+        """Wait until ``done``, or until the deadline has passed, which may change meanwhile; whether it is done.
 
         Raises:
             MusterError: the cause of a failure meanwhile; RunStopped.
@@ -236,6 +260,7 @@ class Orchestrator:
                 raise await self._cause()
             if done():
                 return True
+            deadline = get_deadline()
             if deadline is not None and clock.now() >= deadline:
                 return False
             await self.state.changed.next(deadline)
@@ -322,7 +347,10 @@ class Orchestrator:
         if not self.state.missing:
             return StartTimeout(f"The platform has not said within {self.limits.start:g} s that it has launched all.")
         known = {name: worker.status for name, worker in self.state.workers.items()}
-        missing = {name: known.get(name) for name in self.state.missing}
+        queued = self.state.queued
+        if queued and self.limits.queue and clock.now() >= self._submitted_at + self.limits.queue:
+            return diagnosis.still_queued(queued, len(self.state.specs), self.limits.queue)
+        missing = {name: known.get(name) for name in self.state.missing if name not in queued}
         return diagnosis.workers_missing(
             missing, len(self.state.specs), self.limits.start, self._logs(), self.watch.trouble
         )

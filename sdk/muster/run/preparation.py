@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from muster.checks.planning import describe, make_facts
+from muster.errors import PlatformUnsupported
 from muster.events import Event
 from muster.job import Plan, SessionAddress, SshIdentity, WorkerSpec
+from muster.platforms.base import Platform, Storage
 from muster.pools.endpoint import Endpoint
 from muster.records import runs
 from muster.run.orchestrator import Orchestrator
@@ -39,7 +41,7 @@ async def prepare(
         JobError: the session cannot listen on its address.
     """
     job, strategy = checked.job, checked.strategy
-    library = None if checked.platform.shares_temp else runs.library(run_dir)
+    library = None if checked.platform.storage is Storage.ALL else runs.library(run_dir)
     facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed)
     await in_thread(ship_library, facts.library, strategy.programs)
     if job.script and job.script.pickled:
@@ -52,12 +54,22 @@ async def prepare(
         runs.write_json(run_dir / "plan.json", describe(plan, job))
 
     session = Endpoint([name for name, _, _ in checked.members])
-    address = await session.open(scratch, *checked.session_address)
+    listen = _listen_address(checked.platform, checked.session_address[0])
+    address = await session.open(scratch, *checked.session_address, listen=listen)
     context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, address, login))
     state = RunState(context.specs, emit)
     orchestrator = Orchestrator(context, session, state, on_plan=on_plan, on_up=on_up)
     session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
     return orchestrator
+
+
+def _listen_address(platform: Platform, advertised: str) -> str:
+    """Where to listen for agents that dial ``advertised``: there, unless its platform says otherwise."""
+    try:
+        reach = platform.reach()
+    except PlatformUnsupported:  # it does not know, and so the user has said it
+        return advertised
+    return reach.listen if advertised == reach.advertise else advertised
 
 
 def make_specs(

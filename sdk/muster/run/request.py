@@ -195,7 +195,7 @@ def check(request: RunRequest) -> CheckedRun:
         platform=platform,
         owns_platform=not isinstance(request.platform, Platform),
         limits=limits,
-        session_address=parse_address(address or f"{platform.usable_address()}:0"),
+        session_address=parse_address(address or f"{platform.reach().advertise}:0"),
         worker_ports=worker_ports,
         members=members,
         request=request,

@@ -70,6 +70,7 @@ class RunState:
         self.specs = {spec.name: spec for spec in specs}
         self._emit = emit
         self.workers: dict[str, Worker] = {}
+        self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
         self.members: dict[str, Member] = {}
         self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
         self.expected: dict[str, int] = {}
@@ -150,17 +151,39 @@ class RunState:
 
     # -- what the platform says ---------------------------------------------------------------------------------------
 
-    def launched(self, workers: Iterable[Worker]) -> None:
-        """The platform has launched these."""
-        for worker in workers:
-            self.workers[worker.name] = worker
-            self.emit("worker_state", worker.name, status=str(worker.status), address=worker.address)
+    def submitted(self, handles: Sequence[str], since: float) -> None:
+        """The platform has taken the workers, in launch order, and knows them by these handles.
+
+        Until it says otherwise they count as placed ``since`` then, on the monotonic clock.
+        """
+        for name, handle in zip(self.specs, handles, strict=True):
+            self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
+            self._placed_at[name] = since
+            self.emit("worker_state", name, status=str(worker.status), address=worker.address)
         self.changed.set()
+
+    @property
+    def queued(self) -> list[str]:
+        """Names of the workers that the platform has no place for yet."""
+        return [name for name, since in self._placed_at.items() if since is None and name not in self.members]
+
+    def placed_at(self, worker: str) -> float:
+        """When a worker that is not queued was found to be placed, on the monotonic clock."""
+        return self._placed_at.get(worker) or clock.now()
+
+    def _note_place(self, worker: Worker) -> None:
+        """Workers count as placed from their submission on, until the platform says that they are not."""
+        if worker.placed_at is None and worker.status is Status.SCHEDULING:
+            self._placed_at[worker.name] = None
+        elif self._placed_at.get(worker.name) is None:
+            self._placed_at[worker.name] = clock.now()
+            self.changed.set()
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """The platform says this of the workers. One that has ended unasked, with nobody connected, has failed."""
         for worker in workers:
             if worker.name not in self.members and not worker.status.is_final:
+                self._note_place(worker)
                 self.move(worker.name, worker.status)
         ended = [worker for worker in workers if worker.status.is_final]
         known = self.ends_known() | set(connected) if ended else set()
@@ -191,6 +214,8 @@ class RunState:
 
     def _on_hello(self, worker: str, hello: wire.Hello) -> None:
         spec = self.specs[worker]
+        if self._placed_at.get(worker) is None:  # it has a place, whatever the platform still says
+            self._placed_at[worker] = clock.now()
         self.members[worker] = member = Member(
             worker,
             spec.role,

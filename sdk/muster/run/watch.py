@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 
 from muster.job import Worker
-from muster.platforms.base import Looks, Platform
+from muster.platforms.base import Platform, PollBackoff
 from muster.pools.endpoint import Endpoint
 from muster.run.state import RunState
 from muster.runtime import clock
@@ -53,10 +54,10 @@ class PlatformWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        looks = Looks(self._platform)
+        backoff = PollBackoff(self._platform)
         found: list[Worker] | None = None
         while True:
-            await self._rest(looks.seconds(found))
+            await self._rest(backoff.seconds(found))
             found = await self._look()
             self._explain_lost()
 
@@ -82,11 +83,11 @@ class PlatformWatch:
 
     async def _look(self) -> list[Worker] | None:
         """What the platform says; None where it says nothing."""
-        workers = list(self._state.workers.values())
+        names = {worker.id: name for name, worker in self._state.workers.items()}
         seconds = self._platform.explain_seconds if self._hung_up else ANSWER_SECONDS
         try:
-            answer = await self._calls.call(self._platform.poll, workers, seconds=seconds)
-            polled = [worker for worker in answer if worker.name in self._state.workers]
+            answer = await self._calls.call(self._platform.poll, list(names), seconds=seconds)
+            polled = [replace(worker, name=names[worker.id]) for worker in answer if worker.id in names]
         except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)

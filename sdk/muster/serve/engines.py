@@ -141,14 +141,14 @@ class Engines:
         worker_id = secrets.token_hex(8)
         try:
             spec = self._spec(order, worker_id, session)
-            (worker,) = self._platform.launch([spec])
+            (worker,) = self._platform.launch([spec], worker_id)
         except Exception:
             self._record.forget(worker_id)
             raise
         try:
             self._record.add(worker)
         except OSError:
-            self._platform.stop([worker])
+            self._platform.stop([worker.id])
             raise
         self._sessions[session.engine_id] = session
         self._launched[worker_id] = launched = Launched(worker_id, worker, session, spec.log)
@@ -165,8 +165,8 @@ class Engines:
         launched = self._launched.get(worker_id)
         if launched is None or not _may_use(caller, launched.session):
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
-        self._platform.stop([launched.worker])
-        (worker,) = self._platform.poll([launched.worker])
+        self._platform.stop([launched.worker.id])
+        (worker,) = self._platform.poll([launched.worker.id])
         return replace(launched, worker=worker).describe()
 
     def end(self, caller: Caller, engine_id: str) -> None:
@@ -174,7 +174,7 @@ class Engines:
         session = self._session(caller, engine_id)
         if session is not None:
             self._platform.stop(
-                [launched.worker for launched in self._launched.values() if launched.session is session]
+                [launched.worker.id for launched in self._launched.values() if launched.session is session]
             )
             del self._sessions[engine_id]  # not before: where they could not be stopped it can be ended again
 
@@ -197,7 +197,7 @@ class Engines:
     def _refresh(self) -> None:
         """Learn how the workers are, and forget the oldest of those that have ended."""
         alive = [launched for launched in self._launched.values() if not launched.is_over]
-        polled = self._platform.poll([launched.worker for launched in alive])
+        polled = self._platform.poll([launched.worker.id for launched in alive])
         for launched, worker in zip(alive, polled, strict=True):
             self._launched[launched.id] = replace(launched, worker=worker)
         over = [launched.id for launched in self._launched.values() if launched.is_over]

@@ -137,6 +137,6 @@ def _end_workers(folder: Path, platform: str) -> None:
     """End what a service that was killed has left, where its platform has not done so already."""
     launched = folder / "workers"
     ids = launched.read_text().splitlines() if launched.exists() else []
-    get_platform(platform).stop([Worker(worker_id, worker_id) for worker_id in ids])
+    get_platform(platform).stop(ids)
     for pid in linux.marked("MUSTER_RUN_ID", folder.name):
         linux.kill(pid)

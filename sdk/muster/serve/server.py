@@ -78,7 +78,7 @@ def serve(options: Options) -> None:
         site = Site(
             url=url_of(options, listener),
             project=options.project.name,
-            address=platform.usable_address(),
+            address=platform.reach().advertise,
             authorities=str(trust(options.tls, record.folder)) if options.tls else None,
         )
         record.announce(options.platform, site, options.keys)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from muster.job import Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
@@ -13,6 +12,8 @@ from muster.runtime import clock
 from muster.runtime.background import background_loop
 from muster.testing.loop import SimulatedLoop
 from muster.testing.workers import ScriptedWorker
+
+HANDLE = "scripted-"  # begins the handle of every worker; its name comes after it
 
 
 class ScriptedPlatform(Platform):
@@ -23,6 +24,7 @@ class ScriptedPlatform(Platform):
         calls: the name of every method that Muster has called, and the names of the workers it was called for.
         errors: what a method raises, by its name, as long as it is there.
         seconds: how long a method takes, by its name; ``inf`` for one that never returns.
+        queued: names of the workers that there is no place for, until ``place`` is called.
         strangers: workers that nobody has asked for, and that are in every answer all the same.
     """
 
@@ -34,7 +36,10 @@ class ScriptedPlatform(Platform):
         self.errors: dict[str, BaseException] = {}
         self.seconds: dict[str, float] = {}
         self.strangers: list[Worker] = []
+        self.queued: set[str] = set()
         self._workers: dict[str, Worker] = {}
+        self._specs: dict[str, WorkerSpec] = {}
+        self._submitted: dict[str, list[str]] = {}
 
     def player(self, name: str) -> ScriptedWorker:
         """Who plays this worker."""
@@ -46,33 +51,56 @@ class ScriptedPlatform(Platform):
 
     # -- what Muster calls --------------------------------------------------------------------------------------------
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
-        """Have each worker played."""
-        self._called("launch", [spec.name for spec in specs])
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Have each worker played. The same key again does nothing."""
+        self._called("submit", [spec.name for spec in specs])
+        if run_key in self._submitted:
+            return self._submitted[run_key]
         loop = _loop()
         for spec in specs:
-            worker = Worker(f"scripted-{spec.name}", spec.name, Status.STARTING, created_at=clock.wall_time())
-            self._workers[spec.name] = worker
+            now = clock.wall_time()
+            is_queued = spec.name in self.queued
+            status, placed_at = (Status.SCHEDULING, None) if is_queued else (Status.STARTING, now)
+            self._workers[spec.name] = Worker(
+                f"{HANDLE}{spec.name}", spec.name, status, created_at=now, placed_at=placed_at
+            )
+            if is_queued:
+                self._specs[spec.name] = spec
+                continue
             loop.call_soon_threadsafe(self.player(spec.name).launch, spec)
-        return [self._workers[spec.name] for spec in specs]
+        self._submitted[run_key] = [self._workers[spec.name].id for spec in specs]
+        return self._submitted[run_key]
 
-    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
+    def place(self, name: str) -> None:
+        """There is a place for a worker that was queued, which starts now."""
+        self._workers[name] = self._workers[name].moved(Status.STARTING, placed_at=clock.wall_time())
+        _loop().call_soon_threadsafe(self.player(name).launch, self._specs[name])
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
         """How these are, and whoever else is in the answer."""
-        self._called("poll", [worker.name for worker in workers])
-        return [self._workers.get(worker.name, replace(worker, status=Status.FAILED)) for worker in workers] + [
-            *self.strangers
+        names = _names(handles)
+        self._called("poll", names)
+        known = [
+            self._workers.get(name, Worker(handle, name, Status.FAILED))
+            for name, handle in zip(names, handles, strict=True)
         ]
+        return [*known, *self.strangers]
 
-    def stop(self, workers: Sequence[Worker]) -> None:
+    def stop(self, handles: Sequence[str]) -> None:
         """End these."""
-        self._called("stop", [worker.name for worker in workers])
-        self._stop([worker.name for worker in workers])
+        names = _names(handles)
+        self._called("stop", names)
+        self._stop(names)
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """How these are: what this object knows is all there is."""
+        return self.poll(handles)
 
     def list(self) -> list[Worker]:
         """All that have been launched."""
         return [*self._workers.values()]
 
-    def logs(self, worker: Worker) -> Iterator[str]:
+    def logs(self, handle: str) -> Iterator[str]:
         """Nothing: it prints nothing."""
         return iter(())
 
@@ -94,6 +122,10 @@ class ScriptedPlatform(Platform):
             (loop.sleep if isinstance(loop, SimulatedLoop) else time.sleep)(self.seconds[method])
         if method in self.errors:
             raise self.errors[method]
+
+
+def _names(handles: Sequence[str]) -> list[str]:
+    return [handle.removeprefix(HANDLE) for handle in handles]
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -24,7 +24,7 @@ from typing import Any
 from muster.errors import JobError, ScriptError
 from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
-from muster.platforms.base import Looks, Platform
+from muster.platforms.base import Platform, PollBackoff
 from muster.records.runs import muster_home
 from muster.records.scratch import make_scratch
 from muster.runtime.forks import in_forked_children
@@ -93,7 +93,7 @@ def launch_workers(
         )
         for index in range(n)
     ]
-    return [describe(worker) for worker in session_platform().launch(specs)]
+    return [describe(worker) for worker in session_platform().launch(specs, run)]
 
 
 def list_workers() -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def await_workers(
     limit = Limits.checked(timeout_seconds=timeout_seconds).start
     deadline = math.inf if limit is None else time.monotonic() + limit
     platform = session_platform()
-    looks = Looks(platform)
+    backoff = PollBackoff(platform)
     while True:
         found = platform.list()
         workers = {worker.id: worker for worker in found}
@@ -134,7 +134,7 @@ def await_workers(
         remaining = deadline - time.monotonic()
         if remaining <= 0 or None not in verdicts:
             break
-        time.sleep(min(looks.seconds(found), remaining))
+        time.sleep(min(backoff.seconds(found), remaining))
     outcomes = [*zip(given, known, verdicts, strict=True)]
     return {
         "workers": [describe(worker) for _, worker, is_good in outcomes if worker and is_good],
@@ -150,7 +150,7 @@ def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
     platform = session_platform()
     wanted = {_id(item) for several in ids for item in _several(several)}
     chosen = [worker for worker in platform.list() if not ids or worker.id in wanted]
-    platform.stop(chosen)
+    platform.stop([worker.id for worker in chosen])
     return [describe(worker) for worker in chosen]
 
 
@@ -203,7 +203,7 @@ def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker |
     if worker.status is Status.RUNNING and not worker.address:
         reasons[Status.RUNNING] = "it runs, but its address is still unknown at the deadline"
     reason = worker.reason or reasons.get(worker.status, f"it is still {worker.status} at the deadline")
-    return {**describe(worker), "reason": reason, "log_tail": "\n".join(deque(platform.logs(worker), LOG_TAIL))}
+    return {**describe(worker), "reason": reason, "log_tail": "\n".join(deque(platform.logs(worker.id), LOG_TAIL))}
 
 
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:

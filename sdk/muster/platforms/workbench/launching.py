@@ -23,6 +23,7 @@ AGENT = Path(__file__).resolve().parents[2] / "agent"
 ELSEWHERE = (
     "bootstrap.py",
     "guard.py",
+    "visitors.py",
     "claims.py",
     "runner.py",
     "mpi_rank.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
-from muster.platforms.base import Platform, read_log
+from muster.platforms.base import Platform, Reach, Storage, read_log
 from muster.platforms.workbench import launching
 from muster.platforms.workbench.clients import Client, find_client
 from muster.platforms.workbench.launch import Launch
@@ -45,17 +46,19 @@ class WorkbenchPlatform(Platform):
     """
 
     name = "workbench"
-    look_seconds = (1.0, 10.0)
+    poll_seconds = (1.0, 10.0)
     explain_seconds = 3.0
-    shares_temp = False
+    storage = Storage.PROJECT
 
     def __init__(self, client: Client | None = None) -> None:
         self._client = client or find_client(os.environ)
         self._workers: dict[str, Worker] = {}
+        self._others: dict[str, Worker] = {}  # as the last listing showed them
         self._specs: dict[str, WorkerSpec] = {}
+        self._submitted: dict[str, list[str]] = {}  # handles by run key
         self._unlisted: dict[str, float] = {}  # launched workers that no listing has shown yet, and since when
 
-    def usable_address(self) -> str:
+    def reach(self) -> Reach:
         """The session's address, as the workbench says it (``CDSW_IP_ADDRESS``)."""
         address = os.environ.get("CDSW_IP_ADDRESS")
         if not address:
@@ -63,14 +66,16 @@ class WorkbenchPlatform(Platform):
                 "The address that workers reach this session at is not known: CDSW_IP_ADDRESS is not set.",
                 advice='session_address="host:port"',
             )
-        return address
+        return Reach(address, address)
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Launch all of them at the same time.
 
         A launch that the workbench has not answered is not repeated, and counts as failed. Should that worker have
         started all the same it is stopped, and should it start later it finds nothing to do.
         """
+        if run_key in self._submitted:
+            return self._submitted[run_key]
         launch = Launch(self._client, specs)
         undone = ""
         try:
@@ -84,7 +89,12 @@ class WorkbenchPlatform(Platform):
                 undone = self._undo(launch, workers)
         if launch.failed:
             raise _refusal(launch, undone)
-        return workers
+        self._submitted[run_key] = [worker.id for worker in workers]
+        return self._submitted[run_key]
+
+    def launch(self, specs: Sequence[WorkerSpec], run_key: str = "") -> list[Worker]:
+        """Submit workers, and return them as the workbench's answers describe them."""
+        return [self._workers[handle] for handle in self.submit(specs, run_key or secrets.token_hex(8))]
 
     def _note(self, spec: WorkerSpec, entry: Mapping[str, Any]) -> Worker:
         worker = _as_listed(Worker(str(entry["id"]), spec.name), entry)
@@ -109,38 +119,47 @@ class WorkbenchPlatform(Platform):
         if workers:
             said.append(f"The others that had been launched ({len(workers)}) were stopped.")
         try:
-            self.stop([*workers, *late])
+            self.stop([worker.id for worker in (*workers, *late)])
         except PlatformError as error:
             said = [f"Not all that had been launched could be stopped: {error.message}"]
         return " ".join(said)
 
-    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
         """What the workbench's listing says, and of workers that have ended what their agents say."""
-        known = [self._workers.get(worker.id, worker) for worker in workers]
+        known = [self._known(handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
         return self._look(known, self._client.list())
 
-    def stop(self, workers: Sequence[Worker]) -> None:
+    def _known(self, handle: str) -> Worker:
+        return self._workers.get(handle) or self._others.get(handle) or Worker(handle, handle)
+
+    def stop(self, handles: Sequence[str]) -> None:
         """Ask the workbench to end each of them, whatever it says about the others, while it answers in time."""
         deadline = time.monotonic() + STOP_SECONDS
         failures: list[PlatformError] = []
-        for worker in workers:
-            known = self._workers.get(worker.id, worker)
+        for handle in handles:
+            known = self._known(handle)
             if known.status.is_final and known.reason != VANISHED:  # which may live all the same
                 continue
             if failures and time.monotonic() > deadline:
                 break
             try:
-                self._client.stop(worker.id)
+                self._client.stop(handle)
             except PlatformError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
 
-    def logs(self, worker: Worker) -> Iterator[str]:
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over workers of this session that another object has launched; the workbench tells nothing of others."""
+        found = self.poll(handles)
+        self._workers.update((worker.id, worker) for worker in found)
+        return found
+
+    def logs(self, handle: str) -> Iterator[str]:
         """The lines of a worker's log, which is among the project's files; none of workers that others launched."""
-        spec = self._specs.get(worker.id)
+        spec = self._specs.get(handle)
         return read_log(spec.log) if spec else iter(())
 
     def close(self) -> None:
@@ -151,11 +170,11 @@ class WorkbenchPlatform(Platform):
         """
         trouble = ""
         try:
-            self.stop([*self._workers.values()])
+            self.stop([*self._workers])
         except PlatformError as error:  # which does not matter where they end by themselves
             trouble = f" {error.message}"
         deadline = time.monotonic() + GONE_SECONDS
-        while living := [worker for worker in self.poll([*self._workers.values()]) if not worker.status.is_final]:
+        while living := [worker for worker in self.poll([*self._workers]) if not worker.status.is_final]:
             if time.monotonic() > deadline:
                 left = " and ".join(f"{worker.name} ({worker.id})" for worker in living)
                 raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.{trouble}")
@@ -189,8 +208,8 @@ class WorkbenchPlatform(Platform):
         listed = self._client.list()
         own = self._look([*self._workers.values()], listed)
         others = [entry for entry in listed if entry["id"] not in self._workers]
-        found = [*own, *(_as_listed(Worker(entry["id"], entry["id"]), entry) for entry in others)]
-        return sorted(found, key=lambda worker: worker.created_at or 0.0)
+        self._others = {entry["id"]: _as_listed(Worker(entry["id"], entry["id"]), entry) for entry in others}
+        return sorted([*own, *self._others.values()], key=lambda worker: worker.created_at or 0.0)
 
 
 def _prepare(spec: WorkerSpec) -> None:
@@ -213,6 +232,9 @@ def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
     """The worker as the workbench describes it now; a status that Muster does not know changes nothing."""
     status = STATUSES.get(entry.get("status", ""), worker.status)
     changes = {name: _seconds(entry.get(name)) for name in ("created_at", "running_at", "finished_at")}
+    if status is not Status.SCHEDULING and worker.placed_at is None:
+        said = (_seconds(entry.get(name)) for name in ("starting_at", "running_at", "created_at"))
+        changes["placed_at"] = next((at for at in said if at is not None), None)
     address = entry.get("ip_address")
     return worker.moved(
         status,

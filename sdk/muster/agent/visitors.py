@@ -1,0 +1,91 @@
+"""Where a guard is asked by other processes of the same user than the one that it belongs to.
+
+They find it by the handles of its workers, which name its process: it listens on an abstract socket of that name.
+"""
+
+import os
+import socket
+import struct
+
+from . import frames
+from .loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+MOST = 16  # connections at once
+LONGEST = 1 << 20  # bytes of a request
+
+
+def guard_address(pid: int, start: int) -> str:
+    """The address of the guard that got ``pid`` at ``start``: an abstract Unix socket, which ends with its process."""
+    return "\0muster-guard-{}-{}".format(pid, start)
+
+
+class Visitors:
+    """Answers the requests of other processes of this user.
+
+    Args:
+        loop: the event loop that serves it.
+        answer: called with each request; what it returns is sent back as the answer.
+    """
+
+    def __init__(self, loop: Loop, answer: "Callable[[dict], dict]") -> None:
+        self._loop = loop
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._decoders: "dict[socket.socket, frames.Decoder]" = {}
+
+    def listen(self, address: str) -> None:
+        """Let others in. Raises OSError where the address is taken."""
+        self._listener.bind(address)
+        self._listener.listen(MOST)
+        self._loop.on_readable(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Close everything, as a process just forked must."""
+        for connection in self._decoders:
+            connection.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone again
+            return
+        if len(self._decoders) >= MOST or _user_of(connection) not in (os.geteuid(), 0):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._decoders[connection] = frames.Decoder(limit=LONGEST)
+        self._loop.on_readable(connection, lambda: self._receive(connection))
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError("it hung up")
+            for message in self._decoders[connection].feed(data):
+                self._reply(connection, self._answer(message))
+        except BlockingIOError:
+            pass
+        except (OSError, frames.ProtocolError):
+            del self._decoders[connection]
+            self._loop.forget(connection)
+            connection.close()
+
+    @staticmethod
+    def _reply(connection: socket.socket, answer: dict) -> None:
+        """Send an answer; one who does not take it within a second is cut off, as the guard has more to do."""
+        connection.settimeout(1)
+        try:
+            connection.sendall(frames.encode("reply", **answer))
+        finally:
+            connection.setblocking(False)
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user id of the process at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

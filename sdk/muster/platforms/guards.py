@@ -1,0 +1,141 @@
+"""Local workers by their handles, from any process of the same user: asks the guards that other processes started.
+
+A handle ends with the process id of the worker's guard and with the time at which that started, so that it can never
+mean another process. The guard listens on an abstract socket of that name (:mod:`muster.agent.guard`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.agent import frames, linux
+from muster.agent.visitors import guard_address
+from muster.errors import PlatformError
+from muster.job import Status, Worker
+
+ANSWER_SECONDS = 10.0  # how long a guard may take to answer
+END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
+POLL_SECONDS = 0.02  # between two polls meanwhile
+HANDLE = re.compile(r"(?P<name>.+)@(?P<pid>\d+)\.(?P<start>\d+)")
+
+Guard = tuple[int, int]  # process id and start time
+
+
+def handle_of(worker: str, pid: int) -> str:
+    """The handle of a worker of the guard with this process id."""
+    return f"{worker}@{pid}.{linux.start_of(pid)}"
+
+
+def worker_of(facts: dict[str, Any]) -> Worker:
+    """A worker, from what its guard says of it."""
+    known = {name: value for name, value in facts.items() if name != "log"}
+    return Worker(**{**known, "status": Status(facts["status"])})
+
+
+def poll(handles: Iterable[str]) -> dict[str, Worker]:
+    """The workers with these handles, by handle; those that nobody knows any more have failed.
+
+    Raises:
+        PlatformError: a guard does not answer.
+    """
+    found = {}
+    for guard, its_handles in _by_guard(handles).items():
+        known = _facts(guard)
+        for handle in its_handles:
+            found[handle] = worker_of(known[handle]) if handle in known else _unknown(handle, guard)
+    return found
+
+
+def stop(handles: Iterable[str]) -> None:
+    """Ask for the workers with these handles to end. Raises PlatformError where a guard does not answer."""
+    for guard, its_handles in _by_guard(handles).items():
+        if guard is not None:
+            _ask(guard, "stop", ids=its_handles)
+
+
+def end(handles: Sequence[str]) -> None:
+    """Stop the workers with these handles, and wait until they have ended, for END_SECONDS at most."""
+    with contextlib.suppress(PlatformError):
+        stop(handles)
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline and not all(worker.status.is_final for worker in poll(handles).values()):
+            time.sleep(POLL_SECONDS)
+
+
+def log_of(handle: str) -> Path | None:
+    """Where a worker prints; None where nobody knows. Raises PlatformError where its guard does not answer."""
+    for guard in _by_guard([handle]):
+        facts = _facts(guard).get(handle)
+        return Path(facts["log"]) if facts else None
+    return None
+
+
+def _by_guard(handles: Iterable[str]) -> dict[Guard | None, list[str]]:
+    """The handles of each guard; None has those that are no handles of local workers."""
+    found: dict[Guard | None, list[str]] = {}
+    for handle in handles:
+        match = HANDLE.fullmatch(handle)
+        guard = (int(match["pid"]), int(match["start"])) if match else None
+        found.setdefault(guard, []).append(handle)
+    return found
+
+
+def _facts(guard: Guard | None) -> dict[str, dict[str, Any]]:
+    """What a guard says of its workers, by handle; nothing where it is gone."""
+    answer = _ask(guard, "poll") if guard is not None else None
+    return {facts["id"]: facts for facts in answer["workers"]} if answer else {}
+
+
+def _unknown(handle: str, guard: Guard | None) -> Worker:
+    match = HANDLE.fullmatch(handle)
+    name = match["name"].rpartition(".")[2] if match else handle
+    reason = "This platform does not know the worker."
+    if guard is not None and not linux.is_running(*guard):
+        reason = "The session that launched it is gone, and its workers with it."
+    return Worker(handle, name, Status.FAILED, reason=reason)
+
+
+def _ask(guard: Guard, request: str, **fields: Any) -> dict[str, Any] | None:
+    """The answer of a guard; None where it is gone."""
+    if not linux.is_running(*guard):
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(guard_address(*guard))
+            _check_owner(connection)
+            connection.sendall(frames.encode(request, **fields))
+            return _answer(connection)
+    except OSError as error:
+        if not linux.is_running(*guard):
+            return None
+        raise PlatformError(
+            f"The process {guard[0]}, which guards the workers, does not answer: {error}.",
+            advice="ask from the same machine, container and user that launched them",
+        ) from error
+
+
+def _answer(connection: socket.socket) -> dict[str, Any] | None:
+    decoder = frames.Decoder(limit=None)
+    while data := connection.recv(1 << 18):
+        for message in decoder.feed(data):
+            if "error" in message:
+                raise PlatformError(f"The workers' guard failed: {message['error']}")
+            return dict(message)
+    raise ConnectionResetError("it hung up")
+
+
+def _check_owner(connection: socket.socket) -> None:
+    """Make sure that nobody else has taken the guard's name. Raises PermissionError."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    if user != os.geteuid():
+        raise PermissionError(f"user {user} has taken its address")
