@@ -8,7 +8,9 @@ servers lie in memory (:mod:`muster.testing.network`), and so do the processes (
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -38,7 +40,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now = START
         self.programs: Callable[[tuple[str, ...]], Program] = _no_program
         self._servers: dict[tuple[str, int], MemoryServer] = {}
-        self._free_at: dict[object, float] = {}  # when the thread of an executor has done what it was given
+        # What the simulated thread of each executor has to do, beginning with what it does now.
+        self._threads: dict[object, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
         self._slept = 0.0
         self.is_in_thread = False
         super().__init__(_Selector(self))
@@ -90,27 +93,41 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Result]:
         """Call ``func`` on the loop, as soon as all that the executor was given before has been done."""
         done: asyncio.Future[Result] = self.create_future()
-
-        def work() -> None:
-            self._slept, self.is_in_thread = 0.0, True
-            try:
-                outcome, error = func(*args), None
-            except BaseException as raised:
-                outcome, error = None, raised
-            finally:
-                self.is_in_thread = False
-            self._free_at[executor] = self._now + self._slept
-            if self._slept:
-                if self._slept < float("inf"):
-                    self.call_later(self._slept, _finish, done, outcome, error)
-            else:
-                _finish(done, outcome, error)
-
-        free_at = self._free_at.get(executor, self._now)
-        if free_at < float("inf"):
-            self._free_at[executor] = max(free_at, self._now)
-            self.call_at(free_at, work) if free_at > self._now else self.call_soon(work)
+        waiting = self._threads.setdefault(executor, deque())
+        waiting.append((done, functools.partial(func, *args)))
+        if len(waiting) == 1:
+            self.call_soon(self._work, executor)
         return done
+
+    def _work(self, executor: object) -> None:
+        """Make the call whose turn it is on the simulated thread of an executor."""
+        done, call = self._threads[executor][0]
+        self._slept, self.is_in_thread = 0.0, True
+        try:
+            outcome, error = call(), None
+        except BaseException as raised:
+            outcome, error = None, raised
+        finally:
+            self.is_in_thread = False
+        if self._slept == 0:
+            self._called(executor, outcome, error)
+        elif self._slept < float("inf"):
+            self.call_later(self._slept, self._called, executor, outcome, error)
+
+    def _called(self, executor: object, outcome: Any, error: BaseException | None) -> None:
+        """Hand over what a call came to, and make the next."""
+        waiting = self._threads[executor]
+        done, _ = waiting.popleft()
+        if waiting:
+            self.call_soon(self._work, executor)
+        else:
+            del self._threads[executor]
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(outcome)
 
     # -- network ------------------------------------------------------------------------------------------------------
 
@@ -160,15 +177,6 @@ class _Selector(selectors.DefaultSelector):
         if not ready and timeout:
             self._loop.pass_time(timeout)
         return ready
-
-
-def _finish(done: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
-    if done.done():
-        return
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(outcome)
 
 
 def _no_program(argv: tuple[str, ...]) -> Program:

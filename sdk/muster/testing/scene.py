@@ -13,7 +13,8 @@ from typing import Any
 
 from muster.checks.planning import make_facts, member_names
 from muster.events import Event, Observer, Observers
-from muster.job import Job, Limits, Script
+from muster.job import Job, Limits, Script, WorkerSpec
+from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
 from muster.run.orchestrator import Orchestrator
 from muster.run.preparation import make_specs
@@ -71,7 +72,8 @@ class Scene:
     Args:
         n_workers, n_ps: how many workers there are.
         strategy: a strategy or the name of one. Its launcher is played, too (see ``launcher``).
-        platform: where the workers run; by default a :class:`~muster.testing.ScriptedPlatform`.
+        platform: where the workers run; by default a :class:`~muster.testing.ScriptedPlatform`. Workers that another
+            one has launched are played as well.
         limits: how long what may take.
         observers: told every event.
         owns_platform: whether the platform ends with the run.
@@ -90,13 +92,15 @@ class Scene:
         *,
         n_ps: int = 0,
         strategy: str | Strategy = "processes",
-        platform: ScriptedPlatform | None = None,
+        platform: Platform | None = None,
         limits: Limits | None = None,
         observers: Iterable[Observer] = (),
         owns_platform: bool = True,
     ) -> None:
         self.loop = SimulatedLoop()
-        self.platform = platform or ScriptedPlatform()
+        platform = platform or ScriptedPlatform()
+        play = platform.player if isinstance(platform, ScriptedPlatform) else ScriptedWorker
+        self.platform: Any = platform  # tests know which it is
         self.launcher = Program()
         self.events: list[Event] = []
         self.orders: list[tuple[str, str, dict[str, Any]]] = []
@@ -117,11 +121,12 @@ class Scene:
             members=members,
         )
         for name, role, _ in members:
-            self.workers[name] = self.platform.player(name)
+            self.workers[name] = play(name)
             self.workers[name].on_order = self._note_order(name)
             if role == "ps":
                 self.workers[name].manners.runs_for = None  # a server never ends by itself
-        self._observers = Observers([self.events.append, *observers])
+        self._observers = Observers([self.events.append, self._note_launch, *observers])
+        self._unplayed: dict[str, WorkerSpec] = {}
         self._timeline: list[tuple[float, Callable[[], object]]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="muster-scene-"))
         self._started_at = self.loop.time()
@@ -181,6 +186,8 @@ class Scene:
 
     async def _begin(self) -> asyncio.Task[None]:
         self.orchestrator = await self._make_orchestrator()
+        if not isinstance(self.platform, ScriptedPlatform):
+            self._unplayed = dict(self.orchestrator.state.specs)
         self._started_at = self.loop.time()
         for seconds, function in self._timeline:
             self.loop.call_later(seconds, function)
@@ -199,6 +206,11 @@ class Scene:
         orchestrator = Orchestrator(context, session, state, on_plan=lambda plan: None, on_up=self._up)
         session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
         return orchestrator
+
+    def _note_launch(self, event: Event) -> None:
+        """Have a worker played that a platform of somebody else's has launched."""
+        if event.kind == "worker_state" and (spec := self._unplayed.pop(str(event.worker), None)):
+            self.workers[spec.name].launch(spec)
 
     def _up(self) -> None:
         self.is_up = True
