@@ -19,7 +19,7 @@ HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy",
 FLOORS = [
     {"text"},
     {"errors", "agent", "training"},
-    {"job", "events", "runtime"},
+    {"job", "events", "options", "runtime"},
     {"security", "records", "failure"},
     {"strategies"},
     {"checks", "platforms"},

@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError
 from muster.events import Observer
 from muster.job import Resources
+from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
 from muster.run.cluster import Cluster, living_clusters
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
-from muster.strategies import STRATEGIES, option_names
+from muster.strategies import STRATEGIES
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
 
@@ -62,7 +64,7 @@ def run_cluster(
     worker_ports: tuple[int, int] | None = None,
     observers: Iterable[Observer] = (),
     dashboard: bool = True,
-    **strategy_options: Any,
+    **options: Any,
 ) -> ClusterAddress:
     """Launch workers, make a training cluster of them, and run a script on it.
 
@@ -75,7 +77,8 @@ def run_cluster(
         timeout_seconds: how long the start may take; 0 for any time. Training has ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
-        platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
+        platform: where workers run, ``local`` or ``workbench``, or a platform object; None for the workbench in one
+            of its sessions, and else for this machine. Its options are keyword arguments, too.
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
@@ -91,7 +94,7 @@ def run_cluster(
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
-    _refuse_misnamed(strategy, strategy_options)
+    _refuse_misnamed(strategy, platform, options)
     cluster = Cluster.of(
         RunRequest(
             script=worker_script,
@@ -105,7 +108,7 @@ def run_cluster(
             name=name if name is not None else "",
             strategy=strategy,
             platform=platform,
-            options=strategy_options,
+            options=options,
             timeout_seconds=timeout_seconds,
             run_timeout=run_timeout,
             stall_seconds=stall_seconds,
@@ -134,13 +137,16 @@ def run_cluster(
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
 
 
-def _refuse_misnamed(strategy: str | Strategy, options: Mapping[str, Any]) -> None:
-    """Refuse arguments that neither ``run_cluster`` nor any strategy has, with the right name where one is likely."""
+def _refuse_misnamed(strategy: str | Strategy, platform: str | Platform | None, options: Mapping[str, Any]) -> None:
+    """Refuse arguments that neither ``run_cluster`` nor any strategy or platform has, with the likely name."""
     own = [*inspect.signature(run_cluster).parameters][:-1]
-    mine = option_names(strategy) if isinstance(strategy, str) else []
-    of_strategies = [option for other in STRATEGIES for option in option_names(other)]
+    mine = strategies.option_names(strategy) if isinstance(strategy, str) else []
+    if platform is None or isinstance(platform, str):
+        mine += platforms.option_names(platforms.platform_name(platform))
+    known = [option for other in STRATEGIES for option in strategies.option_names(other)]
+    known += [option for other in PLATFORMS for option in platforms.option_names(other)]
     for name in options:
-        if name not in of_strategies and isinstance(strategy, str) and strategy in STRATEGIES:
+        if name not in known and isinstance(strategy, str) and strategy in STRATEGIES:
             right = right_name(name, [*own, *mine])
             raise JobError(
                 f"run_cluster has no argument {name!r}.", advice=f"{right}=" if right else ", ".join([*own, *mine])

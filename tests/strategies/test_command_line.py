@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
+from muster import run_cluster
+from muster.commands.launch import run
 from muster.commands.main import main
+from muster.errors import JobError
+from muster.options.fields import option
+from muster.platforms.local import LocalPlatform
+from muster.run.request import RunRequest, check
+from muster.strategies import STRATEGIES
+from plain import Plain
 
 
 def muster(*arguments: str) -> Result:
@@ -51,6 +61,66 @@ def test_what_cannot_be_is_said_at_once(script: str, arguments: Any, message: st
     result = muster("plan", *arguments, script)
     assert result.exit_code != 0
     assert message in result.stderr
+
+
+@dataclass(frozen=True)
+class Leisurely(Plain):
+    """A strategy of somebody else's."""
+
+    tea_breaks: int = option(2, "Breaks of each worker", minimum=0)
+    biscuits: tuple[str, ...] = option((), "What is served", metavar="WORDS")
+    with_milk: bool = option(False, "Serve milk")
+    kettle: object = None
+
+
+class TestDeclaredOptions:
+    @pytest.fixture(autouse=True)
+    def leisurely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(STRATEGIES, "leisurely", f"{__name__}:Leisurely")
+
+    def test_of_a_new_strategy_are_flags(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = " ".join(muster("run", "--help").stdout.split())
+        assert "parameter_server|horovod|mpi|processes|multi_worker|leisurely]" in text
+        assert "--tea-breaks INTEGER RANGE Breaks of each worker (leisurely). [default: 2] [x>=0]" in text
+        assert "--biscuits WORDS What is served (leisurely)." in text
+        assert "--kettle" not in text
+
+        asked: list[RunRequest] = []
+        monkeypatch.setattr("muster.run.request.check", lambda request: asked.append(request) or check(request))
+        flags = ["--tea-breaks", "3", "--biscuits", "plain 'with jam'", "--with-milk", "--log-cap", "5000"]
+        result = muster("plan", "-s", "leisurely", "-p", "local", *flags, script)
+        assert result.exit_code == 0, result.output
+        checked = check(asked[0])
+        assert checked.strategy == Leisurely(tea_breaks=3, biscuits=("plain", "with jam"), with_milk=True)
+        assert isinstance(checked.platform, LocalPlatform)
+        assert checked.platform.log_cap == 5000
+
+    def test_are_arguments_of_run_cluster(self) -> None:
+        with pytest.raises(JobError, match="'tea_braks'") as misspelt:
+            run_cluster(1, strategy="leisurely", tea_braks=3)
+        assert misspelt.value.advice == "tea_breaks="
+        with pytest.raises(JobError, match="'log_capp'") as misspelt:
+            run_cluster(1, log_capp=3)
+        assert misspelt.value.advice == "log_cap="
+
+    def test_of_another_strategy_or_platform_are_refused(self, script: str) -> None:
+        refused = muster("run", "-s", "processes", "--tea-breaks", "1", script)
+        assert refused.exit_code == 2
+        assert (
+            "Strategy 'processes' has no such option: --tea-breaks.\nTry: --tea-breaks is an option of leisurely"
+            in (refused.stderr)
+        )
+        assert "Platform 'workbench' has no such option: --log-cap" in (
+            muster("run", "-s", "processes", "-p", "workbench", "--log-cap", "1", script).stderr
+        )
+        with pytest.raises(JobError, match="A platform that is made already takes no options: log_cap"):
+            run_cluster(1, strategy="leisurely", platform=LocalPlatform(), log_cap=1)
+
+
+def test_no_two_options_have_one_flag() -> None:
+    context = click.Context(run)
+    flags = [flag for parameter in run.get_params(context) for flag in (*parameter.opts, *parameter.secondary_opts)]
+    assert sorted(flags) == sorted(set(flags))
 
 
 @pytest.mark.slow

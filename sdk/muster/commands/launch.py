@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.commands import completion
+from muster.commands.options import NameIn, declared_options
 from muster.events import Event, Observer
 from muster.job import Resources
+from muster.platforms import PLATFORMS
 from muster.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -34,13 +35,29 @@ class ScriptCommand(click.Command):
 
     allow_interspersed_args = False
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own parameters, and the options that strategies and platforms declare."""
+        *own, last = super().get_params(ctx)  # --help
+        return [*own, *declared_options(), last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options that are declared elsewhere below the command's own."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's own options first, which is where click looks for them."""
         takes_value = {
             name: not parameter.is_flag
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option)
-            for name in parameter.opts
+            for name in (*parameter.opts, *parameter.secondary_opts)
         }
         return super().parse_args(ctx, own_options_first(args, takes_value))
 
@@ -84,40 +101,21 @@ def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequenc
     return environment
 
 
-def _words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
-    """The words of a piece of command line."""
-    try:
-        return None if text is None else tuple(shlex.split(text))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.", ctx, parameter) from error
-
-
 # Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``as_options`` finds it.
 OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
-        "-s", "--strategy", type=click.Choice(list(STRATEGIES)), default="parameter_server", show_default=True,
+        "-s", "--strategy", type=NameIn(STRATEGIES), default="parameter_server", show_default=True,
         help="How the workers become a cluster.",
+    ),
+    click.option(
+        "-p", "--platform", type=NameIn(PLATFORMS),
+        help="Where workers run.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
     ),
     click.option(
         "-n", "--workers", "n_workers", type=click.IntRange(min=1), default=1, show_default=True,
         help="Workers that train.",
     ),
     click.option("--ps", "n_ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
-    click.option(
-        "--slots", type=click.IntRange(min=1), help="Processes per worker (horovod, mpi, processes).  [default: 1]"
-    ),
-    click.option(
-        "--network-interface", metavar="NAME", help="Interface of the ranks (horovod, mpi).  [default: found out]"
-    ),
-    click.option(
-        "--mpiexec", metavar="PATH", shell_complete=completion.files,
-        help="Launcher of the MPI to use (mpi).  [default: mpiexec]",
-    ),
-    click.option("--binding", metavar="WHAT", help="What each rank is bound to, such as core (mpi).  [default: none]"),
-    click.option(
-        "--mpi-args", metavar="WORDS", callback=_words,
-        help="Further arguments of mpiexec, in quotes (mpi), such as '--mca btl_tcp_links 2'.",
-    ),
     click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
     click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
     click.option(
@@ -149,7 +147,8 @@ def job_options(command: Command) -> Command:
 def make_request(
     *, worker_script: str | None, cpu: float, memory: float, nvidia_gpu: int, module: bool, **options: Any
 ) -> RunRequest:
-    """The request that the options describe: those of a request by their names, all others are the strategy's."""
+    """The request that the options describe: those of a request by their names, all others are options of the
+    strategy or the platform."""
     from muster.run.request import RunRequest
 
     names = {field.name for field in fields(RunRequest)}
@@ -237,7 +236,7 @@ def as_options(text: str) -> str:
     >>> as_options('memory=4, n_ps=0, or strategy="processes"; and a longer timeout_seconds (session_address=)')
     '--memory 4, --ps 0, or --strategy processes; and a longer --timeout (--session-address)'
     """
-    for parameter in run.params:
+    for parameter in run.get_params(click.Context(run)):
         name = str(parameter.name)
         option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
         alone = f"{name}=?" if "_" in name else f"{name}="  # the others are words as well

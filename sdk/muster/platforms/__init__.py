@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from importlib import import_module
+from typing import Any
 
 from muster.errors import JobError
+from muster.options.fields import options_of
 from muster.platforms.base import Platform
 from muster.platforms.workbench.detection import is_session
 
@@ -16,17 +18,43 @@ PLATFORMS = {
 }
 
 
-def get_platform(platform: str | Platform | None) -> Platform:
-    """The platform of that name, or the given object itself.
+def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
+    """The platform of that name, made with ``options``, or the given object itself.
 
     None is what ``MUSTER_PLATFORM`` names; without it the ``workbench``, in one of its sessions, or else ``local``.
 
     Raises:
-        JobError: there is no platform of that name.
+        JobError: there is no platform of that name, or it has no such option.
         PlatformUnsupported: it cannot be used from here.
     """
     if isinstance(platform, Platform):
+        if options:
+            raise JobError(
+                f"A platform that is made already takes no options: {', '.join(options)}.",
+                advice=f"give them to {type(platform).__name__}(...)",
+            )
         return platform
+    name = platform_name(platform)
+    known = option_names(name)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        having = [other for other in PLATFORMS if unknown[0] in option_names(other)]
+        raise JobError(
+            f"Platform {name!r} has no such option: {', '.join(unknown)}.",
+            advice=f"{unknown[0]} is an option of {', '.join(having)}"
+            if having
+            else f"its options are {', '.join(known) or 'none'}",
+        )
+    made: Platform = platform_class(name)(**options)
+    return made
+
+
+def platform_name(platform: str | None) -> str:
+    """The name of the platform that is meant.
+
+    Raises:
+        JobError: there is no platform of that name.
+    """
     if platform is not None and not isinstance(platform, str):
         raise JobError(
             f"platform is of type {type(platform).__name__}; it must be a name or a platform.",
@@ -37,6 +65,15 @@ def get_platform(platform: str | Platform | None) -> Platform:
         near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
         advice = f'platform="{near[0]}"' if near else f"platform= one of {', '.join(sorted(PLATFORMS))}"
         raise JobError(f"There is no platform {name!r}.", advice=advice)
-    module, _, attribute = PLATFORMS[name].partition(":")
-    created: Platform = getattr(import_module(module), attribute)()
-    return created
+    return name
+
+
+def platform_class(platform: str) -> Any:
+    """The class of the platform of that name, which must be one of ``PLATFORMS``."""
+    module, _, attribute = PLATFORMS[platform].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def option_names(platform: str) -> list[str]:
+    """Names of the options that the platform of that name takes; none where there is no such platform."""
+    return [option.name for option in options_of(platform_class(platform))] if platform in PLATFORMS else []

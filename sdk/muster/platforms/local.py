@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.options.fields import option
 from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, read_log
@@ -28,6 +30,7 @@ from muster.records.runs import muster_home
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 
 
+@dataclass(eq=False, repr=False)
 class LocalPlatform(Platform):
     """Runs workers on this machine, which must run Linux.
 
@@ -39,11 +42,14 @@ class LocalPlatform(Platform):
             ``MUSTER_LOG_CAP`` from the environment, or else 64 MiB.
     """
 
+    log_cap: int | None = option(
+        None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
+    )
     name = "local"
     lease_seconds = 0.0
 
-    def __init__(self, *, log_cap: int | None = None) -> None:
-        self.log_cap = log_cap or default_log_cap()
+    def __post_init__(self) -> None:
+        self._log_cap = self.log_cap or default_log_cap()
         self._guard: GuardProcess | None = None
         self._starting = threading.Lock()
         self._workers: dict[str, Worker] = {}
@@ -180,7 +186,7 @@ class LocalPlatform(Platform):
     def _config(self, spec: WorkerSpec, address: str, guard: GuardProcess) -> dict[str, Any]:
         """A worker as its agent needs it: plain data."""
         return {
-            **agent_config(spec, self.log_cap),
+            **agent_config(spec, self._log_cap),
             "id": guards.handle_of(f"{spec.run}.{spec.name}", guard.pid),
             "address": address,
             "master_address": self.reach().advertise,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from muster import platforms, strategies
 from muster.checks import interpreter
 from muster.checks.arguments import plain_args, plain_env, plain_path, plain_text, port_range, whole_number
 from muster.checks.planning import member_names
@@ -176,7 +177,7 @@ def check(request: RunRequest) -> CheckedRun:
         PlatformUnsupported: this system cannot host the platform, or has no launcher for the strategy.
     """
     job = _job(request)
-    strategy = get_strategy(request.strategy, **request.options)
+    strategy = get_strategy(request.strategy, **_options(request)[0])
     worker_ports = port_range(request.worker_ports)
     address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
@@ -218,10 +219,18 @@ def make_platform(request: RunRequest) -> Platform:
     """The platform that the request asks for: a new one, where it is asked for by name.
 
     Raises:
-        JobError: there is no such platform.
+        JobError: there is no such platform, or it has no such option.
         PlatformUnsupported: it cannot be used from here.
     """
-    return get_platform(request.platform)
+    return get_platform(request.platform, **_options(request)[1])
+
+
+def _options(request: RunRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the strategy, and those that are not its own but some platform's."""
+    own = strategies.option_names(request.strategy) if isinstance(request.strategy, str) else []
+    of_platforms = {name for platform in platforms.PLATFORMS for name in platforms.option_names(platform)}
+    theirs = {name: value for name, value in request.options.items() if name in of_platforms and name not in own}
+    return {name: value for name, value in request.options.items() if name not in theirs}, theirs
 
 
 def _job(request: RunRequest) -> Job:

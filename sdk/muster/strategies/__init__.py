@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from importlib import import_module
 from typing import Any
 
 from muster.errors import JobError
+from muster.options.fields import options_of
 from muster.strategies.base import Strategy
 
 STRATEGIES = {
@@ -62,16 +62,17 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
             if having
             else f"its options are {', '.join(known) or 'none'}; or is that a misspelt argument?",
         )
-    made: Strategy = _kind(strategy)(**options)
+    made: Strategy = strategy_class(strategy)(**options)
     return made
 
 
 def option_names(strategy: str) -> list[str]:
     """Names of the options that the strategy of that name takes; none where there is no such strategy."""
-    return [field.name for field in dataclasses.fields(_kind(strategy))] if strategy in STRATEGIES else []
+    return [option.name for option in options_of(strategy_class(strategy))] if strategy in STRATEGIES else []
 
 
-def _kind(strategy: str) -> Any:
+def strategy_class(strategy: str) -> Any:
+    """The class of the strategy of that name, which must be one of ``STRATEGIES``."""
     module, _, attribute = STRATEGIES[strategy].partition(":")
     return getattr(import_module(module), attribute)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from muster.job import Job, Launcher, Member, Plan, Process
+from muster.options.fields import option
 from muster.records.runs import muster_home
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
@@ -19,7 +20,9 @@ from muster.strategies.launching import (
     find_ssh,
     identity,
     launcher_environment,
+    network_interface_option,
     place_ranks,
+    slots_option,
     ssh_files,
     workers_only,
 )
@@ -44,9 +47,9 @@ class Horovod(Strategy):
         horovodrun_args: further arguments of ``horovodrun``, such as ``("--fusion-threshold-mb", "32")``.
     """
 
-    slots: int = 1
-    network_interface: str | None = None
-    horovodrun_args: tuple[str, ...] = ()
+    slots: int = slots_option()
+    network_interface: str | None = network_interface_option()
+    horovodrun_args: tuple[str, ...] = option((), "Further arguments of horovodrun, in quotes", metavar="WORDS")
     name: ClassVar[str] = "horovod"
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
     needs_ssh: ClassVar[bool] = True

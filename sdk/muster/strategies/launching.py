@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from muster.errors import JobError, PlatformUnsupported
 from muster.job import Job, Member
+from muster.options.fields import option
 from muster.security.ssh import ssh_client
 from muster.strategies.base import Facts
 
@@ -27,6 +29,16 @@ def workers_only(job: Job, title: str) -> Mapping[str, int]:
     if job.n_ps:
         raise JobError(f"{title} has no parameter servers.", advice='n_ps=0, or strategy="parameter_server"')
     return {"worker": job.n_workers}
+
+
+def slots_option() -> Any:
+    """The option that says how many ranks each worker runs."""
+    return option(1, "Processes per worker", minimum=1)
+
+
+def network_interface_option() -> Any:
+    """The option that says which interface the ranks use."""
+    return option(None, "Interface of the ranks", default="found out", metavar="NAME")
 
 
 def check_slots(slots: object) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from muster.errors import JobError
 from muster.job import Job, Launcher, Member, Plan, Process
+from muster.options.fields import option
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
 from muster.strategies.launching import (
@@ -22,7 +23,9 @@ from muster.strategies.launching import (
     common_interface,
     find_ssh,
     launcher_environment,
+    network_interface_option,
     place_ranks,
+    slots_option,
     ssh_files,
     workers_only,
 )
@@ -56,11 +59,13 @@ class MPI(Strategy):
             but do not say how many ranks there are.
     """
 
-    slots: int = 1
-    mpiexec: str = "mpiexec"
-    network_interface: str | None = None
-    binding: str = "none"
-    mpi_args: tuple[str, ...] = ()
+    slots: int = slots_option()
+    mpiexec: str = option("mpiexec", "Launcher of the MPI to use", metavar="PATH")
+    network_interface: str | None = network_interface_option()
+    binding: str = option("none", "What each rank is bound to, such as core", metavar="WHAT")
+    mpi_args: tuple[str, ...] = option(
+        (), "Further arguments of mpiexec, in quotes, such as '--mca btl_tcp_links 2'", metavar="WORDS"
+    )
     name: ClassVar[str] = "mpi"
     needs_ssh: ClassVar[bool] = True
     programs: ClassVar[tuple[Path, ...]] = (LAUNCHER, RANK)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
-from muster.strategies.launching import check_slots, place_ranks, workers_only
+from muster.strategies.launching import check_slots, place_ranks, slots_option, workers_only
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Processes(Strategy):
         slots: processes (ranks) per worker. Each sees one of the worker's GPUs, by turns where there are fewer.
     """
 
-    slots: int = 1
+    slots: int = slots_option()
     name: ClassVar[str] = "processes"
     ports_per_worker: ClassVar[int] = 1
 

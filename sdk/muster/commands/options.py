@@ -1,0 +1,93 @@
+"""Options of strategies and platforms on the command line: whatever the classes in their tables declare."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster import platforms, strategies
+from muster.commands import completion
+from muster.options.fields import Option, options_of
+
+STRATEGIES, PLATFORMS = "Options of strategies", "Options of platforms"
+
+
+class NameIn(click.Choice[str]):
+    """One of the names in a table, to which others may be added."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__(())
+        self._table = table
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names in the table as it is now."""
+        return tuple(self._table)
+
+    @choices.setter
+    def choices(self, names: object) -> None:
+        """Do nothing: the table is what counts."""
+
+
+class DeclaredOption(click.Option):
+    """An option that the class of a strategy or a platform declares.
+
+    Args:
+        section: heading that it stands under in the help.
+        declared: the option.
+        having: names of the strategies or platforms that have it.
+    """
+
+    def __init__(self, section: str, declared: Option, having: list[str]) -> None:
+        self.section = section
+        shown = f"{declared.help} ({', '.join(having)})." + f"  [default: {declared.default}]" * bool(declared.default)
+        is_flag = declared.type is bool
+        super().__init__(
+            [declared.flag + (f"/--no-{declared.flag[2:]}" if is_flag else ""), declared.name],
+            type=_click_type(declared),
+            default=None,
+            metavar=declared.metavar or None,
+            help=shown.strip(),
+            callback=words if declared.type is tuple else None,
+            shell_complete=completion.files if declared.metavar == "PATH" else None,
+        )
+
+
+def declared_options() -> Iterator[DeclaredOption]:
+    """The options of all strategies and platforms that a command line can say, each of them once."""
+    yield from _of_table(STRATEGIES, strategies.STRATEGIES, strategies.strategy_class)
+    yield from _of_table(PLATFORMS, platforms.PLATFORMS, platforms.platform_class)
+
+
+def _of_table(section: str, table: Mapping[str, str], class_of: Callable[[str], type]) -> Iterator[DeclaredOption]:
+    having: dict[str, list[str]] = {}
+    declared: dict[str, Option] = {}
+    for name in table:
+        for option in options_of(class_of(name)):
+            if option.type is not None:
+                declared.setdefault(option.name, option)
+                having.setdefault(option.name, []).append(name)
+    for option in declared.values():
+        yield DeclaredOption(section, option, having[option.name])
+
+
+def _click_type(declared: Option) -> click.ParamType[Any] | None:
+    if declared.type is int:
+        return click.IntRange(min=None if declared.minimum is None else int(declared.minimum))
+    if declared.type is float:
+        return click.FloatRange(min=declared.minimum)
+    if declared.type is Path:
+        return click.Path(path_type=Path)
+    return click.BOOL if declared.type is bool else click.STRING
+
+
+def words(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """The words of a piece of command line."""
+    try:
+        return None if text is None else tuple(shlex.split(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.", ctx, parameter) from error

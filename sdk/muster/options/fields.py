@@ -1,0 +1,72 @@
+"""Fields of a dataclass that are options: declared once, arguments of ``run_cluster`` and flags of ``muster run``."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KEY = "option"  # of a field's metadata
+TYPES = (bool, int, float, str, Path, tuple)  # that a command line can say
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a strategy or a platform.
+
+    Attributes:
+        name: of the argument.
+        type: ``bool``, ``int``, ``float``, ``str``, ``Path``, or ``tuple`` for words; None for other types.
+        help: what it is good for, as the help of a command says it, without a full stop.
+        default: what it is by default, in words; empty where that goes without saying.
+        metavar: what stands for its value in help, such as ``NAME``; empty for the usual.
+        minimum: the least number that makes sense.
+    """
+
+    name: str
+    type: type | None = None
+    help: str = ""
+    default: str = ""
+    metavar: str = ""
+    minimum: float | None = None
+
+    @property
+    def flag(self) -> str:
+        """Its name on a command line, such as ``--network-interface``."""
+        return "--" + self.name.replace("_", "-")
+
+
+def option(
+    value: Any, help: str, *, default: str | None = None, metavar: str = "", minimum: float | None = None
+) -> Any:
+    """A field of a dataclass that is an option: its default value, and what an :class:`Option` says about it."""
+    described = {"help": help, "default": default, "metavar": metavar, "minimum": minimum}
+    return dataclasses.field(default=value, metadata={KEY: described})
+
+
+def options_of(kind: type) -> tuple[Option, ...]:
+    """The options of a class, in the order of its fields; none where it is no dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        return ()
+    hints = typing.get_type_hints(kind)
+    return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+    described = dict(field.metadata.get(KEY, {}))
+    default = described.pop("default", None)
+    if default is None and field.default is not False and field.default not in (None, (), "", dataclasses.MISSING):
+        default = str(field.default)
+    return Option(field.name, _plain_type(hint), default=default or "", **described)
+
+
+def _plain_type(hint: Any) -> type | None:
+    """The type that a command line has to read; None where it cannot."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [part for part in typing.get_args(hint) if part is not type(None)]
+        return _plain_type(rest[0]) if len(rest) == 1 else None
+    plain = typing.get_origin(hint) or hint
+    return plain if plain in TYPES else None
