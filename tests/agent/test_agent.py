@@ -254,7 +254,7 @@ def test_reports_are_passed_on(worker: Launched) -> None:
         """
     )
     assert worker.session.wait_for("report")["report"] == {"kind": "progress", "step": 3}
-    assert "a report was not JSON" in worker.session.wait_for("output")["text"]
+    assert "a report is dropped, and so are others like it: it is not JSON" in worker.session.wait_for("output")["text"]
 
 
 def test_usage_comes_every_second(worker: Launched) -> None:

@@ -112,9 +112,6 @@ class Agent:
             self._start_sshd()  # first of all: it starts while the rest is done
         self._open_reports()
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
-        if self.config["session"]:
-            session = self.config["session"]
-            self._link.dial(session["host"], session["port"], session["certificate"])
         self._loop.call_every(TICK, self._tick)
         Usage(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
         if self._sshd is None:
@@ -137,14 +134,16 @@ class Agent:
             self._gpus = GpuMeter(self._loop, self.processes, self.config["gpus"], self.environment)
         self._tell_guard(address=address)
         if self.config["session"]:
-            self._say_hello(address, self.config.pop("session")["token"])
+            self._say_hello(address, self.config.pop("session"))
         if self.config["process"]:
             self._start(wire.Start(**self.config["process"]))
 
-    def _say_hello(self, address: str, token: str) -> None:
+    def _say_hello(self, address: str, session: dict) -> None:
+        # Not before there is something to say: the session soon hangs up on whoever says nothing.
+        self._link.dial(session["host"], session["port"], session["certificate"])
         hello = wire.Hello(
             version=wire.VERSION,
-            token=token,
+            token=session["token"],
             worker=self.config["name"],
             pid=os.getpid(),
             host=address,

@@ -10,7 +10,6 @@ import hmac
 import logging
 import os
 import secrets
-import ssl
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -20,15 +19,14 @@ from muster.agent import frames, wire
 from muster.errors import JobError
 from muster.job import SessionAddress
 from muster.pools.clocks import ClockMeasurement
+from muster.pools.listener import Guest, Listener
 from muster.runtime import clock
-from muster.runtime.background import in_thread
 from muster.runtime.forks import in_forked_children
-from muster.security.certificates import make_certificate
-from muster.security.ssh import write_private
 
 logger = logging.getLogger("muster")
 
-HELLO_SECONDS = 20.0  # how long a connection may stay unidentified
+HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
+REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
 NO_TOKEN = "not the token of this run"
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
 
@@ -51,10 +49,9 @@ class Endpoint:
         self.on_lost: Callable[[str], None] = lambda worker: None
         self._token = secrets.token_hex(32)
         self._connections: dict[str, _Connection] = {}
-        self._unidentified: set[_Connection] = set()
         self._inbox: list[tuple[_Connection, bytes, float]] = []
         self._warned: set[str] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._connect, self._missing)
         _endpoints.add(self)
 
     async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "") -> SessionAddress:
@@ -69,34 +66,16 @@ class Endpoint:
         Raises:
             JobError: the address cannot be listened on.
         """
-        context, certificate = await in_thread(self.make_context, scratch, host)
-        loop = asyncio.get_running_loop()
+        made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has one of its own
+        self._listener = made(self._connect, self._missing)
         try:
-            self._server = await loop.create_server(
-                lambda: _Connection(self),
-                listen or host,
-                port,
-                ssl=context,
-                backlog=1024,
-                ssl_handshake_timeout=HELLO_SECONDS,
-            )
+            port = await self._listener.open(scratch, host, port, listen or host)
         except OSError as error:
             raise JobError(
                 f"The session cannot listen on {listen or host}:{port}: {error.strerror or error}.",
                 advice="session_address= another host:port, or none for any free port",
             ) from error
-        address = self._server.sockets[0].getsockname()
-        return SessionAddress(host, address[1], certificate, self._token)
-
-    def make_context(self, scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
-        """What TLS needs here, and the certificate (PEM) that agents are to pin."""
-        certificate, key = make_certificate(host)
-        path = write_private(scratch / "session.pem", key + certificate)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
-        context.load_cert_chain(path)
-        path.unlink()
-        return context, certificate
+        return SessionAddress(host, port, self._listener.certificate, self._token)
 
     @property
     def connected(self) -> frozenset[str]:
@@ -113,14 +92,16 @@ class Endpoint:
 
     def close(self) -> None:
         """End all connections and stop to listen."""
-        for connection in [*self._connections.values(), *self._unidentified]:
+        self._listener.close()
+        for connection in list(self._connections.values()):
             connection.abort()
-        if self._server is not None:
-            self._server.close()
 
-    def connection_made(self, connection: _Connection) -> None:
-        """A connection is there; it has to say who it is."""
-        self._unidentified.add(connection)
+    def _connect(self, guest: Guest) -> _Connection:
+        return _Connection(self, guest)
+
+    def _missing(self) -> int:
+        """How many agents are still to come."""
+        return len(self._expected) - len(self._connections)
 
     def received(self, connection: _Connection, data: bytes) -> None:
         """Bytes have come. They are taken once all connections were read that have any: by turns would be slower."""
@@ -136,7 +117,10 @@ class Endpoint:
                     self._take(connection, message, came_at)
             except Exception as error:  # whatever one of them sends, those of others come next
                 whose, is_ours = connection.worker or "an unknown client", not isinstance(error, REFUSED)
-                logger.warning("the connection of %s was ended: %r", whose, error, exc_info=is_ours)
+                if is_ours:
+                    logger.warning("the connection of %s was ended", whose, exc_info=error)
+                else:
+                    self._listener.warn("the connection of %s was ended: %s", whose, error)
                 connection.abort()
 
     def _take(self, connection: _Connection, fields: dict[str, Any], came_at: float) -> None:
@@ -173,12 +157,13 @@ class Endpoint:
             if has_token and fields.get("version") != wire.VERSION:
                 refusal = f"another version of the protocol than {wire.VERSION}"
         if refusal:
-            logger.warning("a connection to the session was refused: %s", refusal)
+            self._listener.warn("a connection to the session was refused: %s", refusal)
             connection.refuse(refusal)
             return
         connection.worker = hello.worker
-        self._unidentified.discard(connection)
+        self._listener.forget(connection.guest)
         self._connections[hello.worker] = connection
+        connection.decoder.limit = frames.MAX_LINE
         connection.decoder.payload_limit = frames.MAX_PAYLOAD
         connection.send(wire.Welcome())
         connection.ping()
@@ -192,19 +177,18 @@ class Endpoint:
 
     def connection_lost(self, connection: _Connection) -> None:
         """A connection has ended."""
-        self._unidentified.discard(connection)
+        self._listener.forget(connection.guest)
         if connection.worker is not None and self._connections.get(connection.worker) is connection:
             del self._connections[connection.worker]
             self.on_lost(connection.worker)
 
     def _abandon(self) -> None:
         """Let go of the sockets in a forked child, which would otherwise keep the port and the connections open."""
-        sockets = list(self._server.sockets) if self._server else []
-        sockets += [connection.transport.get_extra_info("socket") for connection in self._connections.values()]
+        held = [connection.transport.get_extra_info("socket").fileno() for connection in self._connections.values()]
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for held in sockets:
-            if held.fileno() >= 0:
-                os.dup2(nowhere, held.fileno())  # not closed: its owner would close the number a second time
+        for number in [*held, *self._listener.descriptors()]:
+            if number >= 0:
+                os.dup2(nowhere, number)  # not closed: its owner would close the number a second time
         os.close(nowhere)
 
     def _refusal(self, hello: Any) -> str | None:
@@ -246,9 +230,10 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, session: Endpoint) -> None:
-        self._session = session
-        self.decoder = frames.Decoder(payload_limit=0)
+    def __init__(self, endpoint: Endpoint, guest: Guest) -> None:
+        self._endpoint = endpoint
+        self.guest = guest
+        self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)
         self.clock = ClockMeasurement()
         self.worker: str | None = None
         self.is_dismissed = False
@@ -256,15 +241,12 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._session.connection_made(self)
-        loop = asyncio.get_running_loop()
-        loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire)  # behind a hello that lies in the inbox
 
     def data_received(self, data: bytes) -> None:
-        self._session.received(self, data)
+        self._endpoint.received(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._session.connection_lost(self)
+        self._endpoint.connection_lost(self)
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Send one message."""
@@ -280,15 +262,12 @@ class _Connection(asyncio.Protocol):
         self.is_dismissed = True
         self.send(wire.Refused(why))
         self.transport.close()
+        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.transport.abort)
 
     def abort(self) -> None:
         """End it at once."""
         self.is_dismissed = True
         self.transport.abort()
-
-    def _expire(self) -> None:
-        if self.worker is None:
-            self.abort()
 
 
 def parse_address(text: str) -> tuple[str, int]:

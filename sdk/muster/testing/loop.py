@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from muster.testing.network import MemoryServer, Protocol, connect
+from muster.testing.network import MemoryListener, MemoryServer, Protocol, connect
 from muster.testing.programs import MemoryProcess, Program
 
 Result = TypeVar("Result")
@@ -34,7 +34,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         programs: makes the program that stands for a command line, when a process is to be started. Raises OSError for
             one that cannot be; by default always.
         is_in_thread: whether what runs now would run on a thread beside the loop.
+        make_listener: makes what takes the connections of an endpoint.
     """
+
+    make_listener = MemoryListener
 
     def __init__(self) -> None:
         self._now = START

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from muster.pools.listener import Guest, Listener
 
 Protocol = asyncio.Protocol
 
@@ -117,6 +121,28 @@ class MemoryTransport(asyncio.Transport):
         if not self._is_lost:
             self._is_lost = True
             self._protocol.connection_lost(error)
+
+
+class MemoryListener(Listener):
+    """Listens in memory, for an endpoint. TLS is left out: what it protects does not leave the process."""
+
+    _server: asyncio.AbstractServer | None = None
+
+    async def open(self, scratch: Path, host: str, port: int, listen: str) -> int:
+        """Start to listen, and return the port."""
+
+        def made() -> Protocol:
+            guest = Guest(socket.socket(), host)
+            guest.socket.close()
+            return self._make_protocol(guest)
+
+        self._server = server = await asyncio.get_running_loop().create_server(made, listen, port)
+        return int(server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._server is not None:
+            self._server.close()
 
 
 class MemorySocket:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import ssl
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -54,13 +53,6 @@ class Outcome:
     def ordered(self, worker: str) -> list[str]:
         """The types of the messages that a worker was sent, in order."""
         return [kind for name, kind, _ in self.orders if name == worker]
-
-
-class _Endpoint(Endpoint):
-    """One that has no certificate: a simulated network needs none, and to make one takes longer than all the rest."""
-
-    def make_context(self, scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ""
 
 
 class Scene:
@@ -198,7 +190,7 @@ class Scene:
         for folder in (scratch, run_dir / "logs"):
             folder.mkdir(parents=True)
         facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
-        session = _Endpoint(list(self.workers))
+        session = Endpoint(list(self.workers))
         address = await session.open(scratch, "127.0.0.1")
         login = KeyPair("", "") if checked.strategy.needs_ssh else None
         context = RunContext(checked, facts, make_specs(checked, facts, address, login))

@@ -1,0 +1,221 @@
+"""The door of an endpoint: accepts connections over TLS, and bounds what anybody can cost who has not said who he is.
+
+Whoever reaches the port may connect. So only a few connections more than there are agents to come are held at a time;
+when there are too many, the oldest goes first, of the address that holds the most. Each has a moment in which it is
+safe: an agent says hello within it, and so gets in however many others knock. What does not fit waits in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.runtime import clock
+from muster.runtime.background import in_thread
+from muster.security.certificates import make_certificate
+from muster.security.ssh import write_private
+
+HELLO_SECONDS = 10.0  # how long a connection may stay unidentified
+SAFE_SECONDS = 0.5  # how long none has to make room for another
+SPARE = 64  # connections that may be held beside those of the agents that are expected
+AT_ONCE = 64  # connections that are accepted before others have their turn
+RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
+WARNINGS = 5  # that are written in
+WARNING_SECONDS = 10.0  # so many seconds; others are counted
+
+logger = logging.getLogger("muster")
+
+
+class Guest:
+    """A connection that has not said yet whose it is.
+
+    Attributes:
+        address: where it comes from.
+        came_at: when, on the monotonic clock.
+    """
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.address = address
+        self.came_at = clock.now()
+        self.socket = connection
+        self.task: asyncio.Task[None] | None = None
+
+    def send_away(self) -> None:
+        """End the connection, also in the middle of its handshake."""
+        if self.task is not None:
+            self.task.cancel()
+        with contextlib.suppress(OSError):  # its transport finds that it has ended, and closes it
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Listener:
+    """Listens on one address.
+
+    Args:
+        make_protocol: makes what takes the bytes of a guest.
+        expected: says how many agents are still to come.
+
+    Attributes:
+        certificate: the listener's own, made for it alone (PEM).
+    """
+
+    def __init__(self, make_protocol: Callable[[Guest], asyncio.Protocol], expected: Callable[[], int]) -> None:
+        self.certificate = ""
+        self._make_protocol = make_protocol
+        self._expected = expected
+        self._guests: dict[Guest, None] = {}  # in the order in which they came
+        self._socket: socket.socket | None = None
+        self._context: ssl.SSLContext | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._warnings = RareWarnings()
+
+    async def open(self, scratch: Path, host: str, port: int, listen: str) -> int:
+        """Start to listen on the address ``listen``, for agents that dial ``host``, and return the port.
+
+        Raises:
+            OSError: that cannot be listened on.
+        """
+        self._context, self.certificate = await in_thread(server_context, scratch, host)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(listen, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = found[0][0], found[0][4]
+        self._socket = socket.create_server(address[:2], family=family, backlog=self._expected() + 2 * SPARE)
+        self._socket.setblocking(False)
+        self._accept_again()
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Stop to listen, and end all connections that nobody has taken over."""
+        if self._socket is None:
+            return
+        self._wait_to_accept(None)
+        self._socket.close()
+        self._socket = None
+        for guest in list(self._guests):
+            guest.send_away()
+
+    def forget(self, guest: Guest) -> None:
+        """It has said whose it is, or is gone."""
+        self._guests.pop(guest, None)
+
+    def descriptors(self) -> list[int]:
+        """Of all sockets that a forked child must not keep."""
+        sockets = [guest.socket for guest in self._guests] + ([self._socket] if self._socket else [])
+        return [held.fileno() for held in sockets]
+
+    def warn(self, text: str, *values: object) -> None:
+        """Write a warning, unless there were many of late."""
+        self._warnings.warn(text, *values)
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            if self._socket is None:
+                return
+            if len(self._guests) >= self._expected() + SPARE and not self._make_room():
+                return
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self.warn("the session cannot take another connection now: %s", error)
+                self._wait_to_accept(RETRY_SECONDS)
+                return
+            connection.setblocking(False)
+            guest = Guest(connection, str(address[0]))
+            self._guests[guest] = None
+            guest.task = asyncio.get_running_loop().create_task(self._shake_hands(guest))
+
+    def _make_room(self) -> bool:
+        """Send somebody away who has had his moment; if nobody has, accept again when the first one will have had."""
+        held = Counter(guest.address for guest in self._guests)
+        now = clock.now()
+        safe_at = next(iter(self._guests)).came_at + SAFE_SECONDS
+        if safe_at > now:
+            self._wait_to_accept(safe_at - now)
+            return False
+        goes = max(
+            (guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now),
+            key=lambda guest: held[guest.address],  # the first of those, which is the oldest
+        )
+        self.warn("a connection from %s was ended to make room: it had not said whose it is", goes.address)
+        self._end(goes)
+        return True
+
+    async def _shake_hands(self, guest: Guest) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, guest)  # behind a hello that lies in the inbox
+        try:
+            guest.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(
+                lambda: self._make_protocol(guest),
+                guest.socket,
+                ssl=self._context,
+                ssl_handshake_timeout=HELLO_SECONDS,
+            )
+        except Exception as error:  # whatever it has sent in place of a handshake
+            self.warn("a connection from %s came to nothing: %s", guest.address, error or type(error).__name__)
+            self._end(guest)
+
+    def _expire(self, guest: Guest) -> None:
+        if guest in self._guests:
+            self.warn("a connection from %s was ended: it has not said whose it is", guest.address)
+            self._end(guest)
+
+    def _end(self, guest: Guest) -> None:
+        self._guests.pop(guest, None)
+        guest.send_away()
+
+    def _wait_to_accept(self, seconds: float | None) -> None:
+        """Accept nothing for so long; for good, if None."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            loop.remove_reader(self._socket.fileno())
+        if seconds is not None:
+            self._retry = loop.call_later(seconds, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+
+class RareWarnings:
+    """Writes a few warnings in a while and counts the others: whoever causes one can cause thousands."""
+
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._count = 0
+
+    def warn(self, text: str, *values: object) -> None:
+        """Write it, unless there were many of late."""
+        now = clock.now()
+        if now - self._since >= WARNING_SECONDS:
+            if self._count > WARNINGS:
+                logger.warning("%d more warnings about connections were left out", self._count - WARNINGS)
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count <= WARNINGS:
+            logger.warning(text, *values)
+
+
+def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
+    """What TLS needs here, and the certificate (PEM) that agents are to pin."""
+    certificate, key = make_certificate(host)
+    path = write_private(scratch / "session.pem", key + certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.load_cert_chain(path)
+    path.unlink()
+    return context, certificate

@@ -1,0 +1,80 @@
+"""An endpoint that listens, for tests of what it makes of its clients. Real TLS, on the real background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from muster.agent import frames, wire
+from muster.job import SessionAddress
+from muster.pools.endpoint import Endpoint
+from muster.runtime.background import background_loop
+
+EXITED = frames.encode("exited", pid=1, exit_code=0)
+USAGE = frames.encode("usage", cpu=1.0, memory=5)
+
+
+def kind_of(message: Any) -> str:
+    return wire.KINDS.get(type(message), "clock")
+
+
+class Listening:
+    """An endpoint that listens, and what has come in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.messages: list[tuple[str, Any]] = []
+        self.lost: list[str] = []
+        self.session = Endpoint(["worker-0", "worker-1"])
+        self.session.on_message = lambda worker, message: self.messages.append((worker, message))
+        self.session.on_lost = self.lost.append
+        opened = asyncio.run_coroutine_threadsafe(self.session.open(folder, "127.0.0.1"), background_loop())
+        self.address: SessionAddress = opened.result(timeout=10)
+
+    def dial(self) -> ssl.SSLSocket:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(cadata=self.address.certificate)
+        return context.wrap_socket(self.connect())
+
+    def connect(self) -> socket.socket:
+        """Connect without TLS."""
+        return socket.create_connection((self.address.host, self.address.port), timeout=20)
+
+    def kinds(self) -> list[str]:
+        return [kind_of(message) for _, message in self.messages]
+
+    def hello(self, **fields: Any) -> dict[str, Any]:
+        who = {"token": self.address.token, "worker": "worker-0", "host": "h", "pid": 1}
+        return {"version": wire.VERSION, **who, **fields}
+
+
+def answer(client: ssl.SSLSocket) -> dict[str, Any]:
+    """The next message of the session; empty at the end of the connection."""
+    line = client.makefile("rb").readline()
+    return dict(json.loads(line)) if line else {}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def not_reading() -> Iterator[None]:
+    """Sessions read in one round what is sent meanwhile."""
+    reading = threading.Event()
+    background_loop().call_soon_threadsafe(reading.wait)
+    try:
+        yield
+    finally:
+        reading.set()
