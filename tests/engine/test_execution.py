@@ -130,7 +130,7 @@ def test_nothing_that_blocks_is_done_on_the_loop(
         (execution.runs, "write_json"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),
-        (checked.platform, "launch"),
+        (checked.platform, "submit"),
         (checked.platform, "poll"),
         (checked.platform, "close"),
     }

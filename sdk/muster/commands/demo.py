@@ -155,10 +155,11 @@ def ports_left(run: Run) -> list[str]:
         socket.laddr
         for socket in psutil.net_connections("tcp")
         if socket.status == psutil.CONN_LISTEN
+        and socket.laddr
         and (socket.laddr.ip in hosts or (socket.laddr.ip in everywhere and socket.laddr.port in ports - {SSH_PORT}))
     ]
     mine = [socket.laddr for socket in psutil.Process().net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
-    return [f"port {address.ip}:{address.port}" for address in (*listening, *mine)]
+    return [f"port {address.ip}:{address.port}" for address in (*listening, *mine) if address]
 
 
 def files_left(folder: Path) -> list[str]:

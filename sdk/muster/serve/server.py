@@ -148,5 +148,5 @@ def url_of(options: Options, listener: socket.socket) -> str:
 def trust(tls: Tls, folder: Path) -> Path:
     """A file of the usual authorities and the service's certificate, for clients that go elsewhere as well."""
     authorities = folder / "authorities.pem"
-    authorities.write_bytes(Path(requests.certs.where()).read_bytes() + tls.certificate.read_bytes())
+    authorities.write_bytes(Path(requests.utils.DEFAULT_CA_BUNDLE_PATH).read_bytes() + tls.certificate.read_bytes())
     return authorities
