@@ -56,7 +56,12 @@ class Service:
 
 @contextlib.contextmanager
 def serving(
-    project: Path, *options: str, keys: Path | None = None, home: Path | None = None, **variables: str
+    project: Path,
+    *options: str,
+    keys: Path | None = None,
+    home: Path | None = None,
+    before: str = "",
+    **variables: str,
 ) -> Iterator[Service]:
     """Serve a project on a free port until the block ends; it must then end in order.
 
@@ -65,10 +70,12 @@ def serving(
         options: further options of ``muster serve``.
         keys: file of keys; a new one by default.
         home: its ``MUSTER_HOME``; that of the test by default.
+        before: Python that its process runs first.
         variables: further environment variables of the service.
     """
     keys = keys or new_keys(project / ".keys" / secrets.token_hex(4))
-    argv = [sys.executable, "-m", "muster", "serve", "--port", "0", "--project", str(project), "--keys", str(keys)]
+    program = [sys.executable, "-c", f"{before}\nfrom muster.commands.main import main\nmain()"]
+    argv = [*program, "serve", "--port", "0", "--project", str(project), "--keys", str(keys)]
     process = subprocess.Popen(
         [*argv, *options],
         env={**_environment(home), **variables},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -60,8 +61,10 @@ def test_a_service_that_is_told_to_end_ends_its_workers_first(tmp_path: Path, si
 def test_ending_does_not_wait_long_for_a_request_under_way(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
         host, port = service.url.removeprefix("http://").split(":")
+        proof = base64.b64encode(f"{service.key}:".encode()).decode()
         head = (
-            "POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
+            "POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n"
+            f"Authorization: Basic {proof}\r\n\r\n"
         )
         with socket.create_connection((host, int(port))) as slow:
             slow.sendall(head.encode())

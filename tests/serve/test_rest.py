@@ -181,4 +181,4 @@ def test_a_session_ends_with_its_workers(client: Client, service: Service) -> No
 def test_its_description_needs_no_key(service: Service) -> None:
     description = requests.get(f"{service.url}/openapi.json").json()
     assert "/api/v1/project/dashboards" in description["paths"]
-    assert requests.get(f"{service.url}/docs").status_code == 404
+    assert requests.get(f"{service.url}/docs", auth=(service.key, "")).status_code == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -22,6 +23,13 @@ from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
 from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
+LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way
+DESCRIPTION = "/openapi.json"  # needs no key
+WRONG_KEY = JSONResponse(
+    {"message": "The API key is wrong. It goes into the user of HTTP basic authentication.", "engineId": ""},
+    HTTPStatus.UNAUTHORIZED,
+    headers={"WWW-Authenticate": "Basic"},
+)
 REFUSALS = {
     400: "The body cannot be read.",
     401: "The API key is wrong.",
@@ -31,7 +39,7 @@ REFUSALS = {
     413: "The body is too long.",
     422: "The request is not as described.",
     429: "There are too many workers.",
-    503: "The platform cannot do it, or the disk is full.",
+    503: "The platform cannot do it, the disk is full, or too much is being sent at once.",
 }
 
 Result = TypeVar("Result")
@@ -50,14 +58,8 @@ router = APIRouter(responses=refusals(401, 422, 503))
 async def authenticated(
     request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]
 ) -> Caller:
-    """Who asks. Raises HTTPException where nobody has that key."""
-    caller = engines_of(request).authenticate(credentials.username) if credentials else None
-    if caller is None:
-        raise HTTPException(
-            HTTPStatus.UNAUTHORIZED,
-            "The API key is wrong. It goes into the user of HTTP basic authentication.",
-            headers={"WWW-Authenticate": "Basic"},
-        )
+    """Who asks, as :class:`Bounds` has found out; the credentials are here for the description alone."""
+    caller: Caller = request.state.caller
     return caller
 
 
@@ -102,23 +104,47 @@ async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
 
 
 class Bounds:
-    """Refuses a request whose body turns out to be longer than ``LARGEST_BODY``, or that outlasts the service."""
+    """Has nobody without a key send more than a header, and those with a key no more than there is room for.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Refuses a request that has no key before any of its body is read; one whose body turns out to be longer than
+    ``LARGEST_BODY``, or too much beside those of others; and one that outlasts the service.
+
+    Args:
+        app: what the others go to.
+        engines: who knows the keys.
+    """
+
+    def __init__(self, app: ASGIApp, engines: Engines) -> None:
         self._app = app
+        self._engines = engines
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, and its body as far as it may go."""
+        if scope["type"] != "http":
+            return
+        if scope["path"] != DESCRIPTION:
+            caller = self._engines.authenticate(api_key(scope))
+            if caller is None:
+                await WRONG_KEY(scope, receive, send)
+                return
+            scope["state"]["caller"] = caller
+            if "visit" in scope["state"]:
+                scope["state"]["visit"].is_known = True
         size = 0
 
         async def receive_some() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
+            part = len(message.get("body", b""))
+            size += part
+            self._held += part
             if size > LARGEST_BODY:
                 raise HTTPException(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has more than {LARGEST_BODY >> 20} MiB."
                 )
+            if self._held > LARGEST_BODIES:
+                raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "Too much is being sent at once. Try again.")
             return message
 
         try:
@@ -126,6 +152,18 @@ class Bounds:
         except asyncio.CancelledError:
             response = JSONResponse({"message": "The service is ending.", "engineId": ""}, 503)
             await response(scope, receive, send)
+        finally:
+            self._held -= size
+
+
+def api_key(scope: Scope) -> str:
+    """The user of HTTP basic authentication; empty where there is none."""
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, encoded = given.partition(b" ")
+    try:
+        return base64.b64decode(encoded).partition(b":")[0].decode() if scheme.lower() == b"basic" else ""
+    except ValueError:
+        return ""
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:
@@ -162,13 +200,14 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
         title="muster serve",
         version=__version__,
         description="The workbench's workers, over any Muster platform.",
+        openapi_url=DESCRIPTION,
         docs_url=None,  # pages that would load scripts from elsewhere
         redoc_url=None,
     )
     app.state.engines = engines
     app.state.executor = executor
     app.include_router(router)
-    app.add_middleware(Bounds)
+    app.add_middleware(Bounds, engines=engines)
     for kind in (Refused, RequestValidationError, AnyHTTPException, MusterError, OSError):
         app.add_exception_handler(kind, refuse)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import signal
 import socket
 import ssl
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 from muster.errors import JobError
 from muster.platforms import get_platform
 from muster.serve.app import make_app
+from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, Limits
 from muster.serve.keys import make_key_file, read_keys
 from muster.serve.record import Record, clean_up
@@ -104,9 +106,13 @@ def make_server(options: Options, app: FastAPI) -> uvicorn.Server:
         log_level="warning",
         server_header=False,
         proxy_headers=False,  # nobody is taken for somewhere else because they say so
+        ws="none",
         timeout_graceful_shutdown=GRACE,
     )
-    server = uvicorn.Server(config)
+    for handler in logging.getLogger("uvicorn").handlers:
+        handler.addFilter(Sparing())
+    logging.getLogger("asyncio").addFilter(Sparing())
+    server = Server(config)
     for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
             # Also for after its end: it then takes its own handlers away, and raises once more what it has got.

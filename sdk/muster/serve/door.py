@@ -1,0 +1,248 @@
+"""The connections of a service: how many there may be, and for how long, before they have shown a key.
+
+Whoever reaches the port may connect, and say nothing, or half of something, as slowly as they like. So those without a
+key are few; where there are more, the oldest of the address that has most of them goes first. A request must be
+complete within a time, its header and its body. Both hold before and during the handshake of TLS as well, which is why
+connections are accepted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import resource
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from h11 import IDLE, SEND_BODY
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+logger = logging.getLogger("uvicorn.error")
+
+MOST_STRANGERS = 128  # connections that have not shown a key
+MOST = 512  # connections in all
+RECEIVE_SECONDS = 10.0  # for a handshake, and for a request without a key
+BODY_SECONDS = 60.0  # for a request with a key
+SEND_SECONDS = 60.0  # for a client to take what is sent to it
+ACCEPTED_AT_ONCE = 32
+PAUSE = 0.1  # seconds without accepting where the system has no more descriptors
+MESSAGES_A_MINUTE = 20
+
+
+class Visit:
+    """One connection.
+
+    Attributes:
+        peer: the address that it comes from.
+        is_known: whether a request of it has shown a key.
+        is_over: whether it is to end.
+        transport: what it is written to, once TLS has been agreed on.
+        handshake: the task that does so.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.is_known = False
+        self.is_over = False
+        self.transport: asyncio.Transport | None = None
+        self.handshake: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """Hang up at once."""
+        self.is_over = True
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.handshake is not None:  # otherwise it has not begun, and will not
+            self.handshake.cancel()
+
+
+class Door:
+    """Accepts connections. Has the part of an ``asyncio.Server`` that uvicorn needs.
+
+    Args:
+        server: whose connections they are.
+        listener: where they come from.
+    """
+
+    def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        self._server = server
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._visits: dict[Visit, None] = {}  # oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = True
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_strangers = min(MOST_STRANGERS, descriptors // 4)
+        self._most = min(MOST, descriptors // 2)
+        listener.setblocking(False)
+        listener.listen(1024)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+            for visit in self._visits:
+                if visit.transport is None:
+                    visit.end()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for."""
+
+    def _resume(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # too many files are open
+                logger.warning("connections have to wait: %s", error)
+                for _ in range(ACCEPTED_AT_ONCE):
+                    self._end_a_stranger()
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(PAUSE, self._resume)
+                return
+            connection.setblocking(False)
+            visit = Visit(str(address[0]))
+            self._visits[visit] = None
+            task = self._loop.create_task(self._admit(visit, connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            if len(self._visits) > self._most or self._count_strangers() > self._most_strangers:
+                self._end_a_stranger()
+
+    def _count_strangers(self) -> int:
+        return sum(not visit.is_known for visit in self._visits)
+
+    def _end_a_stranger(self) -> None:
+        strangers = [visit for visit in self._visits if not visit.is_known]
+        if strangers:
+            ((busiest, _),) = collections.Counter(visit.peer for visit in strangers).most_common(1)
+            oldest = next(visit for visit in strangers if visit.peer == busiest)
+            del self._visits[oldest]
+            oldest.end()
+
+    async def _admit(self, visit: Visit, connection: socket.socket) -> None:
+        config = self._server.config
+
+        def protocol() -> Connection:
+            state: dict[str, Any] = {"visit": visit}
+            made = Connection(config, self._server.server_state, state, self._loop)
+            made.when_lost = lambda: self._visits.pop(visit, None)
+            return made
+
+        timeout = {"ssl_handshake_timeout": RECEIVE_SECONDS} if config.ssl else {}
+        try:
+            if visit.is_over:
+                raise ConnectionAbortedError
+            visit.handshake = asyncio.current_task()
+            await self._loop.connect_accepted_socket(protocol, connection, ssl=config.ssl, **timeout)
+        except (OSError, asyncio.CancelledError):  # it is gone, speaks no TLS, not fast enough, or is to end
+            connection.close()
+            self._visits.pop(visit, None)
+
+
+class Connection(H11Protocol):
+    """uvicorn's side of one connection, with a limit to the time that each request takes to come."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.when_lost: Any = lambda: None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._send_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin: the first request must come in time."""
+        self.app_state["visit"].transport = transport
+        super().connection_made(transport)
+        self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        if self._deadline is None:
+            self._expect_request()
+        super().data_received(data)
+        state = self.conn.their_state
+        if state not in (IDLE, SEND_BODY) or (state is IDLE and not self.conn.trailing_data[0]):
+            self._forget_deadline()
+        if state is IDLE and self._deadline is None:  # the rest has come of a request that is answered already
+            self._expect_request()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request. What has come of it already counts as its beginning."""
+        super().on_response_complete()
+        if self.conn.their_state not in (IDLE, SEND_BODY):
+            self._forget_deadline()
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent; it must in time."""
+        super().pause_writing()
+        self._send_deadline = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client takes it again."""
+        super().resume_writing()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._forget_deadline()
+        if self._send_deadline is not None:
+            self._send_deadline.cancel()
+        self.when_lost()
+        super().connection_lost(exc)
+
+    def _expect_request(self) -> None:
+        self._began = self.loop.time()
+        self._deadline = self.loop.call_later(RECEIVE_SECONDS, self._is_late)
+
+    def _is_late(self) -> None:
+        left = self._began + BODY_SECONDS - self.loop.time()
+        if left > 0 and self.conn.their_state is SEND_BODY and self.app_state["visit"].is_known:
+            self._deadline = self.loop.call_later(left, self._is_late)
+        else:
+            self.transport.abort()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server behind doors of its own."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        self.servers = [Door(self, listener) for listener in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+
+class Sparing(logging.Filter):
+    """Lets so many messages a minute pass, and says how many there were beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since = float("-inf")
+        self._passed = self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is to be shown."""
+        now = time.monotonic()
+        if now - self._since >= 60:
+            if self._left_out:
+                record.msg, record.args = f"{record.getMessage()} (after {self._left_out} more messages)", ()
+            self._since, self._passed, self._left_out = now, 0, 0
+        self._passed += 1
+        self._left_out += self._passed > MESSAGES_A_MINUTE
+        return self._passed <= MESSAGES_A_MINUTE
