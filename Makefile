@@ -2,7 +2,7 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint coverage docs bench chaos clean
+.PHONY: help setup demo test check lint coverage matrix docs bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
@@ -29,6 +29,9 @@ lint: setup  ## check style, format and types
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
+matrix: setup  ## run the quick tests on other Pythons that are here, and with the oldest packages allowed
+	$(PYTHON) scripts/matrix.py $(ARGS)
+
 coverage: setup  ## run the engine's own tests, and say how much of the engine they run
 	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
@@ -43,5 +46,5 @@ chaos: setup  ## put random faults into random ranks, and see whether it is told
 	$(RUN) benchmarks.chaos $(ARGS)
 
 clean:  ## remove what set-up and tests have made; the kept wheel of Horovod stays
-	rm -rf .venv .venv-tf1 build dist sdk/muster.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-* build dist sdk/muster.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
