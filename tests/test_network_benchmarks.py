@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import network_schemes, network_servers
+pytest.importorskip("horovod")
+network_schemes = pytest.importorskip("benchmarks.network_schemes")
+network_servers = pytest.importorskip("benchmarks.network_servers")
 
 TIMES = {"dense": 1.6, "top-K 1 %": 0.1, "1-bit": 0.2}  # seconds
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import network_schemes
 from benchmarks.measuring import Unavailable
 from benchmarks.network import PREFIX, Network, network
+
+pytest.importorskip("horovod")
+network_schemes = pytest.importorskip("benchmarks.network_schemes")
 
 LAYERS = 4  # of 724 x 724 and 724 parameters
 KERNEL, BIAS = 4 * 724 * 724, 4 * 724  # bytes
