@@ -51,10 +51,10 @@ class Agent:
         expected: what the session said about ranks to come: ``argv``, ``env``, ``cwd``.
     """
 
-    def __init__(self, config: dict, upstream: int) -> None:
+    def __init__(self, config: "dict[str, Any]", upstream: int) -> None:
         self.config = config
         self.environment: "dict[str, str]" = {}
-        self.expected: "dict | None" = None
+        self.expected: "dict[str, Any] | None" = None
         self._upstream = upstream
         self._scratch: str = config["scratch"]
         self._loop = Loop()
@@ -159,7 +159,7 @@ class Agent:
 
     # What the session says
 
-    def _obey(self, message: dict) -> None:
+    def _obey(self, message: "dict[str, Any]") -> None:
         try:
             order = wire.from_session(message)
             obey = self._orders[type(order)]
@@ -231,7 +231,7 @@ class Agent:
         if self.config["process"] or (self._is_leaving and not self.processes.running):
             self._loop.stop()
 
-    def tell_session(self, message: tuple) -> None:
+    def tell_session(self, message: "tuple[Any, ...]") -> None:
         """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
         self._link.send(message)
 
@@ -337,7 +337,7 @@ class Agent:
             os.write(self._upstream, frames.encode("worker", **facts))
 
 
-def main(config: dict, upstream: int) -> "dict[str, object]":
+def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":
     """Be the agent of the worker that ``config`` describes, until it ends. Returns how it ended."""
     try:
         return Agent(config, upstream).run()

@@ -17,6 +17,11 @@ import sys
 
 from . import linux
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
 RANK_COMMAND = re.compile(r"cd (?P<cwd>.*?) > /dev/null 2>&1 ; (?:env )?(?P<rest>[A-Za-z_]\w*=.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 FAILED = 255  # what ssh itself exits with when it fails
@@ -24,7 +29,7 @@ CANNOT_RUN = (126, 127)  # what shells exit with where a program may not be run,
 BY_SIGNAL = 128  # what shells add to the number of a signal
 
 
-def parse_rank(command: str) -> "dict | None":
+def parse_rank(command: str) -> "dict[str, Any] | None":
     """What horovodrun's command asks for: ``rank``, ``env`` and ``argv``; None where it is another command.
 
     Its form is ``cd FOLDER > /dev/null 2>&1 ; env NAME=VALUE ... PROGRAM ARGUMENT...``, with values and arguments
@@ -91,7 +96,7 @@ def _run(command: str, env: "dict[str, str]", cwd: str) -> int:
     return BY_SIGNAL + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _ask(connection: socket.socket, question: dict) -> dict:
+def _ask(connection: socket.socket, question: "dict[str, Any]") -> "dict[str, Any]":
     connection.sendall(_line(question))
     with connection.makefile("rb") as answers:
         answer = answers.readline()
@@ -100,7 +105,7 @@ def _ask(connection: socket.socket, question: dict) -> dict:
     return dict(json.loads(answer.decode("utf-8")))
 
 
-def _line(message: dict) -> bytes:
+def _line(message: "dict[str, Any]") -> bytes:
     return json.dumps(message).encode("ascii") + b"\n"
 
 

@@ -3,6 +3,11 @@
 import os.path
 import re
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
 THREAD_COUNTS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -19,7 +24,7 @@ OF_ANOTHER_JOB = re.compile(
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy")
 
 
-def worker_environment(config: dict, address: str) -> "dict[str, str]":
+def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str]":
     """What every process of the worker finds in its environment.
 
     The session's own environment comes first; then what follows from the worker's resources; then what the user gave
@@ -48,7 +53,7 @@ def _inherited(environ: "dict[str, str]") -> "dict[str, str]":
     }
 
 
-def _from_resources(config: dict) -> "dict[str, str]":
+def _from_resources(config: "dict[str, Any]") -> "dict[str, str]":
     threads = str(max(1, int(config["cpu"])))
     found = dict.fromkeys(THREAD_COUNTS, threads)
     # TensorFlow's servers wait for one another in these threads: with fewer they wait for ever.
@@ -59,7 +64,7 @@ def _from_resources(config: dict) -> "dict[str, str]":
     return found
 
 
-def _identity(config: dict, address: str) -> "dict[str, str]":
+def _identity(config: "dict[str, Any]", address: str) -> "dict[str, str]":
     scratch = config["scratch"]
     return {
         "MUSTER_RUN_ID": config["run"],

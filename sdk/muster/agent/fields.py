@@ -106,7 +106,7 @@ def output(longest: int) -> "Check":
 def items(check: "Check", most: int) -> "Check":
     """A list of at most ``most`` items, each checked, as a tuple."""
 
-    def check_all(value: object) -> tuple:
+    def check_all(value: object) -> "tuple[Any, ...]":
         if type(value) not in (list, tuple) or len(value) > most:  # type: ignore[arg-type]
             raise ValueError("a list of at most {} items".format(most))
         return tuple([check(item) for item in value])  # type: ignore[attr-defined]

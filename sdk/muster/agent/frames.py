@@ -8,7 +8,7 @@ import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Any, Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class Decoder:
         self.payload_limit = payload_limit
         self._bytes = bytearray()
         self._searched = 0  # bytes of it that are known to hold no end of a line
-        self._waiting: "dict | None" = None  # the message whose payload has not come yet
+        self._waiting: "dict[str, Any] | None" = None  # the message whose payload has not come yet
         self._missing = 0  # bytes of that payload
 
-    def feed(self, data: bytes) -> "Iterator[dict]":
+    def feed(self, data: bytes) -> "Iterator[dict[str, Any]]":
         """The messages that are complete once ``data`` has come, with the bytes behind each under ``payload``.
 
         It must be read to its end before the next call.
@@ -68,7 +68,7 @@ class Decoder:
                 return
             yield message
 
-    def _next(self) -> "dict | None":
+    def _next(self) -> "dict[str, Any] | None":
         while self._waiting is None:
             end = self._bytes.find(b"\n", self._searched)
             self._searched = len(self._bytes) if end < 0 else 0
@@ -90,14 +90,14 @@ class Decoder:
         del self._bytes[: self._missing]
         return message
 
-    def _expect_payload(self, message: dict) -> None:
+    def _expect_payload(self, message: "dict[str, Any]") -> None:
         size = message["payload"]
         if type(size) is not int or not 0 < size <= self.payload_limit:
             raise ProtocolError("a message may carry up to {} bytes".format(self.payload_limit))
         self._waiting, self._missing = message, size
 
 
-def _parse(line: bytes) -> dict:
+def _parse(line: bytes) -> "dict[str, Any]":
     try:
         message = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -20,6 +20,11 @@ from .processes import signal_name
 from .scratch import remove_scratch
 from .visitors import Visitors, guard_address
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
 SESSION_CHECK = 0.5  # seconds between two looks at the session's process, where the kernel has no pidfd
 
@@ -27,7 +32,7 @@ SESSION_CHECK = 0.5  # seconds between two looks at the session's process, where
 class GuardedWorker:
     """One worker, as the guard knows it. ``facts`` is what ``poll`` answers with."""
 
-    def __init__(self, config: dict, pid: int, upstream: socket.socket, claims: "list[Claim]") -> None:
+    def __init__(self, config: "dict[str, Any]", pid: int, upstream: socket.socket, claims: "list[Claim]") -> None:
         self.pid = pid
         self.upstream = upstream
         self.decoder = frames.Decoder()
@@ -98,10 +103,10 @@ class Guard:
         for message in self._decoder.feed(data):
             self._reply(self._answer(message, ("launch", "poll", "stop", "close")))
 
-    def _answer_visitor(self, message: dict) -> dict:
+    def _answer_visitor(self, message: "dict[str, Any]") -> "dict[str, Any]":
         return self._answer(message, ("poll", "stop"))
 
-    def _answer(self, message: dict, allowed: "tuple[str, ...]") -> dict:
+    def _answer(self, message: "dict[str, Any]", allowed: "tuple[str, ...]") -> "dict[str, Any]":
         kind = message.pop("type")
         try:
             if kind not in allowed:
@@ -110,7 +115,7 @@ class Guard:
         except Exception as error:
             return {"error": "{}: {}".format(type(error).__name__, error)}
 
-    def _reply(self, answer: dict) -> None:
+    def _reply(self, answer: "dict[str, Any]") -> None:
         self._unsent += frames.encode("reply", **answer)
         self._transmit()
 
@@ -131,10 +136,10 @@ class Guard:
         run_key: str,
         session: "list[int]",
         environ: "dict[str, str]",
-        claims: dict,
-        sshd: "dict | None",
-        workers: "list[dict]",
-    ) -> dict:
+        claims: "dict[str, Any]",
+        sshd: "dict[str, Any] | None",
+        workers: "list[dict[str, Any]]",
+    ) -> "dict[str, Any]":
         self._watch_session(session[0], session[1])
         if run_key in self._submitted:  # the answer to the first time was lost
             return {"workers": [worker.facts for worker in self._submitted[run_key]]}
@@ -159,21 +164,21 @@ class Guard:
         self._submitted[run_key] = started
         return {"workers": [worker.facts for worker in started]}
 
-    def _do_poll(self) -> dict:
+    def _do_poll(self) -> "dict[str, Any]":
         return {"workers": [worker.facts for worker in self._workers.values()]}
 
-    def _do_stop(self, ids: "list[str]") -> dict:
+    def _do_stop(self, ids: "list[str]") -> "dict[str, Any]":
         for worker in [self._workers[worker_id] for worker_id in ids if worker_id in self._workers]:
             self._stop(worker)
         return {}
 
-    def _do_close(self) -> dict:
+    def _do_close(self) -> "dict[str, Any]":
         self._loop.stop()
         return {}
 
     # Agents
 
-    def _fork_agent(self, config: dict, cores: Claim, gpus: Claim) -> GuardedWorker:
+    def _fork_agent(self, config: "dict[str, Any]", cores: Claim, gpus: Claim) -> GuardedWorker:
         config.update(gpus=gpus.devices)
         ours, theirs = socket.socketpair()
         guard = os.getpid()

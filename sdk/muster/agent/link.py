@@ -77,7 +77,7 @@ class Link:
         self._is_introduced = True
         self.send(hello)
 
-    def send(self, message: tuple) -> None:
+    def send(self, message: "tuple[Any, ...]") -> None:
         """Send one message as soon as possible. Does nothing once the connection is gone."""
         if self._socket is not None:
             self._unsent += wire.encode(message)

@@ -61,7 +61,7 @@ def start_of(pid: int) -> int:
     found = stat(pid)
     if found is None:
         raise ProcessLookupError(pid)
-    return found.start
+    return int(found.start)
 
 
 def is_running(pid: int, start: int) -> bool:

@@ -24,7 +24,7 @@ FAILED = 127  # what a shell exits with when it cannot start a program
 
 
 def main(argv):
-    # type: (list) -> None
+    # type: (list[str]) -> None
     """Ask for the rank, wait for its end, and end likewise."""
     rank = given_rank()
     parent = os.getppid()
@@ -59,7 +59,7 @@ def given_rank():
 
 
 def ask(agent, argv, rank):
-    # type: (socket.socket, list, str) -> None
+    # type: (socket.socket, list[str], str) -> None
     """Send what the agent needs to start the rank."""
     request = {
         "type": "rank",

@@ -16,16 +16,16 @@ from .processes import Child, cannot_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Protocol
+    from typing import Any, Callable, Iterator, Protocol
 
     from .processes import Processes
 
     class Agent(Protocol):
         """What the entries need of their worker's agent; its own file says what each part means."""
 
-        config: dict
+        config: "dict[str, Any]"
         environment: "dict[str, str]"
-        expected: "dict | None"
+        expected: "dict[str, Any] | None"
         processes: Processes
 
         def start_process(  # noqa: D102
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
         def process_ended(self, child: Child) -> None: ...  # noqa: D102
 
-        def tell_session(self, message: tuple) -> None: ...  # noqa: D102
+        def tell_session(self, message: "tuple[Any, ...]") -> None: ...  # noqa: D102
 
         def complain(self, text: str) -> None: ...  # noqa: D102
 

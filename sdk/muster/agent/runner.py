@@ -32,7 +32,7 @@ MOST_CALLS = 100  # of one thread's stack that are told
 
 
 def main(argv):
-    # type: (list) -> None
+    # type: (list[str]) -> None
     """Run what the command line names; see above."""
     mode, arguments = argv[0], argv[1:]
     _offer_stacks()
@@ -59,7 +59,7 @@ def main(argv):
 
 
 def run_program(path, arguments):
-    # type: (str, list) -> None
+    # type: (str, list[str]) -> None
     """The file as ``python FILE`` would run it."""
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(path))
@@ -67,7 +67,7 @@ def run_program(path, arguments):
 
 
 def run_module(name, arguments):
-    # type: (str, list) -> None
+    # type: (str, list[str]) -> None
     """The module as ``python -m NAME`` would run it."""
     sys.argv = arguments
     sys.path[0] = os.getcwd()
@@ -75,7 +75,7 @@ def run_module(name, arguments):
 
 
 def run_task(target, arguments):
-    # type: (str, list) -> None
+    # type: (str, list[str]) -> None
     """``run(cluster, server, task_index)`` of the file or module."""
     sys.argv = arguments
     if target.endswith(".py"):
@@ -94,7 +94,7 @@ def run_task(target, arguments):
 
 
 def run_function(path, arguments):
-    # type: (str, list) -> None
+    # type: (str, list[str]) -> None
     """The pickled function; what it returns is pickled for the session."""
     sys.argv = arguments
     sys.path[0] = os.getcwd()

@@ -14,7 +14,7 @@ from .processes import Processes, signal_name, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
 PORT = 2222
 OTHER_PORT = 2223  # where a worker whose address is given has another sshd on the first one
@@ -70,7 +70,7 @@ class Sshd:
         self,
         loop: Loop,
         processes: Processes,
-        config: dict,
+        config: "dict[str, Any]",
         on_ready: "Callable[[str], object]",
         on_failure: "Callable[[str], object]",
     ) -> None:
@@ -177,7 +177,7 @@ class Sshd:
         return "\n".join(self._log)
 
 
-def sshd_config(config: dict, address: str, port: int, folder: str) -> str:
+def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) -> str:
     """The text of sshd_config for a worker."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it

@@ -12,7 +12,7 @@ from .loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable
 
 MOST = 16  # connections at once
 LONGEST = 1 << 20  # bytes of a request
@@ -31,7 +31,7 @@ class Visitors:
         answer: called with each request; what it returns is sent back as the answer.
     """
 
-    def __init__(self, loop: Loop, answer: "Callable[[dict], dict]") -> None:
+    def __init__(self, loop: Loop, answer: "Callable[[dict[str, Any]], dict[str, Any]]") -> None:
         self._loop = loop
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -76,7 +76,7 @@ class Visitors:
             connection.close()
 
     @staticmethod
-    def _reply(connection: socket.socket, answer: dict) -> None:
+    def _reply(connection: socket.socket, answer: "dict[str, Any]") -> None:
         """Send an answer; one who does not take it within a second is cut off, as the guard has more to do."""
         connection.settimeout(1)
         try:

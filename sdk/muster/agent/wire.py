@@ -33,7 +33,7 @@ from .fields import (
 
 Check = Callable[[Any], Any]
 Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...]]  # what makes one, and its fields
-Message = TypeVar("Message", bound=tuple)
+Message = TypeVar("Message", bound="tuple[Any, ...]")
 
 VERSION = 2
 LONGEST_TEXT = 1 << 16  # characters of any text but output
@@ -387,7 +387,7 @@ class Chunk(NamedTuple):
     payload: bytes = b""
 
 
-def encode(message: tuple) -> bytes:
+def encode(message: "tuple[Any, ...]") -> bytes:
     """A message as it goes over the wire."""
     fields = message._asdict()  # type: ignore[attr-defined]
     kind = KINDS[type(message)]
@@ -397,7 +397,7 @@ def encode(message: tuple) -> bytes:
     return frames.encode(kind, **fields)
 
 
-def from_agent(fields: dict) -> Any:
+def from_agent(fields: "dict[str, Any]") -> Any:
     """A message of an agent's, checked. A report is returned as what it reports.
 
     Raises:
@@ -409,7 +409,7 @@ def from_agent(fields: dict) -> Any:
     return _read(fields, fields["type"], FROM_AGENT)
 
 
-def from_session(fields: dict) -> Any:
+def from_session(fields: "dict[str, Any]") -> Any:
     """A message of the session's, checked. Raises as ``from_agent`` does."""
     return _read(fields, fields["type"], FROM_SESSION)
 
@@ -421,7 +421,7 @@ def read_report(report: Any) -> Any:
     return _read(report, report["kind"], REPORTS)
 
 
-def _read(fields: dict, kind: str, known: Dict[str, Kind]) -> Any:
+def _read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     if kind not in known:
         raise UnknownKind("nobody knows the kind {!r}".format(kind[:50]))
     make, checks = known[kind]

@@ -14,6 +14,10 @@ import sys
 from . import agent, frames, linux
 from .ssh_server import find_sshd
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def main(path: str) -> None:
     """Be the agent whose config is in the file ``path``, and exit with 0 if its worker ended well."""
@@ -27,7 +31,7 @@ def main(path: str) -> None:
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 
-def take_config(path: str, engine: str) -> "dict | None":
+def take_config(path: str, engine: str) -> "dict[str, Any] | None":
     """The config in the file, which is removed; None where it is gone, or somebody else was quicker.
 
     Before it goes ``engine``, the id of this worker, is in the news: who finds the config gone knows who has it.
@@ -43,7 +47,7 @@ def take_config(path: str, engine: str) -> "dict | None":
     return dict(config)
 
 
-def complete(config: dict, environ: "dict[str, str]") -> dict:
+def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, Any]":
     """The config with what only the worker itself knows.
 
     Args:

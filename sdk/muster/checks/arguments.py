@@ -134,7 +134,7 @@ def _word(name: str, value: Any) -> str:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, os.PathLike) and not isinstance(os.fspath(value), bytes):
-        return os.fspath(value)
+        return str(os.fspath(value))
     if isinstance(value, (Number, bool)) and not isinstance(value, Enum):
         return str(value)
     raise JobError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from muster.errors import RunNotFound
 from muster.records import runs
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
     """Workers of the run that stands before this word, and ``driver`` where it has a log."""
     try:
         run = runs.open_run(ctx.params.get("run") or "last")
-    except runs.RunNotFound:
+    except RunNotFound:
         return []
     names = [*run.workers, *([runs.DRIVER] if run.log_files(runs.DRIVER) else [])]
     return [name for name in names if name.startswith(incomplete)]

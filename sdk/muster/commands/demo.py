@@ -10,10 +10,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -152,14 +153,17 @@ def ports_left(run: Run) -> list[str]:
     ports = {SSH_PORT} | {event.data.get("port") for event in run.events() if event.kind == "listening"}
     everywhere = {"0.0.0.0", "::"}
     listening = [
-        socket.laddr
-        for socket in psutil.net_connections("tcp")
-        if socket.status == psutil.CONN_LISTEN
-        and socket.laddr
-        and (socket.laddr.ip in hosts or (socket.laddr.ip in everywhere and socket.laddr.port in ports - {SSH_PORT}))
+        (host, port)
+        for host, port in _listening(psutil.net_connections("tcp"))
+        if host in hosts or (host in everywhere and port in ports - {SSH_PORT})
     ]
-    mine = [socket.laddr for socket in psutil.Process().net_connections("tcp") if socket.status == psutil.CONN_LISTEN]
-    return [f"port {address.ip}:{address.port}" for address in (*listening, *mine) if address]
+    mine = _listening(psutil.Process().net_connections("tcp"))
+    return [f"port {host}:{port}" for host, port in (*listening, *mine)]
+
+
+def _listening(sockets: Iterable[Any]) -> list[tuple[str, int]]:
+    """Addresses and ports of those sockets that listen."""
+    return [(socket.laddr.ip, socket.laddr.port) for socket in sockets if socket.status == psutil.CONN_LISTEN]
 
 
 def files_left(folder: Path) -> list[str]:

@@ -13,11 +13,16 @@ import json
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
 GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 SHIPPED = "training"  # of Muster's own modules, the one that workers get
 
 
-def main(script: str, folder: str) -> dict:
+def main(script: str, folder: str) -> "dict[str, Any]":
     """What was found of the script and of the files beside it that it imports."""
     sys.path[0] = folder
     missing, named, walked, touches_path = [], set(), set(), False
@@ -128,7 +133,7 @@ class Imports(ast.NodeVisitor):
         self._is_certain = before
 
 
-def _names(node: "ast.AST | None") -> set:
+def _names(node: "ast.AST | None") -> "set[Any]":
     """All names in an expression; that of a bare ``except`` is BaseException."""
     if node is None:
         return {"BaseException"}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import requests
 import uvicorn
 from fastapi import FastAPI
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from muster.errors import JobError
 from muster.platforms import get_platform
@@ -154,5 +154,5 @@ def url_of(options: Options, listener: socket.socket) -> str:
 def trust(tls: Tls, folder: Path) -> Path:
     """A file of the usual authorities and the service's certificate, for clients that go elsewhere as well."""
     authorities = folder / "authorities.pem"
-    authorities.write_bytes(Path(requests.utils.DEFAULT_CA_BUNDLE_PATH).read_bytes() + tls.certificate.read_bytes())
+    authorities.write_bytes(Path(DEFAULT_CA_BUNDLE_PATH).read_bytes() + tls.certificate.read_bytes())
     return authorities

@@ -172,7 +172,7 @@ class Checkpoint:
         self.refuse_another_training()
         self._store.prepare(total)
 
-    def _write(self, position: Position, values: Sequence[np.ndarray], differing: Sequence[int]) -> None:
+    def _write(self, position: Position, values: Sequence[np.ndarray[Any, Any]], differing: Sequence[int]) -> None:
         folder = self._store.unfinished(position.total)
         if horovod.rank() == 0:
             states.write(folder / "model.npz", list(values))
@@ -217,7 +217,7 @@ class Checkpoint:
         if self._saved is not None:
             _assign(self.model.metrics_variables, self._saved["metrics"], "the metrics")
 
-    def _load_means(self, saved: Sequence[Sequence[np.ndarray]]) -> None:
+    def _load_means(self, saved: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
         variables = self._variables
         for index, values in zip(self._differing, zip(*saved)):
             if states.is_floating(values[0]):
@@ -282,11 +282,11 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     tf.random.get_global_generator().reset(state["tensorflow"])
 
 
-def _values(variables: Sequence[keras.Variable]) -> List[np.ndarray]:
+def _values(variables: Sequence[keras.Variable]) -> List[np.ndarray[Any, Any]]:
     return [keras.ops.convert_to_numpy(variable) for variable in variables]
 
 
-def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray], what: str) -> None:
+def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray[Any, Any]], what: str) -> None:
     expected, found = [tuple(variable.shape) for variable in variables], [np.shape(value) for value in values]
     if expected != found:
         raise CheckpointError(f"The checkpoint is of another training: of {what} it has {found}, not {expected}.")

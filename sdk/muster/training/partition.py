@@ -66,7 +66,7 @@ def indices(
     uneven: str = "keep",
     partition_index: Optional[int] = None,
     num_data_partitions: Optional[int] = None,
-) -> np.ndarray:
+) -> "np.ndarray[Any, Any]":
     """The numbers of this process's examples among `n`, in the order in which to take them.
 
     Args:

@@ -19,7 +19,7 @@ def write(path: Union[str, "os.PathLike[str]"], state: Any) -> None:
     Raises:
         TypeError: There is something in it that is neither of the above.
     """
-    arrays = []  # type: List[np.ndarray]
+    arrays = []  # type: List[np.ndarray[Any, Any]]
     structure = json.dumps(_described(state, arrays))
     with open(path, "wb") as file:
         np.savez(file, *arrays, structure=np.array(structure))
@@ -55,12 +55,12 @@ def merged(states: Sequence[Any]) -> Any:
     raise ValueError("states of several ranks that are no floating-point numbers differ")
 
 
-def is_floating(array: np.ndarray) -> bool:
+def is_floating(array: "np.ndarray[Any, Any]") -> bool:
     """Whether it holds floating-point numbers; NumPy itself does not count bfloat16 among them."""
     return "float" in array.dtype.name
 
 
-def _described(state: Any, arrays: List[np.ndarray]) -> Any:
+def _described(state: Any, arrays: List["np.ndarray[Any, Any]"]) -> Any:
     """The state as JSON has it, its arrays taken out; every JSON object says what it stands for."""
     if isinstance(state, (np.ndarray, np.generic)):
         arrays.append(np.asarray(state))

@@ -187,7 +187,7 @@ def _widths(columns: int) -> List[int]:
     return [columns // horovod.size() + (rank < columns % horovod.size()) for rank in range(horovod.size())]
 
 
-def restriped(stripes: Sequence[np.ndarray]) -> np.ndarray:
+def restriped(stripes: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """This rank's stripe of a matrix, out of the stripes of as many ranks as there were."""
     matrix = np.concatenate(stripes, axis=1)
     ends = np.cumsum(_widths(matrix.shape[1]))

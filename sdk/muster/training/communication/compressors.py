@@ -180,11 +180,12 @@ def largest(values: tf.Tensor, k: int) -> Payload:
     threshold = tf.math.top_k(tf.abs(tf.gather(values, places)), rank).values[-1]
     candidates, indices = reaching(values, threshold)
     found = tf.size(candidates)
-    return tf.cond(
+    chosen: Payload = tf.cond(
         (found >= k) & (found <= 4 * rank * n // SAMPLE),
         lambda: _top(candidates, indices, k),
         lambda: _top(values, tf.range(n), k),
     )
+    return chosen
 
 
 def _top(values: tf.Tensor, indices: tf.Tensor, k: int) -> Payload:

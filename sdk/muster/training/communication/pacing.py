@@ -142,6 +142,6 @@ class LocalAggregation(Wrapper):
         tf.cond(self._passed >= self.passes, take, lambda: None)
 
 
-def _type_of_sums(variable: Any) -> Type[np.floating]:
+def _type_of_sums(variable: Any) -> Type[np.floating[Any]]:
     """Wide enough that a sum of gradients in half precision is neither rounded away nor out of range."""
     return np.float64 if tf.as_dtype(variable.dtype) == tf.float64 else np.float32

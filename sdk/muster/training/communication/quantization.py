@@ -5,14 +5,14 @@ A column is one position of the last axis: what one unit of a layer gets from al
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from .collectives import TwoPhase
+from .collectives import Payload, TwoPhase
 from .compiled import one_pass
-from .compressors import Compressor, Payload
+from .compressors import Compressor
 
 
 class OneBit(Compressor):
@@ -100,7 +100,7 @@ def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
     return tf.reshape(groups, [data.shape[0] * len(places), data.shape[1]])[:rows]
 
 
-def _places(bits: int) -> np.ndarray:
+def _places(bits: int) -> np.ndarray[Any, Any]:
     """Where in a byte each of its codes begins, as a column."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
 
