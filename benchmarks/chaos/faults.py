@@ -15,7 +15,7 @@ FATAL = (
     "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGSYS", "SIGTRAP",
     "SIGXCPU", "SIGUSR2", "SIGALRM",
 )  # fmt: skip
-REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "abort", "exit", str(int(signal.SIGPIPE)))
+REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
 TOPOLOGIES = ("ring", "all")
 
 

@@ -146,7 +146,7 @@ def test_a_script_that_only_prints_for_a_while_loses_nothing(scene: Scene) -> No
 @pytest.mark.parametrize(
     "report",
     [b"not json", b"[1, 2]", b'"text"', b'{"kind": "progress", "metrics": 5}', b'{"kind": "progress", "rank": [1]}',
-     b'{"kind": "exception", "time": "noon"}', b'{"kind": "other"}'],
+     b'{"kind": "exception", "monotonic": "noon"}', b'{"kind": "other"}'],
 )  # fmt: skip
 def test_a_report_that_makes_no_sense_is_dropped(scene: Scene, report: bytes) -> None:
     text = f"""

@@ -106,6 +106,8 @@ def run_function(path, arguments):
         _save_result(function())
 
 
+TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # states of a connection, as the kernel counts them
+
 RUN = {"program": run_program, "module": run_module, "task": run_task, "function": run_function}
 
 
@@ -270,6 +272,8 @@ def _report_exception(error):
         "rank": _rank(),
         "pid": os.getpid(),
         "time": time.time(),
+        "monotonic": time.monotonic(),  # of the machine, and so the agent's, too
+        "peer_was_gone": _peer_is_gone(),
         "type": type(error).__name__,
         "message": str(error)[:1000],
         "traceback": "".join(lines)[-8000:],
@@ -280,6 +284,20 @@ def _report_exception(error):
             sender.sendto(json.dumps(report).encode("ascii"), path)
         except OSError as failure:
             sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
+
+
+def _peer_is_gone():
+    # type: () -> bool | None
+    """Whether the other end has closed a TCP connection of this process; None where it has no connection."""
+    states = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
+                with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as copy:
+                    states.add(bytearray(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1))[0])
+        except OSError:  # it is not one of TCP, or has been closed meanwhile
+            pass
+    return bool(states & {TCP_CLOSE, TCP_CLOSE_WAIT}) if states - {TCP_LISTEN} else None
 
 
 def _flush():

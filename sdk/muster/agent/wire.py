@@ -236,10 +236,10 @@ class Returned(NamedTuple):
 
 @_message(
     "exception", REPORTS, rank=rank, pid=optional(pid), time=optional(clock), monotonic=optional(clock),
-    type=text(LONGEST_NAME), message=text(4000), traceback=text(LONGEST_TEXT),
+    type=text(LONGEST_NAME), message=text(4000), traceback=text(LONGEST_TEXT), peer_was_gone=optional(yes_or_no),
 )  # fmt: skip
 class Raised(NamedTuple):
-    """A process raised an exception: when, by the clocks of its machine."""
+    """A process raised an exception: when, by the clocks of its machine; and whether a connection had been closed."""
 
     type: str = ""
     message: str = ""
@@ -248,6 +248,7 @@ class Raised(NamedTuple):
     pid: "int | None" = None
     time: "float | None" = None
     monotonic: "float | None" = None
+    peer_was_gone: "bool | None" = None
 
 
 # From the session

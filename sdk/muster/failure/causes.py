@@ -1,29 +1,75 @@
 """What went wrong in a run, and which of it is the cause.
 
-The order of exits lies: when one rank raises, the others lose their peer and may well exit before it. So failures are
-sorted by how much they look like the echo of another, and of those that look least so the earliest is the cause.
+The order in which failures become known lies: when one rank ends, the others lose their peer, and say so before anybody
+has noticed the end. So each process has one timeline (when it raised, when it ended, by one clock), each failure is
+weighed by whether the end of a peer can lead to it, and the cause is the earliest that nothing else explains. The rules
+and their reasons stand in ``docs/faults.md``.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from typing import Any
 
-# What the survivors say when somebody else has failed.
-ECHOES = re.compile(
-    r"Horovod has been shut ?down|HorovodInternalError|Connection reset by peer|Connection closed by peer|"
-    r"Broken pipe|Read error \[|Socket closed|failed to connect to all addresses|UnavailableError|AbortedError|"
-    r"CancelledError|Cancelled by|RST_STREAM|Connection refused|session .*is not found|Step was cancelled",
+
+class FailureKind(str, Enum):
+    """What kind of thing went wrong."""
+
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    MEMORY = "memory"
+    LOST = "lost"  # the worker's agent is gone
+    ENDED = "ended"  # a server that should not end did
+    STOPPED = "stopped"  # its agent ended it, and not because the session said so
+    HUNG_UP = "hung_up"  # the launcher let go of it
+    DAEMON = "daemon"  # what the launcher starts on a worker was killed, or cannot run there
+    LAUNCHER = "launcher"  # the launcher itself ended; its name is in ``message``
+
+    def __str__(self) -> str:
+        return self.value
+
+
+# What programs say that have lost a peer. Whose own connection it was, only time tells.
+BROKEN_CONNECTION = re.compile(
+    r"ConnectionError|ConnectionRefusedError|ConnectionResetError|ConnectionAbortedError|BrokenPipeError|EOFError|TimeoutError|"
+    r"IncompleteReadError|Connection reset by peer|Connection closed by peer|Broken pipe|Connection timed out|"
+    r"Transport endpoint is not connected|No route to host|Network is unreachable|Connection refused|data was truncated"
+)
+# What frameworks say of others: with these words no process ever failed first.
+COLLECTIVE = re.compile(
+    r"Horovod has been shut ?down|HorovodInternalError|Read error \[|Socket closed|failed to connect to all addresses|"
+    r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .*is not found|Step was cancelled|"
+    r"Connection (?:closed|reset) by peer \[|pair\.cc",
     re.IGNORECASE,
 )
-OTHERS_DOING = {"stopped", "hung_up"}  # kinds of failures that say nothing about the process itself
-# Somebody ended it, or what it wrote to had ended: most often a peer. One that broke a pipe of its own is still named,
-# unless its peers then fail in a way that looks more like a cause.
-OTHERS_SIGNALS = {signal.SIGTERM, signal.SIGPIPE}
-KNOWN_LATER = 0.5  # seconds by which a kill may be known later than what it has led to
-OWN_CONNECTIONS = {"ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"}
+SENT = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}  # how one process asks another to end
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # how compiled code ends itself
+
+OF_LAUNCHER = {FailureKind.LAUNCHER, FailureKind.HUNG_UP, FailureKind.DAEMON}
+OF_PROCESS = {FailureKind.EXIT, FailureKind.SIGNAL, FailureKind.STOPPED}
+
+# Seconds by which the end of a process may be known later than it happened, where nothing but its time speaks for it,
+# and where another process says that a connection has broken.
+LATE, LATEST = 0.05, 0.5
+NOTICING = 0.02  # seconds by which one end of a process is noticed later than another
+UNWINDING = 0.02  # seconds in which a process that has raised may have closed its connections before it could say so
+
+
+class Bearing(IntEnum):
+    """What the end of a peer has to do with a kind of failure; the lower, the more it speaks for itself."""
+
+    OWN = 0  # no peer's end leads to it: a kill, too much memory, a lost worker, a killed launcher
+    RAISED = 1  # an exception that tells of no connection
+    CRASHED = 2  # compiled code may crash when it loses a peer
+    SILENT = 3  # an exit status without a word: the program's own, or of a library that has lost a peer
+    BROKEN = 4  # its connection broke: a peer has gone, or something that only this process was connected to
+    COLLECTIVE = 5  # a framework's word for another's failure, or SIGPIPE
+    NOBODY = 6  # what a launcher and an agent do in consequence
 
 
 @dataclass(frozen=True)
@@ -31,18 +77,19 @@ class Failure:
     """One thing that went wrong in a run.
 
     Attributes:
-        kind: ``exception``, ``exit``, ``signal``, ``memory``, ``lost``, ``ended`` (a server that should not end did),
-            ``stopped`` (its agent ended it, and not because the session said so), ``hung_up`` (the launcher let go of
-            it), ``daemon`` (what the launcher starts on a worker was killed, or cannot run there), or ``driver``, whose
-            name is in ``message``.
-        time: when it happened, seconds since the epoch by the clock nearest to it.
-        worker, rank: to whom; None for the driver.
+        kind: what it was.
+        time: when it happened, seconds by the session's monotonic clock.
+        worker, rank: to whom; None for the launcher.
         type, message, traceback: of the exception.
         exit_code, signal: of the process.
         used, limit: memory in bytes.
+        ended: when the process ended that had raised; None where it has not, and for everything else.
+        peer_was_gone: whether the other end had closed a connection of the process when it raised; None if not known.
+        since: the last moment at which all was well as far as anybody knows; None where ``time`` is good enough.
+        uncertainty: how far ``time`` may be from the truth, in seconds, because its clock is another machine's.
     """
 
-    kind: str
+    kind: FailureKind
     time: float
     worker: str | None = None
     rank: int | None = None
@@ -53,77 +100,200 @@ class Failure:
     signal: int | None = None
     used: int | None = None
     limit: int | None = None
+    ended: float | None = None
+    peer_was_gone: bool | None = None
+    since: float | None = None
+    uncertainty: float = 0.0
 
     @property
     def is_echo(self) -> bool:
         """Whether it looks like the consequence of another failure."""
-        if self.kind == "exception":
-            # The built-in ones come from the script's own connections; frameworks raise their own.
-            return self.type not in OWN_CONNECTIONS and bool(ECHOES.search(f"{self.type}: {self.message}"))
-        if self.kind == "driver":
-            return self.signal is None  # with a status it tells of a rank's end; a signal met itself
-        return self.kind in OTHERS_DOING or (self.kind in {"signal", "daemon"} and self.signal in OTHERS_SIGNALS)
+        return self.bearing >= Bearing.BROKEN or (self.kind is FailureKind.SIGNAL and self.signal in SENT)
+
+    @property
+    def bearing(self) -> Bearing:
+        """What a peer's end may have to do with it."""
+        if self.kind is FailureKind.EXCEPTION:
+            return _bearing_of_exception(self)
+        if self.kind in (FailureKind.SIGNAL, FailureKind.DAEMON):
+            return _bearing_of_signal(self.signal)
+        if self.kind is FailureKind.LAUNCHER:  # with a status it tells of a rank's end; a signal met itself
+            return Bearing.OWN if self.signal else Bearing.NOBODY
+        if self.kind in (FailureKind.STOPPED, FailureKind.HUNG_UP):
+            return Bearing.NOBODY
+        return Bearing.SILENT if self.kind in (FailureKind.EXIT, FailureKind.ENDED) else Bearing.OWN
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
     """The failure that explains the others; None where there is none.
 
-    A process that raised and then exited failed once: its exit takes on the exception. An exit without an exception
-    beside somebody else's exception or signal may be an echo that could not speak, so those come after. And a process
-    whose own connection broke, or that aborted, is believed unless somebody was killed in that moment.
-
-    >>> root_cause([Failure("exit", 1.0, "worker-0", 0, exit_code=1),
-    ...             Failure("exception", 2.0, "worker-1", 1, type="ValueError")]).worker
+    >>> root_cause([Failure(FailureKind.EXCEPTION, 1.001, "worker-0", 0, type="ConnectionResetError", ended=1.02),
+    ...             Failure(FailureKind.EXIT, 1.003, "worker-1", 1, exit_code=7)]).worker
     'worker-1'
     """
-    merged = _merge(failures)
-    if not merged:
-        return None
-    cause = min(merged, key=lambda failure: (_distance(failure), failure.time))
-    has_aborted = cause.kind == "signal" and cause.signal == signal.SIGABRT
-    if cause.type in OWN_CONNECTIONS or has_aborted:
-        kills = [failure for failure in merged if _is_kill(failure) and failure.time - cause.time < KNOWN_LATER]
-        cause = min(kills, key=lambda failure: failure.time, default=cause)
-    return cause
+    return min(_first(failures), key=_echo_likeness, default=None)
+
+
+def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
+    """Failures that may as well have come first, since nothing tells them from ``cause``; earliest first."""
+    return [other for other in _first(failures) if (other.worker, other.rank) != (cause.worker, cause.rank)]
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
     """How many processes have raised just what ``cause`` did, its own among them."""
     return sum(
         (failure.kind, failure.type, failure.message) == (cause.kind, cause.type, cause.message)
-        for failure in _merge(failures)
+        for failure in _timelines(failures)
     )
 
 
-def _distance(failure: Failure) -> int:
-    """How far a kind of failure is from being a cause."""
-    if failure.kind == "stopped" or (failure.kind == "driver" and failure.is_echo):
-        return 3  # it names nobody
-    return 2 if failure.is_echo else int(failure.kind in {"exit", "ended", "daemon", "driver"})
+# -- one failure by itself --------------------------------------------------------------------------------------------
 
 
-def _is_kill(failure: Failure) -> bool:
-    """Whether a process was ended in a way that no other failure leads to."""
-    if failure.kind == "signal":
-        return not failure.is_echo and failure.signal != signal.SIGABRT
-    return failure.kind in {"memory", "lost"}
+def _bearing_of_exception(failure: Failure) -> Bearing:
+    """By its type and words, and by those of the exceptions that it came from."""
+    if COLLECTIVE.search(f"{failure.type}: {failure.message}"):
+        return Bearing.COLLECTIVE
+    chain = [f"{failure.type}: {failure.message}", *_raised_before(failure.traceback)]
+    if failure.peer_was_gone or any(BROKEN_CONNECTION.search(text) for text in chain):
+        return Bearing.BROKEN
+    return Bearing.RAISED if failure.peer_was_gone is None else Bearing.OWN
 
 
-def _merge(failures: Iterable[Failure]) -> list[Failure]:
-    """One failure per process: the exception if it raised one, else how it ended. A lost agent covers its ranks."""
-    failures = sorted(failures, key=lambda failure: failure.time)
-    lost = {failure.worker for failure in failures if failure.kind == "lost"}
-    first: dict[tuple[str | None, int | None], Failure] = {}
-    for failure in failures:
-        source = (failure.worker, failure.rank if failure.worker not in lost else None)
-        known = first.get(source)
-        if (
-            known is None
-            or (known.kind in OTHERS_DOING and failure.kind not in OTHERS_DOING)
-            or (failure.kind == "memory" and known.kind == "signal")
-            or (failure.kind == "lost" and known.is_echo)
-        ):
-            first[source] = failure
-        elif known.kind == "exception" and known.exit_code is None:
-            first[source] = replace(known, exit_code=failure.exit_code, signal=failure.signal)
-    return list(first.values())
+def _raised_before(traceback: str) -> list[str]:
+    """The exceptions of a traceback, with their messages: lines that are not indented, and end no heading."""
+    return [line for line in traceback.splitlines() if re.match(r"[A-Za-z_][\w.]*(?::|$)", line)]
+
+
+def _bearing_of_signal(number: int | None) -> Bearing:
+    if number == signal.SIGPIPE:
+        return Bearing.COLLECTIVE
+    if number in CRASHES:
+        return Bearing.CRASHED
+    return Bearing.OWN if number else Bearing.SILENT
+
+
+# -- one failure beside another ---------------------------------------------------------------------------------------
+
+
+def _first(failures: Iterable[Failure]) -> list[Failure]:
+    """The earliest failures that no other leads to; several where nobody can tell which of them came first."""
+    candidates = sorted(_unexplained(_timelines(failures)), key=_order)
+    if not candidates:
+        return []
+    first = candidates[0]
+    return [
+        failure
+        for failure in candidates
+        if _order(failure)[0] == _order(first)[0] and failure.time - first.time <= _blur(failure, first)
+    ]
+
+
+def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
+    """The failures that no other leads to, or all where each leads to another. Two that may explain each other stay."""
+    found = [
+        failure
+        for failure in timelines
+        if not any(_leads_to(other, failure) and not _leads_to(failure, other) for other in timelines)
+    ]
+    return found or list(timelines)
+
+
+def _leads_to(cause: Failure, echo: Failure) -> bool:
+    """Whether one failure may have led to another: by what both are, and by when both happened."""
+    if cause is echo or cause.bearing >= Bearing.COLLECTIVE or echo.bearing is Bearing.OWN:
+        return False
+    if echo.bearing >= Bearing.COLLECTIVE:
+        return True
+    if cause.bearing is Bearing.OWN:
+        return _began(cause, LATE if echo.bearing is Bearing.RAISED else LATEST) - _slack(cause, echo) <= echo.time
+    if cause.bearing is Bearing.BROKEN:
+        return echo.bearing is not Bearing.BROKEN and _was_gone(cause, echo)
+    if cause.bearing is Bearing.RAISED:
+        if echo.bearing is Bearing.BROKEN:
+            return _began(cause, LATE) - _slack(cause, echo) <= echo.time
+        return echo.bearing is not Bearing.RAISED and (
+            _was_gone(cause, echo) or cause.time + LATE + _slack(cause, echo) < echo.time
+        )
+    if echo.kind is not FailureKind.EXCEPTION:
+        return False  # of two ends without a word the earlier one counts
+    has_outlived = echo.ended is not None and echo.ended + _slack(cause, echo) < cause.time
+    late = LATEST if echo.bearing is Bearing.BROKEN else LATE
+    return not has_outlived and _began(cause, late) - _slack(cause, echo) <= echo.time
+
+
+def _began(failure: Failure, late: float) -> float:
+    """The earliest moment at which it may have happened, if ends of processes become known that late at most."""
+    if failure.since is not None:
+        return failure.since
+    return failure.time - (UNWINDING if failure.kind is FailureKind.EXCEPTION else late)
+
+
+def _was_gone(cause: Failure, echo: Failure) -> bool:
+    """Whether a process that had raised had also ended before another failed."""
+    return cause.ended is not None and cause.ended - _slack(cause, echo) < echo.time
+
+
+def _slack(one: Failure, other: Failure) -> float:
+    """Seconds within which the clocks of two machines do not tell which of two failures came first."""
+    return 0.0 if one.worker == other.worker else one.uncertainty + other.uncertainty
+
+
+def _blur(one: Failure, other: Failure) -> float:
+    """Seconds within which nothing tells: ends of processes are noticed now sooner, now later."""
+    are_ends = FailureKind.EXCEPTION not in (one.kind, other.kind)
+    return _slack(one, other) + (NOTICING if are_ends else 0.0)
+
+
+def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
+    """How often a failure of its kind is an echo. Libraries that lose a peer abort, or exit with 1."""
+    if failure.signal == signal.SIGABRT:
+        return (Bearing.SILENT + 0.6, *_order(failure)[1:])
+    exits_alike = failure.kind is FailureKind.EXIT and failure.exit_code == 1
+    return (failure.bearing + (0.5 if exits_alike else 0.0), *_order(failure)[1:])
+
+
+def _order(failure: Failure) -> tuple[Any, ...]:
+    """How candidates are put in order: the earliest first, but last those that only tell of others."""
+    weight = max(Bearing.BROKEN, failure.bearing) + (failure.kind is not FailureKind.HUNG_UP) / 2
+    who = failure.worker or "", -1 if failure.rank is None else failure.rank
+    return weight, failure.time, who, str(failure.kind), failure.type, failure.message
+
+
+# -- one process ------------------------------------------------------------------------------------------------------
+
+
+def _timelines(failures: Iterable[Failure]) -> list[Failure]:
+    """One failure per process: what it raised, with its end, or else how it ended. A lost agent covers its own.
+
+    Requests to end that came after a launcher had failed count as the launcher's, and say nothing of the process.
+    """
+    known = sorted(failures, key=_order)
+    lost = {failure.worker for failure in known if failure.kind is FailureKind.LOST}
+    let_go = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
+    by_process: dict[tuple[object, ...], list[Failure]] = {}
+    for failure in known:
+        if failure.kind is FailureKind.SIGNAL and failure.signal in SENT and let_go < failure.time:
+            failure = replace(failure, kind=FailureKind.STOPPED)
+        rank = None if failure.worker in lost else failure.rank
+        by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
+    return [_timeline(of_one) for of_one in by_process.values()]
+
+
+def _timeline(failures: Sequence[Failure]) -> Failure:
+    """What says most of a process, with the time of its end where that was an exception."""
+    raised = [failure for failure in failures if failure.kind is FailureKind.EXCEPTION]
+    ends = [failure for failure in failures if failure.kind in OF_PROCESS]
+    others = [failure for failure in failures if not (raised and failure in ends)]
+    first = min(others, key=_order_within_process)
+    if first.kind is not FailureKind.EXCEPTION or not ends:
+        return first
+    end = min(ends, key=lambda failure: failure.time)
+    return replace(first, exit_code=end.exit_code, signal=end.signal, ended=end.time)
+
+
+def _order_within_process(failure: Failure) -> tuple[int, float]:
+    """That it was ended for its memory counts first, then what came first, and last what tells of others."""
+    if failure.kind is FailureKind.MEMORY:
+        return -1, failure.time
+    return max(Bearing.SILENT, failure.bearing), failure.time

@@ -21,9 +21,8 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
-from muster.failure.causes import Failure
+from muster.failure.causes import OF_LAUNCHER, Bearing, Failure, FailureKind
 
-OF_LAUNCHER = {"driver", "daemon", "hung_up"}
 OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
     "or session_address= an address and port that they reach"
@@ -40,34 +39,36 @@ def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1) -> 
     """
     name = who(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
-    if failure.kind == "exception":
+    if failure.kind is FailureKind.EXCEPTION:
         error: RunFailed = ScriptFailed(
             f"{_who_raised(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
             worker=failure.worker, log=log, details=failure.traceback, advice=_advice_on_exception(failure),
         )  # fmt: skip
-    elif failure.kind == "memory":
+    elif failure.kind is FailureKind.MEMORY:
         used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
         error = WorkerOutOfMemory(
             f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so Muster ended it.",
             worker=failure.worker, log=log, details=tail(log),
             advice=f"memory={max(limit + 1, round(used * 1.5 + 0.5)):g}, or a smaller batch size",
         )  # fmt: skip
-    elif failure.kind == "signal":
+    elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(
             f"{name} was ended by {signal_name(failure.signal)}.",
             worker=failure.worker, log=log, details=tail(log), advice=_advice_on_signal(failure.signal),
         )  # fmt: skip
-    elif failure.kind in {"lost", "stopped"}:
+    elif failure.kind in (FailureKind.LOST, FailureKind.STOPPED):
         error = WorkerLost(
             f"{name} was lost: {failure.message or 'its agent was told to end, and not by this session'}",
             worker=failure.worker, log=log, details=tail(log),
             advice=_advice_on_loss(failure.message),
         )  # fmt: skip
     elif failure.kind in OF_LAUNCHER:
-        return (_aborted(logs) if failure.kind == "hung_up" else None) or _launcher_failed(failure, logs)
+        return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
     else:
         verb = (
-            "ended, which a server never does by itself" if failure.kind == "ended" else f"ended with {_how(failure)}"
+            "ended, which a server never does by itself"
+            if failure.kind is FailureKind.ENDED
+            else f"ended with {_how(failure)}"
         )
         words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
         error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=words)
@@ -94,10 +95,10 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     """The error for a launcher, or for what it had started on a worker; its own words say more."""
     log = logs / "driver.log"
     advice = _advice_on_driver(tail(log))
-    if failure.kind == "hung_up":
+    if failure.kind is FailureKind.HUNG_UP:
         name = who(str(failure.worker), failure.rank)
         message = f"The launcher let go of {name}: what it had started on {failure.worker} ended before the rank did."
-    elif failure.kind == "driver":
+    elif failure.kind is FailureKind.LAUNCHER:
         message = f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
         message += " before all ranks had been started." if failure.exit_code == 0 else "."
     elif failure.signal:
@@ -283,7 +284,7 @@ def _advice_on_exception(failure: Failure) -> str | None:
         return "another process took the port; run again, or give ports of their own with worker_ports="
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return "more memory= for the workers, or a smaller batch size"
-    if failure.is_echo:
+    if failure.bearing >= Bearing.BROKEN:
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from muster.agent import wire
 from muster.errors import MusterError, RunStopped, StartTimeout
 from muster.failure import causes, diagnosis
-from muster.failure.causes import Failure
+from muster.failure.causes import Failure, FailureKind
 from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
@@ -243,7 +243,9 @@ class Orchestrator:
             signal = -code if code < 0 else None
             name = self.plan.launcher.name if self.plan and self.plan.launcher else ""
             exit_code = None if signal else code
-            self.state.fail(Failure("driver", clock.wall_time(), message=name, exit_code=exit_code, signal=signal))
+            self.state.fail(
+                Failure(FailureKind.LAUNCHER, clock.now(), message=name, exit_code=exit_code, signal=signal)
+            )
         self.state.changed.set()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -341,7 +343,7 @@ class Orchestrator:
     def _will_exit(self, failure: Failure) -> bool:
         """Whether it is an exception whose process has yet to exit, and whose agent will tell."""
         is_running = (failure.worker, failure.rank) in self.state.running
-        return failure.kind == "exception" and is_running and failure.worker in self.session.connected
+        return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.session.connected
 
     def _workers_missing(self) -> MusterError:
         if not self.state.missing:

@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.agent import wire
 from muster.events import Event
-from muster.failure.causes import Failure
+from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import who
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
@@ -58,7 +58,7 @@ class RunState:
         expected: how many processes each worker will have started before it can be over; 1 unless set.
         listening: names of the workers whose server accepts connections.
         failures: everything that went wrong, in the order in which it became known.
-        disconnected_at: when the connections of workers ended, seconds since the epoch.
+        disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by rank or worker.
         metrics: what was last reported, by name.
         servers: names of the workers that never end by themselves; set once there is a plan.
@@ -200,7 +200,7 @@ class RunState:
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason; since its connection ended, if it had one."""
-        self.fail(Failure("lost", self.disconnected_at.get(worker, clock.wall_time()), worker, message=reason))
+        self.fail(Failure(FailureKind.LOST, self.disconnected_at.get(worker, clock.now()), worker, message=reason))
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
@@ -254,38 +254,52 @@ class RunState:
         kind = self._kind_of_failure(worker, exited)
         if kind:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
-            self.fail(
-                Failure(kind, clock.wall_time(), worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
-            )
+            when, error = self._happened(worker, exited.monotonic)
+            failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
+            self.fail(replace(failure, uncertainty=error))
         if self.is_over(worker):
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
         self.changed.set()
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
-        self.fail(Failure("hung_up", clock.wall_time(), worker, hung_up.rank))
+        self.fail(Failure(FailureKind.HUNG_UP, clock.now(), worker, hung_up.rank))
 
     def _on_broken(self, worker: str, broken: wire.Broken) -> None:
         code = broken.code
         signal, exit_code = (code - 128, None) if code > 128 else (None, code)
-        self.fail(Failure("daemon", clock.wall_time(), worker, exit_code=exit_code, signal=signal))
+        self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
         """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
         processes = self.processes[worker].values()
-        has_raised = any(failure.worker == worker and failure.kind == "exception" for failure in self.failures)
+        exceptions = [failure for failure in self.failures if failure.kind is FailureKind.EXCEPTION]
+        has_raised = any(failure.worker == worker for failure in exceptions)
         if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
             return Status.FAILED
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
 
-    def _kind_of_failure(self, worker: str, exited: wire.Exited) -> str | None:
+    def _happened(self, worker: str, monotonic: float | None) -> tuple[float, float]:
+        """When something happened, by the session's monotonic clock, and how far that may be from the truth.
+
+        Args:
+            monotonic: what the clock of that name showed on the worker's machine. None: it happened just now.
+        """
+        member = self.members[worker]
+        if monotonic is None or member.clock_offset is None or member.clock_error is None:
+            return clock.now(), 0.0
+        if abs(member.clock_offset) <= member.clock_error:
+            return monotonic, 0.0  # these count from the start of the machine: it is the same one, and so is the clock
+        return monotonic - member.clock_offset, member.clock_error
+
+    def _kind_of_failure(self, worker: str, exited: wire.Exited) -> FailureKind | None:
         """What kind of failure the end of a process is; None for a good end."""
-        if exited.reason:
-            return exited.reason  # if the session wanted it stopped, the run is ending, and that is no failure
+        if exited.reason:  # if the session wanted it stopped, the run is ending, and that is no failure
+            return FailureKind(exited.reason)
         if exited.signal:
-            return "signal"
+            return FailureKind.SIGNAL
         if exited.exit_code:
-            return "exit"
-        return "ended" if worker in self.servers else None
+            return FailureKind.EXIT
+        return FailureKind.ENDED if worker in self.servers else None
 
     def _on_listening(self, worker: str, listening: wire.Listening) -> None:
         self.listening.add(worker)
@@ -316,8 +330,10 @@ class RunState:
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         self.emit("exception", worker, rank=raised.rank, **told)
-        raised_at = clock.wall_time() if raised.time is None else raised.time
-        self.fail(Failure("exception", raised_at, worker, raised.rank, raised.type, raised.message, raised.traceback))
+        when, error = self._happened(worker, raised.monotonic)
+        failure = Failure(FailureKind.EXCEPTION, when, worker, raised.rank, raised.type, raised.message)
+        failure = replace(failure, traceback=raised.traceback, uncertainty=error)
+        self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         self.stacks[who(worker, stacks.rank)] = stacks.text

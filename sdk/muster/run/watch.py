@@ -48,7 +48,7 @@ class PlatformWatch:
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
         self._hung_up[worker] = clock.now()
-        self._state.disconnected_at[worker] = clock.wall_time()
+        self._state.disconnected_at[worker] = clock.now()
         self._has_lost.set()
         self._state.changed.set()
 
