@@ -138,7 +138,7 @@ class Agent:
         if self.config["process"]:
             self._start(wire.Start(**self.config["process"]))
 
-    def _say_hello(self, address: str, session: dict[str, Any]) -> None:
+    def _say_hello(self, address: str, session: "dict[str, Any]") -> None:
         # Not before there is something to say: the session soon hangs up on whoever says nothing.
         self._link.dial(session["host"], session["port"], session["certificate"])
         hello = wire.Hello(
