@@ -1,9 +1,11 @@
 """The folder of checkpoints, by itself: what is in it when, and in what order it reaches the disk."""
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
-from muster.training.store import Store, latest
+from muster.training.store import Store, latest, write_durably
 
 
 def save(store, total):
@@ -34,7 +36,7 @@ def test_what_was_never_finished_does_not_count_and_is_cleared_away(tmp_path):
 def calls(monkeypatch):
     """What is synchronised and renamed, by its name, in the order in which that happens."""
     noted = []
-    fsync, rename = os.fsync, os.rename
+    fsync, rename, replace = os.fsync, os.rename, os.replace
 
     def noting_fsync(descriptor):
         noted.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
@@ -44,6 +46,11 @@ def calls(monkeypatch):
         noted.append(("rename", os.path.basename(after)))
         rename(before, after)
 
+    def noting_replace(before, after):
+        noted.append(("replace", os.path.basename(after)))
+        replace(before, after)
+
+    monkeypatch.setattr(os, "replace", noting_replace)
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "rename", noting_rename)
     return noted
@@ -62,3 +69,59 @@ def test_a_power_cut_leaves_the_last_good_one(tmp_path, calls):
         ("sync", "checkpoints"),
         ("rename", ".step-00000001.old"),
     ]
+
+
+@pytest.fixture
+def pin():
+    """Makes files that cannot be removed, as NFS does of those that somebody has open: something is mounted on them."""
+    pinned = []
+
+    def pin(path):
+        if os.geteuid() or subprocess.run(["mount", "--bind", "/dev/null", path], capture_output=True).returncode:
+            pytest.skip("only root may mount, and not everywhere")
+        pinned.append(path.name)
+
+    yield pin
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in mounts:
+        if os.path.basename(mount) in pinned:
+            subprocess.run(["umount", mount], check=True)
+
+
+def test_a_checkpoint_that_is_published_is_no_failure_where_an_old_one_cannot_be_removed(tmp_path, pin):
+    store = Store(tmp_path / "checkpoints", keep=1)
+    save(store, 1)
+    pin(store.path(1) / "rank-0.npz")
+    for total in (2, 3):
+        save(store, total)
+        assert store.newest() == total
+        assert [name for name in os.listdir(store.folder) if not name.startswith(".")] == [f"step-0000000{total}"]
+
+
+def test_what_was_never_finished_and_cannot_be_removed_does_not_stand_in_the_way(tmp_path, pin):
+    store = Store(tmp_path / "checkpoints", keep=1)
+    store.prepare(1)
+    (store.unfinished(1) / "nfs").touch()
+    pin(store.unfinished(1) / "nfs")
+    save(store, 1)
+    assert store.newest() == 1
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, calls):
+    path = tmp_path / "model.keras"
+    write_durably(path, lambda beside: beside.write_text("1"))
+    assert [name for _, name in calls] == [f".{os.getpid()}.model.keras", "model.keras", tmp_path.name]
+    assert os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("old")
+
+    def fails(beside):
+        beside.write_text("half")
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_durably(path, fails)
+    assert (os.listdir(tmp_path), path.read_text()) == (["model.keras"], "old")

@@ -32,6 +32,7 @@ import tensorflow as tf
 from . import communication, horovod
 from .checkpoint import Checkpoint
 from .progress import report
+from .store import write_durably
 
 Logs = Optional[Dict[str, Any]]
 BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size; what it holds is in memory twice more
@@ -244,13 +245,7 @@ class CheckpointOnRankZero(keras.callbacks.Callback):
 def save_atomically(model: keras.Model, path: Path) -> None:
     """Save a model (only its weights where the name ends in `.weights.h5`) so that no reader ever sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    save = model.save_weights if path.name.endswith(".weights.h5") else model.save
-    try:
-        save(beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_durably(path, model.save_weights if path.name.endswith(".weights.h5") else model.save)
 
 
 class ReportProgress(keras.callbacks.Callback):

@@ -6,19 +6,37 @@ name. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import List, Optional, Union
+from typing import Callable, List, Optional, Union
 
 NAME = re.compile(r"step-(\d{8,})")
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # of a file system that cannot do it for folders
 
 
 def latest(folder: Union[str, os.PathLike[str]]) -> Optional[Path]:
     """The newest checkpoint in a folder; None where there is none."""
     return max(_complete(Path(folder)), key=_total, default=None)
+
+
+def write_durably(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` make a file, which then gets this path: readers find the old one or all of the new one.
+
+    So they do after a power cut, too. The file that `write` is given lies beside, and has the same ending.
+    """
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(beside)
+        _sync(beside)
+        os.replace(beside, path)
+        _sync(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 class Store:
@@ -49,20 +67,25 @@ class Store:
         """Make the folder for a checkpoint's files, and clear away what was never finished."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(".step-*"):  # of ranks that were killed while they saved
-            shutil.rmtree(leftover)
-        self.unfinished(total).mkdir()
+            shutil.rmtree(leftover, ignore_errors=True)
+        self.unfinished(total).mkdir(exist_ok=True)
 
     def publish(self, total: int) -> None:
-        """Give a checkpoint its name, now that all its files are there; then remove those that are too old."""
+        """Give a checkpoint its name, now that all its files are there; then remove those that are too old.
+
+        What cannot be removed (on NFS, files that somebody has open) stays, and is tried again with the next one.
+        """
         unfinished = self.unfinished(total)
-        for written in (*unfinished.iterdir(), unfinished):
+        files = [path for path in unfinished.iterdir() if path.is_file()]
+        for written in (*files, unfinished):
             _sync(written)
         os.rename(unfinished, self.path(total))
         _sync(self.folder)  # no other goes before this one is sure to stay
         for old in sorted(_complete(self.folder), key=_total)[: -self.keep]:
             hidden = old.with_name(f".{old.name}.old")
-            os.rename(old, hidden)  # so that none is ever seen half removed
-            shutil.rmtree(hidden)
+            with contextlib.suppress(OSError):
+                os.rename(old, hidden)  # so that none is ever seen half removed
+                shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _complete(folder: Path) -> List[Path]:
@@ -80,7 +103,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of a file system that cannot do it for folders
+        if error.errno not in CANNOT_SYNC:
             raise
     finally:
         os.close(descriptor)
