@@ -35,19 +35,22 @@ class OwnPlatform(Platform):
 
     name = "own"
 
-    def launch(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
-        return [Worker(spec.name, spec.name, Status.STARTING) for spec in specs]
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        return [spec.name for spec in specs]
 
-    def poll(self, workers: Sequence[Worker]) -> list[Worker]:
-        return list(workers)
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        return [Worker(handle, handle, Status.STARTING) for handle in handles]
 
-    def stop(self, workers: Sequence[Worker]) -> None:
+    def stop(self, handles: Sequence[str]) -> None:
         pass
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        return self.poll(handles)
 
     def list(self) -> list[Worker]:
         return []
 
-    def logs(self, worker: Worker) -> Iterator[str]:
+    def logs(self, handle: str) -> Iterator[str]:
         return iter(())
 
 
@@ -154,7 +157,7 @@ def test_what_blocks_takes_time_and_holds_up_what_comes_after_it(loop: Simulated
         await asyncio.wait([asyncio.create_task(work) for work in (*calls, call("never", 2, float("inf")))], timeout=60)
 
     loop.run(main())
-    assert finished == {"first": 5, "second": 10, "beside them": 7}
+    assert finished == pytest.approx({"first": 5, "second": 10, "beside them": 7})
 
 
 def test_processes_in_memory(loop: SimulatedLoop) -> None:

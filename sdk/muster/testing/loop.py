@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -61,7 +62,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def pass_time(self, seconds: float) -> None:
         """Move the clocks, without running anything that is due meanwhile."""
-        self._now += seconds
+        self._now = math.nextafter(self._now + seconds, math.inf)  # rounded up, so that what was waited for is due
 
     def sleep(self, seconds: float) -> None:
         """Stand for ``time.sleep`` in what runs on a simulated thread: its result comes so much later."""

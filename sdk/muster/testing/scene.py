@@ -27,7 +27,7 @@ from muster.testing.platform import ScriptedPlatform
 from muster.testing.programs import Program
 from muster.testing.workers import ScriptedWorker
 
-LONGEST = 24 * 3600.0  # simulated seconds that a scene may last
+LONGEST = 3600.0  # simulated seconds that a scene may take to its end
 
 
 @dataclass(frozen=True)
@@ -147,21 +147,29 @@ class Scene:
         """Let so many simulated seconds pass."""
         self.loop.run(asyncio.sleep(seconds))
 
+    def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``function`` now, between two steps, and return what it returns."""
+
+        async def call() -> Any:
+            return function(*args, **kwargs)
+
+        return self.loop.run(call())
+
     @property
     def has_ended(self) -> bool:
         """Whether the run has ended."""
         return self._run is not None and self._run.done()
 
-    def finish(self) -> Outcome:
+    def finish(self, limit: float = LONGEST) -> Outcome:
         """Let it go on to its end.
 
         Raises:
-            TimeoutError: it does not end.
+            TimeoutError: it has not ended after ``limit`` simulated seconds.
         """
         assert self._run is not None, "it has been started"
-        done, _ = self.loop.run(asyncio.wait([self._run], timeout=LONGEST))
+        done, _ = self.loop.run(asyncio.wait([self._run], timeout=limit))
         if not done:
-            raise TimeoutError(f"the run has not ended after {LONGEST:g} simulated seconds")
+            raise TimeoutError(f"the run has not ended after {limit:g} simulated seconds")
         seconds = self.loop.time() - self._started_at
         return Outcome(self._run.exception(), self.events, self.orders, seconds)
 

@@ -155,7 +155,10 @@ class ScriptedWorker(asyncio.Protocol):
         assert address is not None, "a worker that a run has launched has a session"
         loop = asyncio.get_running_loop()
         context = None if isinstance(loop, SimulatedLoop) else _tls(address.certificate)
-        await loop.create_connection(lambda: self, address.host, address.port, ssl=context)
+        try:
+            await loop.create_connection(lambda: self, address.host, address.port, ssl=context)
+        except OSError:  # the session has gone
+            return
         self.say("hello", **{**self._hello(), "token": address.token, **self.manners.hello})
 
     def _hello(self) -> dict[str, Any]:
