@@ -169,7 +169,7 @@ def _run(case: Case, stage: Stage) -> Outcome:
 def _strategy(case: Case) -> Strategy:
     if case.strategy == "processes":
         return Processes(slots=case.slots)
-    return MPI(slots=case.slots, mpiexec=os.environ.get("CHAOS_MPIEXEC", "mpiexec"))
+    return MPI(slots=case.slots, mpiexec=f"mpiexec.{case.strategy}")
 
 
 def is_right(case: Case, error: Exception | None) -> bool:
