@@ -230,6 +230,36 @@ def test_a_script_may_count_its_steps_from_0_or_from_1(first: int) -> None:
     assert view.fraction == 1
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_script_may_count_its_epochs_from_0_or_from_1(first: int) -> None:
+    reports = [
+        {"epoch": first + epoch, "epochs": 3, "step": step, "steps": 4} for epoch in range(3) for step in range(4)
+    ]
+    events = [*starting(1), *(at(when, "progress", "worker-0", **report) for when, report in enumerate(reports))]
+
+    assert view_of(events[:-4]).workers["worker-0"].leading.position == "epoch 2/3"
+    assert view_of(events).workers["worker-0"].leading.position == "epoch 3/3"
+    assert view_of(events).fraction == 1
+
+
+def test_what_most_workers_are_at_before_the_first_step_is_what_the_run_is_at() -> None:
+    def stage(when: float, worker: int, name: str) -> Event:
+        return at(when, "stage", f"worker-{worker}", rank=worker, stage=name, seconds=1)
+
+    events = [*starting(3), at(10, "run_phase", phase="training")]
+    assert view_of(events).doing == "training"
+    events += [stage(11, worker, "importing tensorflow") for worker in range(3)]
+    events += [stage(12, 2, "building the first step")]
+    view = view_of(events)
+    assert view.doing == "importing tensorflow"
+    assert view.phase_of(view.workers["worker-2"]).startswith("building the first step")
+    events += [stage(13, 2, "training")]
+    view = view_of(events)
+    assert view.doing == "training"
+    assert view.phase_of(view.workers["worker-2"]).startswith("training")
+    assert view.phase_of(view.workers["worker-1"]).startswith("importing tensorflow")
+
+
 def test_a_run_that_has_succeeded_is_done_wherever_it_stopped_to_count() -> None:
     events = [*training(2, seconds=9), at(20, "worker_state", "worker-0", status="succeeded")]
     assert view_of(events).fraction == pytest.approx(0.18)

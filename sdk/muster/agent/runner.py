@@ -7,7 +7,7 @@
     runner.py serve                           a TensorFlow server and nothing else
 
 Which cluster a server belongs to stands in TF_CONFIG. Standard library only and Python 3.6 syntax; it is copied beside
-muster.training and imports nothing of Muster.
+muster.training, which it has tell what the process is at, and imports nothing else of Muster.
 """
 
 import contextlib
@@ -37,12 +37,18 @@ def main(argv):
     mode, arguments = argv[0], argv[1:]
     _offer_stacks()
     _drop_blank_proxies()
+    progress = _watched()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # at 0, TensorFlow logs a line for every step of a TF1 session
     try:
         if mode == "serve":
-            start_server().join()
+            server = start_server()
+            if progress:
+                progress.serves()
+            server.join()
         else:
             RUN[mode](arguments[0], arguments)
+            if progress:
+                progress.script_ended()
             if os.environ.get("MUSTER_SERVES"):  # the server that the script made lives as long as the interpreter
                 _wait_for_other_tasks()
     except SystemExit as error:
@@ -56,6 +62,17 @@ def main(argv):
         _print_exception(error)
         _flush()
         sys.exit(1)
+
+
+def _watched():
+    # type: () -> Any
+    """The module that tells the session what this process is at, which it does from now on; None where it is not."""
+    try:
+        from muster.training import progress
+    except ImportError:  # this file runs without it as well
+        return None
+    progress.watch_stages()
+    return progress
 
 
 def run_program(path, arguments):

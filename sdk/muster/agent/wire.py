@@ -229,6 +229,23 @@ class Progress(NamedTuple):
     metrics: "dict[str, float] | None" = None
 
 
+@_message("stage", REPORTS, rank=rank, stage=text(100), seconds=number(0, 1e9))
+class Stage(NamedTuple):
+    """What a process is at before its first step, and how many seconds it was at what came before."""
+
+    stage: str
+    seconds: float = 0.0
+    rank: "int | None" = None
+
+
+@_message("warning", REPORTS, rank=rank, text=text(1000))
+class Warned(NamedTuple):
+    """Something about a process that whoever trains should know."""
+
+    text: str
+    rank: "int | None" = None
+
+
 @_message("returned", REPORTS)
 class Returned(NamedTuple):
     """The script of the worker's task has returned; its server still serves the others."""

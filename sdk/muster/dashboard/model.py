@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,8 @@ __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
 MAX_METRICS = 32  # those beyond are left out: a script may invent a new name at every step
 MAX_NOTES = 8
 MAX_GPUS = 16
+MAX_STAGE = 60  # characters
+MAX_STAGES = 32  # different ones
 
 
 @dataclass
@@ -40,6 +42,8 @@ class RunView:
         memory_limit: what each worker may use, in bytes.
         exception: the traceback of the script that raised first.
         single_rate: examples per second of one worker alone, where an earlier run has told.
+        has_stepped: whether a process has told of a step.
+        stages: how many workers are at each stage before their first step.
     """
 
     clock: Callable[[], float] = time.time
@@ -63,6 +67,8 @@ class RunView:
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
     workers: dict[str, WorkerView] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    has_stepped: bool = False
+    stages: Counter[str] = field(default_factory=Counter)
     version: int = 0
 
     @property
@@ -71,6 +77,13 @@ class RunView:
         if self.started is None:
             return 0.0
         return max((self.ended if self.ended is not None else self.clock()) - self.started, 0.0)
+
+    @property
+    def doing(self) -> str:
+        """What the run is at: its phase, or what most workers are at as long as none has told of a step."""
+        if self.phase != "training" or self.has_stepped:
+            return self.phase
+        return next((stage for stage, count in self.stages.most_common(1) if count), self.phase)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -139,7 +152,7 @@ class RunView:
         if worker.phase == "done":
             return worker.ending
         now = self.ended if self.ended is not None else self.clock()
-        return f"{worker.phase} {duration(max(now - worker.phase_since, 0.0))}"
+        return f"{worker.doing} {duration(max(now - worker.doing_since, 0.0))}"
 
     def counts(self) -> dict[str, int]:
         """How many workers there are of each status."""
@@ -227,6 +240,21 @@ def _process_exited(view: RunView, worker: WorkerView, event: Event) -> None:
     worker.enter("done", event.time)
 
 
+def _stage(view: RunView, worker: WorkerView, event: Event) -> None:
+    rank, stage = event.data.get("rank"), clean(event.data.get("stage") or "")[:MAX_STAGE]
+    if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
+        if worker.stage:
+            view.stages[worker.stage] -= 1
+        if stage == "training":
+            view.has_stepped = True
+            worker.enter("training", event.time)
+        elif stage in view.stages or len(view.stages) < MAX_STAGES:
+            view.stages[stage] += 1
+        else:
+            stage = ""
+        worker.stage, worker.stage_since = stage, event.time
+
+
 def _listening(view: RunView, worker: WorkerView, event: Event) -> None:
     worker.enter("ready", event.time)
 
@@ -246,6 +274,7 @@ def _progress(view: RunView, worker: WorkerView, event: Event) -> None:
     progress = worker.of_rank(rank)
     progress.update(event.time, event.data)
     worker.enter("training", event.time)
+    view.has_stepped = True
     source = (-1 if rank is None else rank, worker.role != "chief", worker.index)
     metrics = event.data.get("metrics")
     for name, value in metrics.items() if isinstance(metrics, dict) else ():
@@ -281,6 +310,7 @@ _OF_WORKER: dict[str, Callable[[RunView, WorkerView, Event], None]] = {
     "worker_ready": _worker_ready,
     "process_started": _process_started,
     "process_exited": _process_exited,
+    "stage": _stage,
     "listening": _listening,
     "usage": _usage,
     "output": _output,

@@ -22,6 +22,7 @@ class PlainDashboard:
         self._view = RunView(clock=lambda: self._now)
         self._now = 0.0
         self._next_progress = 0.0
+        self._doing = ""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -58,6 +59,9 @@ class PlainDashboard:
             return []
         if event.kind == "progress":
             return self._progress(event.time)
+        if event.kind == "stage" and view.doing != self._doing:
+            self._doing = view.doing
+            return [] if view.doing == view.phase else [view.doing]
         if event.kind == "exception":
             return [f"{worker.name} raised {first_line(worker.reason)}"]
         return [state(worker)] if worker.status != status_before else []
@@ -84,9 +88,9 @@ def progress_line(view: RunView) -> str:
     slowest = view.slowest
     parts = []
     if slowest is not None and slowest.epoch is not None:
-        parts.append(f"epoch {slowest.epoch}" + (f"/{slowest.epochs}" if slowest.epochs else ""))
+        parts.append(f"epoch {slowest.epoch_now}" + (f"/{slowest.epochs}" if slowest.epochs else ""))
     if slowest is not None and slowest.step is not None:
-        parts.append(f"step {slowest.step}" + (f"/{slowest.steps}" if slowest.steps else ""))
+        parts.append(f"step {slowest.steps_done}" + (f"/{slowest.steps}" if slowest.steps else ""))
     parts += [f"{name} {number(value)}" for name, value in view.metrics.items()]
     if view.rate is not None:
         parts.append(f"{rate(view.rate)} examples/s")

@@ -14,7 +14,7 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 class Progress:
     """How far one process has come: the numbers it last reported, and how fast it takes examples.
 
-    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth. ``began`` is when it
+    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. ``began`` is when it
     first told what part of its work was done, and that part.
     """
 
@@ -26,6 +26,7 @@ class Progress:
     rate: float | None = None
     began: tuple[float, float] | None = None
     counts_from_zero: bool = False
+    counts_epochs_from_zero: bool = False
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32), repr=False)
 
     @property
@@ -46,22 +47,29 @@ class Progress:
         within = _part(self.steps_done, self.steps)
         if not self.epochs:
             return within
-        return None if self.epoch is None else _part(self.epoch - 1 + (within or 0.0), self.epochs)
+        return None if self.epoch_now is None else _part(self.epoch_now - 1 + (within or 0.0), self.epochs)
 
     @property
     def position(self) -> str:
         """How far it has come, in the largest unit that it told, such as ``epoch 2/5``."""
         if self.epoch is not None and self.epochs:
-            return f"epoch {self.epoch}/{self.epochs}"
+            return f"epoch {self.epoch_now}/{self.epochs}"
         if self.step is None:
             return ""
         return f"step {self.steps_done}/{self.steps}" if self.steps else f"step {self.step}"
 
     @property
+    def epoch_now(self) -> int | None:
+        """The epoch under way, counted from 1; None where the script did not say."""
+        if self.epoch is None or not self.counts_epochs_from_zero:
+            return self.epoch
+        return min(self.epoch + 1, self.epochs or self.epoch + 1)
+
+    @property
     def total_step(self) -> float | None:
         """Steps done over all epochs."""
-        if self.step is not None and self.steps and self.epoch:
-            return self.step + self.steps * (self.epoch - 1)
+        if self.step is not None and self.steps and self.epoch_now:
+            return self.step + self.steps * (self.epoch_now - 1)
         return self.step
 
     def update(self, when: float, data: Mapping[str, Any]) -> None:
@@ -70,6 +78,7 @@ class Progress:
             if isinstance(data.get(name), int):
                 setattr(self, name, data[name])
         self.counts_from_zero |= data.get("step") == 0
+        self.counts_epochs_from_zero |= data.get("epoch") == 0
         if isinstance(data.get("examples"), int):
             self._sample(when, data["examples"])
         if self.began is None and self.fraction is not None:

@@ -56,7 +56,7 @@ def to_html(view: RunView) -> str:
 
 def _title(view: RunView) -> str:
     status = "not started" if view.started is None else view.status
-    stage = view.phase if status == "running" else status
+    stage = view.doing if status == "running" else status
     facts = [view.strategy, stage, duration(view.elapsed) if view.started is not None else "", view.run]
     return (
         f'<div style="font-size:14px">{_glyph(status)} <strong>{escape(view.name or "run")}</strong>'

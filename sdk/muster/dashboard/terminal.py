@@ -153,7 +153,7 @@ def heading(view: RunView, width: int) -> list[RenderableType]:
     title = Text.assemble(
         (f"{GLYPHS.get(view.status, '●')} {view.name or 'run'}", f"bold {style}"),
         (f"  {view.strategy}" if view.strategy else ""),
-        (f"  {view.phase if view.status == 'running' else view.status}", style),
+        (f"  {view.doing if view.status == 'running' else view.status}", style),
         (f"  {duration(view.elapsed)}", "bold"),
         (f"  {view.census}", "bright_black"),
         no_wrap=True,

@@ -22,6 +22,7 @@ class WorkerView:
 
     Attributes:
         phase: what it is at, one of ``PHASES``. It only moves forward.
+        stage: what its process is at before its first step, such as ``importing tensorflow``; empty where unknown.
         entered: when it came to each phase that it has been in.
         cpu: cores that it keeps busy.
         memory: bytes that it uses.
@@ -38,6 +39,8 @@ class WorkerView:
     address: str = ""
     phase: str = "requested"
     phase_since: float = 0.0
+    stage: str = ""
+    stage_since: float = 0.0
     entered: dict[str, float] = field(default_factory=dict)
     cpu: float | None = None
     memory: float | None = None
@@ -63,6 +66,16 @@ class WorkerView:
         """Its index among those of its role."""
         index = self.name.rpartition("-")[2]
         return int(index) if index.isdecimal() else 0
+
+    @property
+    def doing(self) -> str:
+        """What it is at, as exactly as is known."""
+        return self.stage if self.phase == "ready" and self.stage else self.phase
+
+    @property
+    def doing_since(self) -> float:
+        """Since when."""
+        return self.stage_since if self.phase == "ready" and self.stage else self.phase_since
 
     @property
     def gpu_use(self) -> str:

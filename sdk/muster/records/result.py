@@ -29,7 +29,7 @@ class Result:
         status: ``succeeded``, ``failed`` or ``stopped``.
         run, run_dir: the run's id, and the folder that keeps its events, logs and results.
         exit_codes: exit status by ``rank 0`` or worker name; minus the number of a signal that ended it.
-        timings: seconds that each phase took.
+        timings: seconds that each phase took; and ``first_step``, from the start to the first step that was reported.
         seconds: all of them together.
         metrics: what the script last reported, by name.
         error: what went wrong, where something did.

@@ -29,6 +29,7 @@ from typing import Any
 from muster.errors import RunNotFound, RunUnreachable
 from muster.events import Event, metrics_from_json
 from muster.records import control
+from muster.records.first_step import first_step
 from muster.text.cleaning import clean, is_file_name
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
@@ -272,14 +273,20 @@ class Run:
 
     def _explanation(self) -> str:
         headline = f"{self.name} ({self.id})"
+        remarks = self._remarks()
         if self.status == "succeeded":
-            return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *self._outcome()])
+            return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *remarks, *self._outcome()])
         if self.status == "running":
-            return f"{headline} is running, since {self.seconds:.1f} s."
+            return "\n".join([f"{headline} is running, since {self.seconds:.1f} s.", *remarks])
         if self.status == "lost":
             lost = f"{headline} was lost: its session is gone and left no result."
-            return "\n".join([lost, f"It was last heard of after {self.seconds:.1f} s.", *self._cause()])
-        return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *self._cause()])
+            return "\n".join([lost, f"It was last heard of after {self.seconds:.1f} s.", *remarks, *self._cause()])
+        return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause()])
+
+    def _remarks(self) -> list[str]:
+        """What the first step had to wait for, and what the user should read."""
+        notes = [f"Note: {event.data.get('text')}" for event in self.events() if event.kind == "note"]
+        return [*filter(None, [first_step(self.events())]), *notes]
 
     def _outcome(self) -> list[str]:
         """The metrics last reported and where the results are, for a run that succeeded."""

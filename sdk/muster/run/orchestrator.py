@@ -96,6 +96,7 @@ class Orchestrator:
             MusterError: whatever ended the run otherwise, once nothing of it is left.
             Exception: a defect of Muster's, also where it has ended a task beside this one.
         """
+        began = clock.now()
         watching = self._tasks.start(self.watch.run(), "watch over the platform")
         try:
             await self._launch()
@@ -112,6 +113,8 @@ class Orchestrator:
                 await self._ending.let_go_of_workers()
                 await self._tasks.cancel()
                 self._leave_phase()
+                if self.state.first_step_at is not None:
+                    self.timings["first_step"] = self.state.first_step_at - began
         if self._tasks.error is not None:
             raise self._tasks.error
 

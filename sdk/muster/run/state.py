@@ -6,6 +6,7 @@ It decides nothing: :mod:`muster.run.orchestrator` looks at it and does.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from muster.runtime import clock
 logger = logging.getLogger("muster")
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
+MOST_NOTES = 20  # of what processes say about themselves
 MOST_METRICS = 1000  # names that are kept of what all processes report
 
 
@@ -61,6 +63,7 @@ class RunState:
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by rank or worker.
         metrics: what was last reported, by name.
+        first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         servers: names of the workers that never end by themselves; set once there is a plan.
         ending: whether ends are now meant to be.
         changed: wakes those who wait for one of these to change.
@@ -79,6 +82,8 @@ class RunState:
         self.disconnected_at: dict[str, float] = {}
         self.stacks: dict[str, str] = {}
         self.metrics: dict[str, float] = {}
+        self.first_step_at: float | None = None
+        self._noted: set[str] = set()
         self.servers: frozenset[str] = frozenset()
         self.ending = False
         self.changed = Changes()
@@ -93,6 +98,8 @@ class RunState:
             wire.Output: self._on_output,
             wire.Usage: self._on_usage,
             wire.Progress: self._on_progress,
+            wire.Stage: self._on_stage,
+            wire.Warned: self._on_warned,
             wire.Returned: self._on_returned,
             wire.Raised: self._on_raised,
             wire.Stacks: self._on_stacks,
@@ -322,6 +329,20 @@ class RunState:
         self._touch(worker, progress.rank)
         self.emit("progress", worker, metrics=metrics, **_known(facts))
 
+        if self.first_step_at is None and progress.step is not None:
+            self.first_step_at = clock.now()
+        for name, value in metrics.items():
+            if "loss" in name and not math.isfinite(value):
+                at = "" if progress.step is None else f" at step {progress.step}"
+                self._note(f"{who(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.", name)
+
+    def _on_stage(self, worker: str, stage: wire.Stage) -> None:
+        self._touch(worker, stage.rank)
+        self.emit("stage", worker, **stage._asdict())
+
+    def _on_warned(self, worker: str, warned: wire.Warned) -> None:
+        self._note(f"{who(worker, warned.rank)} {warned.text}.", warned.text)
+
     def _on_returned(self, worker: str, returned: wire.Returned) -> None:
         for process in self.processes[worker].values():
             process.has_returned = True
@@ -360,6 +381,12 @@ class RunState:
             news = {key: value for key, value in changes.items() if value is not None and not key.endswith("_at")}
             self.emit("worker_state", name, status=str(after.status), **news)
             self.changed.set()
+
+    def _note(self, text: str, subject: str) -> None:
+        """Tell the user of something, once for each subject."""
+        if subject not in self._noted and len(self._noted) < MOST_NOTES:
+            self._noted.add(subject)
+            self.emit("note", text=text)
 
     def emit(self, kind: str, worker: str | None = None, **data: Any) -> None:
         """Send an event out."""

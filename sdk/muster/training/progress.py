@@ -12,9 +12,12 @@ import json
 import math
 import os
 import socket
+import sys
 import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, Union
+
+from . import stages
 
 ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
@@ -38,9 +41,12 @@ def report(
             loss = train(batch)
             report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
 
+    Steps and epochs are counted from 1, or from 0 as `range` does: of a process that has reported step 0 (or epoch 0),
+    step 59 of 60 is shown as the sixtieth. So the last one is 100 % either way. Events have them as they are reported.
+
     Args:
         step: Steps done, in this epoch where there are epochs, in total otherwise.
-        epoch: The epoch under way; the first is 1.
+        epoch: The epoch under way.
         steps: Steps of one epoch where there are epochs, in total otherwise.
         epochs: Epochs in total.
         examples: Training examples that this process has taken since training began.
@@ -61,7 +67,48 @@ def report(
         "examples": examples,
         "bytes_sent": bytes_sent,
     }
+    if step is not None and not _stages.is_over:
+        _first_step()
     _reporter.report(_converted(counts, int), metrics)
+
+
+def warn(text: str) -> None:
+    """Say something about this process that whoever trains should know; the session shows it with the run."""
+    sys.stderr.write("muster: this process {}\n".format(text))
+    _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
+
+
+def watch_stages() -> None:
+    """Tell the agent from now on what the main thread is at, until its first step is done."""
+    if not os.environ.get(ADDRESS_VARIABLE):
+        return
+    arguments = (_stages, threading.main_thread().ident)
+    threading.Thread(target=stages.watch, args=arguments, name="muster-stages", daemon=True).start()
+
+
+def serves() -> None:
+    """This process has no first step: it serves others."""
+    _stages.end()
+
+
+def script_ended() -> None:
+    """The script has ended well; warn where it was to train with others and did not."""
+    if not _stages.is_over:
+        _stages.end()
+        if stages.trains_alone():
+            warn(stages.ENDED_ALONE)
+
+
+def _first_step() -> None:
+    _stages.first_step()
+    if stages.trains_alone():
+        warn(stages.ALONE)
+
+
+def _tell(message: Mapping[str, Any], seconds: float = 0.0) -> None:
+    """Send one message of this process to its agent; wait at most so many seconds for room in its queue."""
+    if os.environ.get(ADDRESS_VARIABLE):
+        _send_datagram(dict(message, rank=_rank()), seconds)
 
 
 class Reporter:
@@ -151,5 +198,6 @@ def _send_datagram(message: Mapping[str, Any], seconds: float) -> None:
         pass
 
 
+_stages = stages.Stages(_tell)
 _reporter = Reporter(_send_datagram)
 atexit.register(_reporter.flush, SECONDS_AT_EXIT)

@@ -1,0 +1,190 @@
+"""The stages of a training process up to its first step, told to the agent of its worker while they last.
+
+The wait for the first step is mostly imports, and the tracing and compiling of that step. A thread of its own looks
+ten times a second what the main thread is at, and ends with the first step. Standard library and Python 3.6 syntax.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from types import FrameType, ModuleType
+from typing import Any, Callable, Dict, List, Optional, Tuple  # noqa: F401  (type comments)
+
+RUNNING = "running the script"
+BUILDING = "building the first step"
+JOINING = "waiting for the other ranks"
+TRAINING = "training"
+LOOK_SECONDS = 0.1
+SLOW_LOOK_SECONDS = 0.5  # once it has taken a minute, it may take an hour
+SHORTEST = 0.3  # seconds that a stage lasts before it is told
+SILENT_SECONDS = 5.0  # after what looked like the first step: a script that has told nothing by then never will
+
+BUILDERS = (  # parts of the paths of files, all of them
+    ("tensorflow", "/polymorphic_function/"),
+    ("tensorflow", "/eager/def_function.py"),
+    ("tensorflow", "/client/session.py"),
+    ("torch", "/_dynamo/"),
+    ("torch", "/_inductor/"),
+    ("jax", "/interpreters/"),
+)
+JOINERS = (("horovod", "/common/basics.py"),)
+HOROVOD = ("horovod.tensorflow.mpi_ops", "horovod.torch.mpi_ops", "horovod.mxnet.mpi_ops")
+ALONE = (
+    "has begun to train without having called hvd.init(), as did others perhaps: every rank trains a model of its own, "
+    "and none learns from the others. muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
+)
+ENDED_ALONE = (
+    "has ended without having called hvd.init(), as did others perhaps: every rank did all of the work by itself. "
+    "muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
+)
+
+Tell = Callable[[Dict[str, Any]], None]
+
+
+class Stages:
+    """What a process is at, up to its first step.
+
+    Args:
+        tell: Takes each message.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._stage = ""
+        self._since = clock()
+        self._candidate = ("", None)  # type: Tuple[str, Optional[FrameType]]
+        self._candidate_since = self._since
+        self._looked_at = self._since
+        self._began = self._since
+        self._built_at = None  # type: Optional[float]
+        self._lock = threading.Lock()
+        self.is_over = False
+
+    def look(self, stage: str, call: Optional[FrameType] = None) -> None:
+        """Take in what the process is at now, and in which call of that kind."""
+        now = self._clock()
+        with self._lock:
+            if self.is_over:
+                return
+            if (stage, call) != self._candidate:
+                # It has begun after the last look; the interpreter's lock may have kept that waiting for long.
+                self._candidate, self._candidate_since = (stage, call), self._looked_at
+            self._looked_at = now
+            if stage != self._stage and now - self._candidate_since >= SHORTEST:
+                self._enter(stage, self._candidate_since)
+            if stage == BUILDING:
+                self._built_at = None if self._stage != BUILDING else now
+            elif self._built_at is not None and now - self._built_at > SILENT_SECONDS:
+                self._end()
+
+    def first_step(self) -> None:
+        """The first step is done."""
+        with self._lock:
+            if not self.is_over:
+                if self._stage:  # nobody knows of what came before where nothing has been told
+                    self._enter(TRAINING, self._clock())
+                self._end()
+
+    def end(self) -> None:
+        """There will be no first step."""
+        with self._lock:
+            self._end()
+
+    def seconds_to_next_look(self) -> float:
+        """How long to wait."""
+        return LOOK_SECONDS if self._looked_at - self._began < 60 else SLOW_LOOK_SECONDS
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._candidate = ("", None)  # keeps no frame alive
+
+    def _enter(self, stage: str, since: float) -> None:
+        self._tell({"kind": "stage", "stage": stage, "seconds": round(max(since - self._since, 0.0), 3)})
+        self._stage, self._since = stage, since
+
+
+def importing() -> Optional[str]:
+    """The package that is being imported: the outermost that is not the script's own, where there is one."""
+    found = []
+    own = str(sys.path[0]) if sys.path else ""
+    for name, module in list(sys.modules.items()):
+        if "." in name or not isinstance(module, ModuleType):
+            continue
+        try:
+            spec = object.__getattribute__(module, "__dict__").get("__spec__")  # of a lazy module, without loading it
+            if getattr(spec, "_initializing", False):
+                found.append((name, str(getattr(spec, "origin", "") or "")))
+        except Exception:  # modules may be anything
+            continue
+    others = [name for name, origin in found if not own or os.path.dirname(origin).rstrip("/") != own.rstrip("/")]
+    return others[0] if others else found[0][0] if found else None
+
+
+def outermost(frame: Optional[FrameType], files: Tuple[Tuple[str, str], ...]) -> Optional[FrameType]:
+    """The outermost call of a stack in a file of that kind."""
+    found = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if any(package in path and part in path for package, part in files):
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def watch(stages: Stages, thread: int) -> None:
+    """Look at what a thread is at until its first step is done."""
+    while not stages.is_over:
+        name = importing()
+        if name:
+            stages.look("importing " + name)
+        else:
+            frame = sys._current_frames().get(thread)
+            joins, builds = outermost(frame, JOINERS), outermost(frame, BUILDERS)
+            del frame
+            if joins is not None and joins.f_code.co_name == "init":
+                stages.look(JOINING, joins)
+            elif builds is not None:
+                stages.look(BUILDING, builds)
+            else:
+                stages.look(RUNNING)
+            del joins, builds
+        time.sleep(stages.seconds_to_next_look())
+
+
+def trains_alone() -> bool:
+    """Whether ``horovodrun`` started this process as one of several, and it has never joined the others."""
+    if not os.environ.get("HOROVOD_SIZE", "1").isdigit() or int(os.environ.get("HOROVOD_SIZE", "1")) < 2:
+        return False
+    modules = [sys.modules.get(name) for name in HOROVOD]
+    basics = [getattr(module, "_basics", None) for module in modules if module is not None]
+    return not any(_was_initialised(horovod) for horovod in basics)
+
+
+class _Registered:
+    """Sees which functions are registered with ``atexit``, which compares them with whatever it is to drop."""
+
+    def __init__(self):
+        # type: () -> None
+        self.functions = []  # type: List[Any]
+        atexit.unregister(self)  # type: ignore[arg-type]
+
+    def __eq__(self, function):
+        # type: (object) -> bool
+        self.functions.append(function)
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _was_initialised(horovod: Any) -> bool:
+    """Whether Horovod is initialised; or was, and has been shut down again: init() registers that for the end."""
+    try:
+        return bool(horovod.is_initialized()) or any(
+            getattr(function, "__self__", None) is horovod for function in _Registered().functions
+        )
+    except Exception:  # a version that does not tell
+        return True
