@@ -244,7 +244,7 @@ def test_a_script_may_count_its_epochs_from_0_or_from_1(first: int) -> None:
 
 def test_what_most_workers_are_at_before_the_first_step_is_what_the_run_is_at() -> None:
     def stage(when: float, worker: int, name: str) -> Event:
-        return at(when, "stage", f"worker-{worker}", rank=worker, stage=name, seconds=1)
+        return at(when, "stage", f"worker-{worker}", rank=worker, stage=name)
 
     events = [*starting(3), at(10, "run_phase", phase="training")]
     assert view_of(events).doing == "training"

@@ -14,8 +14,8 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 class Progress:
     """How far one process has come: the numbers it last reported, and how fast it takes examples.
 
-    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. ``began`` is when it
-    first told what part of its work was done, and that part.
+    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs.
+    ``began`` is when it first told what part of its work was done, and that part.
     """
 
     step: int | None = None
