@@ -246,7 +246,8 @@ def test_what_most_workers_are_at_before_the_first_step_is_what_the_run_is_at() 
     def stage(when: float, worker: int, name: str) -> Event:
         return at(when, "stage", f"worker-{worker}", rank=worker, stage=name)
 
-    events = [*starting(3), at(10, "run_phase", phase="training")]
+    started = [at(9, "process_started", f"worker-{rank}", pid=1, rank=rank) for rank in range(3)]
+    events = [*starting(3), *started, at(10, "run_phase", phase="training")]
     assert view_of(events).doing == "training"
     events += [stage(11, worker, "importing tensorflow") for worker in range(3)]
     events += [stage(12, 2, "building the first step")]
