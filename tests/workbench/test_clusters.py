@@ -77,7 +77,7 @@ def test_a_function_runs_on_every_worker_and_returns(workbench_session: Workbenc
 
     cluster = muster.run_cluster(2, worker_script=who, strategy=Plain(), env={"SECRET": "hunter2"}).cluster
     assert cluster.platform.name == "workbench"
-    assert sorted(path.name for path in (cluster.run_dir / "results").iterdir()) == ["worker-0.pkl", "worker-1.pkl"]
+    assert sorted(path.name for path in (cluster.run_dir / "results").iterdir()) == ["worker-0.json", "worker-1.json"]
     assert_nothing_left(workbench_session)
     kept = b"".join(path.read_bytes() for path in workbench.keys.parents[1].rglob("*.py"))
     assert b"become_worker" in kept

@@ -10,6 +10,7 @@ Which cluster a server belongs to stands in TF_CONFIG. Standard library only and
 muster.training, which it has tell what the process is at, and imports nothing else of Muster.
 """
 
+import base64
 import contextlib
 import faulthandler
 import importlib
@@ -28,6 +29,9 @@ import traceback
 from types import FrameType, TracebackType  # noqa: F401  (type comments)
 from typing import Any, TextIO  # noqa: F401  (type comments)
 
+KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
+BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
+LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # of one thread's stack that are told
 
 
@@ -112,7 +116,7 @@ def run_task(target, arguments):
 
 def run_function(path, arguments):
     # type: (str, list[str]) -> None
-    """The pickled function; what it returns is pickled for the session."""
+    """The pickled function; what it returns is kept for the session."""
     sys.argv = arguments
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
@@ -179,22 +183,69 @@ def _wait_for_other_tasks():
 
 def _save_result(value):
     # type: (object) -> None
-    """Pickle a function's value where the session looks for it: written beside and renamed, so never half there."""
+    """Write a function's value where the session looks for it: written beside and renamed, so never half there.
+
+    Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays are written so that reading them runs no code: as JSON,
+    or with arrays as ``.npz``. Anything else is pickled.
+    """
     folder = os.environ.get("MUSTER_RESULTS")
     if not folder:
         return
-    import cloudpickle
-
     rank = _rank()
     name = os.environ["MUSTER_WORKER"] if rank is None else "rank-{}".format(rank)
-    path = os.path.join(folder, name + ".pkl")
+    path = os.path.join(folder, name)
+    arrays = []  # type: list[Any]
     try:
+        described = json.dumps(_plain(value, arrays))
+    except (TypeError, ValueError, RecursionError):
+        path += ".pkl"
+        _pickle(value, path + ".part")
+    else:
+        path += ".npz" if arrays else ".json"
         with open(path + ".part", "wb") as file:
+            if arrays:
+                numpy = sys.modules["numpy"]
+                numpy.savez(file, *arrays, value=numpy.array(described))
+            else:
+                file.write(described.encode("ascii"))
+    os.replace(path + ".part", path)
+
+
+def _pickle(value, path):
+    # type: (object, str) -> None
+    import cloudpickle
+
+    try:
+        with open(path, "wb") as file:
             cloudpickle.dump(value, file)
     except Exception as error:  # whatever its parts raise when they are pickled
         what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
         raise TypeError("{}: {}".format(what, error)) from error
-    os.replace(path + ".part", path)
+
+
+def _plain(value, arrays):
+    # type: (Any, list[Any]) -> Any
+    """The value as JSON has it, its arrays taken out; what JSON has no word for is an object that says what it is.
+
+    Raises TypeError where there is anything else in it. Subclasses are something else: they would come back as less.
+    """
+    numpy = sys.modules.get("numpy")  # type: Any
+    kind = type(value)
+    if value is None or kind in (bool, float, str) or (kind is int and value.bit_length() < LONGEST_NUMBER):
+        return value
+    if kind is list:
+        return [_plain(part, arrays) for part in value]
+    if kind is tuple:
+        return {"tuple": [_plain(part, arrays) for part in value]}
+    if kind is dict:
+        return {"dict": [[_plain(key, arrays), _plain(part, arrays)] for key, part in value.items()]}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(value).decode("ascii")}
+    is_array = numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic))
+    if is_array and value.dtype.kind in KINDS and value.dtype.isbuiltin != BROUGHT_BY_OTHERS:
+        arrays.append(numpy.asarray(value))
+        return {"array" if kind is numpy.ndarray else "scalar": len(arrays) - 1}
+    raise TypeError(kind)
 
 
 def _rank():

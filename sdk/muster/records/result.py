@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -9,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.errors import MusterError
+from muster.errors import JobError, MusterError
 from muster.events import metrics_to_json
 
+SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
 
 
@@ -46,9 +50,20 @@ class Result:
 
     @property
     def values(self) -> list[Any]:
-        """What the function returned on each rank (or on each worker that ran it), in order; empty for scripts."""
-        paths = [path for path in (self.run_dir / "results").glob("*.pkl") if OWN.fullmatch(path.stem)]
-        return [pickle.loads(path.read_bytes()) for path in sorted(paths, key=_rank_of)]
+        """What the function returned on each rank (or on each worker that ran it), in order; empty for scripts.
+
+        Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays come back without any code of theirs being run.
+        Anything else has been pickled, and unpickling runs what the worker has put there, as you. Where workers are
+        trusted less than this session, set ``MUSTER_UNPICKLE=0``.
+
+        Raises:
+            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0.
+        """
+        folder = self.run_dir / "results"
+        found = {
+            path.stem: path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}") if OWN.fullmatch(path.stem)
+        }
+        return [_read(path) for path in sorted(found.values(), key=_rank_of)]
 
     @property
     def value(self) -> Any:
@@ -70,6 +85,39 @@ class Result:
             "worker": error.worker if error else None,
             "details": error.details if error else None,
         }
+
+
+def _read(path: Path) -> Any:
+    """One value, as ``agent/runner.py`` has written it."""
+    if path.suffix == ".json":
+        return _restored(json.loads(path.read_text(encoding="ascii")), {})
+    if path.suffix == ".npz":
+        import numpy
+
+        with numpy.load(path, allow_pickle=False) as arrays:
+            return _restored(json.loads(str(arrays["value"])), arrays)
+    if os.environ.get("MUSTER_UNPICKLE") == "0":
+        raise JobError(
+            f"What {path.stem} returned is in {path}, pickled: reading it would run code that the worker has chosen.",
+            advice="return numbers, texts, lists, dicts and NumPy arrays, or unset MUSTER_UNPICKLE",
+        )
+    return pickle.loads(path.read_bytes())
+
+
+def _restored(described: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(described, list):
+        return [_restored(part, arrays) for part in described]
+    if not isinstance(described, dict):
+        return described
+    ((kind, content),) = described.items()
+    if kind == "tuple":
+        return tuple(_restored(part, arrays) for part in content)
+    if kind == "dict":
+        return {_restored(key, arrays): _restored(part, arrays) for key, part in content}
+    if kind == "bytes":
+        return base64.b64decode(content)
+    array = arrays[f"arr_{content}"]
+    return array if kind == "array" else array[()]
 
 
 def _rank_of(path: Path) -> tuple[str, int]:

@@ -1,0 +1,154 @@
+"""What a function returns comes back as it was, and without code being run where plain data will do."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import muster
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from muster.agent import runner
+from muster.errors import JobError
+from muster.records.result import Result
+from plain import Plain
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def through(folder: Path, value: Any) -> tuple[Any, str]:
+    """A value as it comes back, and the ending of the file that it was in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_RESULTS", str(folder / "results"))
+        patch.setenv("MUSTER_WORKER", "worker-0")
+        (folder / "results").mkdir(exist_ok=True)
+        runner._save_result(value)
+    (path,) = (folder / "results").iterdir()
+    try:
+        return Result("succeeded", "run", folder).value, path.suffix
+    finally:
+        path.unlink()
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()) | st.none(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(value=PLAIN)
+def test_plain_data_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    found, suffix = through(tmp_path_factory.getbasetemp(), value)
+    assert (repr(found), suffix) == (repr(value), ".json")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0, dtype=np.float32).reshape(2, 3),
+        np.asfortranarray(np.ones((2, 3), np.complex64)),
+        np.array([], ">i2"),
+        np.array(["a", "\xe9"]),
+        np.array(["2030-01-01"], "datetime64[D]"),
+        np.array(5),
+        np.float16(0.5),
+        np.float64(0.1),
+        np.bool_(True),
+        np.str_("text"),
+    ],
+    ids=repr,
+)
+def test_arrays_come_back_as_they_were(tmp_path: Path, array: Any) -> None:
+    value = {"weights": [array, 1], "loss": 0.5}
+    found, suffix = through(tmp_path, value)
+    came = found["weights"][0]
+    assert (type(came), came.dtype, came.shape) == (type(array), array.dtype, array.shape)
+    assert np.array_equal(came, array)
+    assert (found["weights"][1], found["loss"], suffix) == (1, 0.5, ".npz")
+
+
+def circle() -> list[Any]:
+    parts: list[Any] = []
+    parts.append(parts)
+    return parts
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(1, 2),
+        {1, 2},
+        datetime.date(2030, 1, 1),
+        collections.OrderedDict(a=1),
+        np.array([object, None]),
+        np.ma.array([1]),
+        10**5000,
+        [Pair(np.zeros(2), 1)],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anything_else_is_pickled(tmp_path: Path, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, suffix = through(tmp_path, value)
+    assert type(found) is type(value)
+    assert suffix == ".pkl"
+    monkeypatch.setenv("MUSTER_UNPICKLE", "0")
+    with pytest.raises(JobError, match="pickled") as refused:
+        through(tmp_path, value)
+    assert "MUSTER_UNPICKLE" in str(refused.value)
+
+
+def test_what_contains_itself_is_pickled(tmp_path: Path) -> None:
+    found, suffix = through(tmp_path, circle())
+    assert found[0] is found
+    assert suffix == ".pkl"
+
+
+class Harm:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_beside_plain_data_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rank-0.json").write_text("7")
+    (tmp_path / "results" / "rank-0.pkl").write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+    assert Result("succeeded", "run", tmp_path).values == [7]
+    assert not (tmp_path / "harm").exists()
+
+
+def test_an_array_that_runs_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    hostile = np.array([Harm(tmp_path / "harm")], object)
+    np.savez(tmp_path / "results" / "rank-0.npz", hostile, value=np.array('{"array": 0}'))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        Result("succeeded", "run", tmp_path).values  # noqa: B018
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_run_returns_without_unpickling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_UNPICKLE", "0")
+
+    def returns() -> Any:
+        import numpy
+
+        return {"weights": numpy.ones(3), "rank": 0}
+
+    cluster = muster.run_cluster(2, worker_script=returns, strategy=Plain()).cluster
+    assert cluster is not None
+    assert [value["weights"].tolist() for value in cluster.result.values] == [[1, 1, 1]] * 2
