@@ -60,6 +60,7 @@ def run_cluster(
     wait: bool = True,
     run_timeout: float | None = None,
     stall_seconds: float | None = None,
+    queue_timeout: float | None = None,
     session_address: str | None = None,
     worker_ports: tuple[int, int] | None = None,
     observers: Iterable[Observer] = (),
@@ -74,7 +75,8 @@ def run_cluster(
         cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices.
         worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
             through.
-        timeout_seconds: how long the start may take; 0 for any time. Training has ``run_timeout``.
+        timeout_seconds: how long the start may take, from when the platform has a place for the workers; 0 for any
+            time. Waiting for a place has ``queue_timeout``, training ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
         platform: where workers run, ``local`` or ``workbench``, or a platform object; None for the workbench in one
@@ -84,7 +86,7 @@ def run_cluster(
         python: the interpreter that runs the script; None for this one.
         name: what to call the run. A living run of the same name in this session is stopped first.
         wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
-        run_timeout, stall_seconds, session_address, worker_ports, observers: see :class:`Cluster`.
+        run_timeout, stall_seconds, queue_timeout, session_address, worker_ports, observers: see :class:`Cluster`.
         dashboard: whether to show the run while it lives.
 
     Returns:
@@ -112,6 +114,7 @@ def run_cluster(
             timeout_seconds=timeout_seconds,
             run_timeout=run_timeout,
             stall_seconds=stall_seconds,
+            queue_timeout=queue_timeout,
             session_address=session_address,
             worker_ports=worker_ports,
         ),

@@ -90,7 +90,7 @@ def test_its_config_is_private_and_is_taken_away(engines: Engines, run: Run) -> 
     assert path.stat().st_mode & 0o777 == 0o600
     assert ended(engines.start(spec))[0] == 0
     assert not path.exists()
-    assert take_config(str(path), "engine-8") is None
+    assert take_config(str(path), {"CDSW_ENGINE_ID": "engine-8"}) is None
 
 
 def test_without_its_config_it_ends_at_once(engines: Engines, run: Run) -> None:
@@ -111,7 +111,7 @@ def test_it_ends_when_its_session_hangs_up(engines: Engines, run: Run, stub_sess
     engine = engines.start(run.spec(session=stub_session.address))
     hello = stub_session.wait_for("hello")
     assert (hello["host"], hello["interfaces"]) == (ADDRESS, ["lo"])
-    stub_session.send("worker-0", "start", argv=["/bin/sleep", "600"])
+    stub_session.send("worker-0", "start", argv=["/bin/sleep", "600"], env={})
     started = stub_session.wait_for("started")
     stub_session.hang_up("worker-0")
     assert ended(engine) == (0, "")
@@ -138,28 +138,29 @@ def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, s
 
 
 @pytest.mark.skipif(not shutil.which("ssh-keyscan"), reason="there is no ssh client")
-@pytest.mark.parametrize("taken", [False, True])
-def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_engine_has_the_first(
-    engines: Engines, run: Run, stub_session: StubSession, taken: bool
+@pytest.mark.parametrize("taken", [(), (2222,), (2222, 2223)])
+def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_first_is_taken(
+    engines: Engines, run: Run, stub_session: StubSession, taken: tuple[int, ...]
 ) -> None:
-    engines_own = socket.create_server((ADDRESS, 2222)) if taken else None
+    others = [socket.create_server((ADDRESS, port)) for port in taken]
     try:
         identity = fresh_identity()
         engines.start(run.spec(session=stub_session.address, ssh=identity))
         hello = stub_session.wait_for("hello")
-        assert (hello["host"], hello["ssh_port"]) == (ADDRESS, 2223 if taken else 2222)
+        assert hello["host"] == ADDRESS
+        assert hello["ssh_port"] == 2222 + len(taken) if len(taken) < 2 else hello["ssh_port"] > 2223
         keys = subprocess.run(
             ["ssh-keyscan", "-t", "ed25519", "-p", str(hello["ssh_port"]), ADDRESS],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert hello["host_key"] in keys.stdout
     finally:
-        if engines_own:
-            engines_own.close()
+        for other in others:
+            other.close()
 
 
 def test_gpus_are_those_that_the_engine_sees() -> None:
-    config: dict[str, Any] = {"name": "worker-0", "gpu": 2, "ssh": None, "session": None}
+    config: dict[str, Any] = {"name": "worker-0", "gpu": 2, "ssh": None, "session": None, "engine": launching.ENGINE}
     assert complete(config, {})["gpus"] == ["0", "1"]
     assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})["gpus"] == ["GPU-a", "GPU-b"]
     assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"})["gpus"] == []

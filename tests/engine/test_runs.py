@@ -101,6 +101,70 @@ def test_limits() -> None:
     assert "stack of worker-0" in outcome.error.details
 
 
+class TestQueues:
+    """Workers that the platform has no place for yet."""
+
+    def test_the_start_counts_from_when_there_is_a_place(self) -> None:
+        def change(scene: Scene) -> None:
+            scene.platform.queued = {"worker-1"}
+            scene.at(300, scene.platform.place, "worker-1")
+
+        outcome = play(change)
+        assert outcome.error is None
+        assert outcome.seconds == pytest.approx(310.3, abs=1)
+
+    def test_who_has_a_place_and_says_nothing_is_not_waited_for(self) -> None:
+        def change(scene: Scene) -> None:
+            scene.platform.queued = {"worker-1"}
+            scene.workers["worker-0"].manners = Manners(hello_after=None)
+
+        outcome = play(change)
+        assert isinstance(outcome.error, WorkersMissing)
+        assert "within 60 s: worker-0 is starting; worker-1 is scheduling" in str(outcome.error)
+        assert outcome.seconds == pytest.approx(60.1, abs=0.5)
+
+    def test_who_comes_late_has_its_whole_time(self) -> None:
+        def change(scene: Scene) -> None:
+            scene.platform.queued = {"worker-1"}
+            scene.workers["worker-1"].manners = Manners(hello_after=None)
+            scene.at(100, scene.platform.place, "worker-1")
+
+        outcome = play(change)
+        assert isinstance(outcome.error, WorkersMissing)
+        assert outcome.error.worker == "worker-1"
+        assert outcome.seconds == pytest.approx(160.1, abs=1)
+
+    def test_a_platform_that_cannot_be_asked_about_its_queue_is_lost(self) -> None:
+        def change(scene: Scene) -> None:
+            scene.platform.queued = {"worker-1"}
+            scene.at(100, scene.platform.errors.update, poll=ConnectionError("the queue is down"))
+            scene.at(120, scene.platform.errors.clear)  # not for so long as to be lost
+            scene.at(200, scene.platform.errors.update, poll=ConnectionError("the queue is down"))
+
+        outcome = play(change)
+        assert isinstance(outcome.error, WorkersMissing)
+        assert outcome.error.worker == "worker-1"
+        assert "the queue is down" in str(outcome.error)
+        assert outcome.seconds == pytest.approx(260.1, abs=1)
+
+    def test_the_queue_has_a_limit_of_its_own(self) -> None:
+        outcome = play(lambda scene: scene.platform.queued.add("worker-1"), limits=Limits(queue=300))
+        assert isinstance(outcome.error, WorkersMissing)
+        assert "1 of 2 workers were still queued after 300 s: worker-1." in str(outcome.error)
+        assert outcome.seconds == pytest.approx(300.1, abs=1)
+
+    def test_workers_submitted_too_late_are_stopped(self) -> None:
+        scenes: list[Scene] = []
+
+        def change(scene: Scene) -> None:
+            scenes.append(scene)
+            scene.platform.seconds["submit"] = 70.0
+
+        outcome = play(change, owns_platform=False)
+        assert isinstance(outcome.error, StartTimeout)
+        assert ("stop", ("worker-0", "worker-1")) in scenes[0].platform.calls
+
+
 def test_parameter_servers() -> None:
     outcome = play(strategy="parameter_server", n_ps=1)
     assert outcome.error is None

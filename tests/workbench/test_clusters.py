@@ -127,7 +127,7 @@ def test_an_agent_that_is_killed_is_named(workbench_session: WorkbenchSession, t
 @pytest.mark.slow
 def test_a_worker_that_somebody_else_stops_is_named(workbench_session: WorkbenchSession, tmp_path: Path) -> None:
     cluster = start_sleeping(tmp_path)
-    WorkbenchPlatform().stop([cluster.status[1]])
+    WorkbenchPlatform().stop([cluster.status[1].id])
     with pytest.raises(WorkerLost, match="worker-1 was lost"):
         cluster.wait(30)
     assert_nothing_left(workbench_session)

@@ -30,7 +30,7 @@ def test_a_worker_that_has_started_without_an_answer_is_known_by_its_agent(
     spec = run.spec()
 
     def start_and_fail(order: dict[str, Any]) -> tuple[int, str]:
-        take_config(str(launching.config_path(spec)), scripted.add()["id"])
+        take_config(str(launching.config_path(spec)), {"CDSW_ENGINE_ID": scripted.add()["id"]})
         return 500, "lost"
 
     scripted.launches = start_and_fail
@@ -44,7 +44,7 @@ def test_a_worker_that_may_start_later_finds_nothing_to_do(scripted: ScriptedWor
     spec = run.spec()
     with pytest.raises(LaunchRefused, match="Should it have been launched all the same, it will find nothing to do"):
         WorkbenchPlatform().launch([spec])
-    assert take_config(str(launching.config_path(spec)), "engine-7") is None
+    assert take_config(str(launching.config_path(spec)), {"CDSW_ENGINE_ID": "engine-7"}) is None
 
 
 @pytest.mark.parametrize("number", [1, 5, 20])  # also while there are not all threads yet

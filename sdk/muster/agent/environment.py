@@ -33,6 +33,9 @@ def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str
     Args:
         config: the worker, as its platform describes it to its agent.
         address: host address of the worker.
+
+    Of the config it takes ``environ``, the session's environment or the engine's; ``env``, the user's; ``identity``,
+    what the platform tells its workers; and ``address_variables``, the names under which it tells them their address.
     """
     environment = _inherited(config["environ"])
     environment.update(_from_resources(config))
@@ -75,11 +78,6 @@ def _identity(config: "dict[str, Any]", address: str) -> "dict[str, str]":
         "MUSTER_REPORT": os.path.join(scratch, "report.sock"),
         "TMPDIR": os.path.join(scratch, "tmp"),
         "IPYTHONDIR": os.path.join(scratch, "ipython"),
-        "CDSW_ENGINE_ID": config["id"],
-        "CDSW_MASTER_ID": config["environ"].get("CDSW_ENGINE_ID", config["run"]),
-        "CDSW_MASTER_IP": config["master_address"],
-        "CDSW_IP_ADDRESS": address,
-        "CDSW_CPU_MILLICORES": str(int(config["cpu"] * 1000)),
-        "CDSW_MEMORY_MB": str(config["memory"] // 1000000),
-        "CDSW_PROJECT": config["environ"].get("CDSW_PROJECT", os.path.basename(config["cwd"])),
+        **config["identity"],
+        **dict.fromkeys(config["address_variables"], address),
     }

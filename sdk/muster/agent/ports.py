@@ -14,6 +14,13 @@ def random_loopback_address() -> str:
     return "127.{}.{}.{}".format(choose.randint(1, 254), choose.randint(0, 255), choose.randint(1, 254))
 
 
+def free_port(address: str) -> int:
+    """A TCP port that nobody listens on at this address; somebody may take it at any time."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
 class PortHold:
     """One held port. It stays held until ``close``."""
 

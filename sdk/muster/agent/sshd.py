@@ -9,7 +9,7 @@ import struct
 import sys
 
 from .loop import Loop
-from .ports import random_loopback_address
+from .ports import free_port, random_loopback_address
 from .processes import Processes, signal_name, spawn
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 PORT = 2222
-OTHER_PORT = 2223  # where a worker whose address is given has another sshd on the first one
+OTHER_PORT = 2223  # where a worker whose address is given has another sshd on the first one; then any that is free
 START_TIMEOUT = 10.0  # seconds from start to "Server listening"
 ATTEMPTS = 20  # addresses to try
 TAIL = 30  # lines of its log that are kept
@@ -160,9 +160,8 @@ class Sshd:
         if self._config["may_move"]:
             self._address = random_loopback_address()
             return self._attempts < ATTEMPTS
-        is_first = self.port == PORT
-        self.port = OTHER_PORT
-        return is_first
+        self.port = OTHER_PORT if self.port == PORT else free_port(self._address)
+        return self._attempts < ATTEMPTS
 
     def _check_start(self) -> None:
         if not self._ready:

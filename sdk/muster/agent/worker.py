@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def main(path: str) -> None:
     """Be the agent whose config is in the file ``path``, and exit with 0 if its worker ended well."""
-    config = take_config(path, os.environ.get("CDSW_ENGINE_ID", ""))
+    config = take_config(path, dict(os.environ))
     if config is None:
         sys.exit("muster: nobody waits for this worker any more: {} is gone".format(path))
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
@@ -31,14 +31,16 @@ def main(path: str) -> None:
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 
-def take_config(path: str, engine: str) -> "dict[str, Any] | None":
+def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None":
     """The config in the file, which is removed; None where it is gone, or somebody else was quicker.
 
-    Before it goes ``engine``, the id of this worker, is in the news: who finds the config gone knows who has it.
+    Before it goes this worker's id, as its environment says it, is in the news: who finds the config gone knows who
+    has it.
     """
     try:
         with open(path) as file:
             config = json.load(file)
+        engine = environ.get(config["engine"]["id"], "")
         with os.fdopen(os.open(config["news"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as news:
             news.write(frames.encode("worker", id=engine))
         os.unlink(path)
@@ -51,23 +53,25 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
     """The config with what only the worker itself knows.
 
     Args:
-        config: the worker, as its platform describes it.
-        environ: the worker's environment, in which an engine of the workbench says which one it is.
+        config: the worker, as its platform describes it. ``engine`` has the names of the variables in which the
+            platform says a worker's ``id``, its ``address`` and that of its ``session``, and what the names of all of
+            the platform's ``own`` variables begin with.
+        environ: the worker's environment.
     """
+    names = config["engine"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
-    master = environ.get("CDSW_MASTER_IP") or (config["session"] or {}).get("host", "127.0.0.1")
+    session = environ.get(names["session"]) or (config["session"] or {}).get("host", "127.0.0.1")
     return dict(
         config,
-        id=environ.get("CDSW_ENGINE_ID", config["name"]),
-        address=environ.get("CDSW_IP_ADDRESS") or own_address(master),
-        master_address=master,
+        address=environ.get(names["address"]) or own_address(session),
         may_move=False,
         cores=[],
         gpus=devices.split(",")[: config["gpu"]],
         sshd=find_sshd() if config["ssh"] else None,
         session_process=None,
-        # The agent expects the session's environment. An engine's is the same, but for the engine that it names.
-        environ=dict(environ, CDSW_ENGINE_ID=environ.get("CDSW_MASTER_ID", "")),
+        environ=environ,
+        identity={name: value for name, value in environ.items() if name.startswith(names["own"])},
+        address_variables=[names["address"]],
     )
 
 

@@ -170,7 +170,13 @@ def make_request(
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="How long the cluster may take to come up; 0 for as long as it takes.",
+    help="How long workers that have a place to run may take to come up; 0 for as long as it takes.",
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long workers may wait for a place to run.",
 )
 @click.option(
     "--run-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long the run may take."

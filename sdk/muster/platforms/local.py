@@ -185,12 +185,25 @@ class LocalPlatform(Platform):
 
     def _config(self, spec: WorkerSpec, address: str, guard: GuardProcess) -> dict[str, Any]:
         """A worker as its agent needs it: plain data."""
+        handle = guards.handle_of(f"{spec.run}.{spec.name}", guard.pid)
         return {
             **agent_config(spec, self._log_cap),
-            "id": guards.handle_of(f"{spec.run}.{spec.name}", guard.pid),
+            "id": handle,
             "address": address,
-            "master_address": self.reach().advertise,
+            "identity": self._identity(spec, handle),
+            "address_variables": ["CDSW_IP_ADDRESS"],
             "may_move": True,
+        }
+
+    def _identity(self, spec: WorkerSpec, handle: str) -> dict[str, str]:
+        """What the workbench would tell the worker, so that scripts written for it run here, too."""
+        return {
+            "CDSW_ENGINE_ID": handle,
+            "CDSW_MASTER_ID": os.environ.get("CDSW_ENGINE_ID", spec.run),
+            "CDSW_MASTER_IP": self.reach().advertise,
+            "CDSW_CPU_MILLICORES": str(int(spec.resources.cpu * 1000)),
+            "CDSW_MEMORY_MB": str(spec.resources.memory_bytes // 1000000),
+            "CDSW_PROJECT": os.environ.get("CDSW_PROJECT", os.path.basename(spec.cwd)),
         }
 
     def _refresh(self) -> None:

@@ -52,10 +52,12 @@ class Cluster:
         job: what to run.
         strategy: name of a strategy, or one made with options such as ``Horovod(slots=2)``.
         platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
-        timeout_seconds: how long the start may take, until every server listens or every rank runs. 0: any time.
+        timeout_seconds: how long the start may take, from when the platform has a place for the workers until every
+            server listens or every rank runs. 0: any time.
         run_timeout: how long the run may take after that, in seconds. None: any time.
         stall_seconds: after how many seconds without output or progress from a worker that trains the run counts as
             hung; more than its imports take. None: never.
+        queue_timeout: how long workers may wait until the platform has a place for them, in seconds. None: any time.
         session_address: ``host:port`` that workers reach this session at; the port may be 0 for any.
         worker_ports: first and last port that servers of workers may use; None for any.
         observers: called with every event, on the background thread. One that raises is logged and dropped. It may
@@ -71,6 +73,7 @@ class Cluster:
         timeout_seconds: float | None = 60,
         run_timeout: float | None = None,
         stall_seconds: float | None = None,
+        queue_timeout: float | None = None,
         session_address: str | None = None,
         worker_ports: tuple[int, int] | None = None,
         observers: Iterable[Observer] = (),
@@ -82,6 +85,7 @@ class Cluster:
             timeout_seconds=timeout_seconds,
             run_timeout=run_timeout,
             stall_seconds=stall_seconds,
+            queue_timeout=queue_timeout,
             session_address=session_address,
             worker_ports=worker_ports,
         )

@@ -34,6 +34,7 @@ class Ending:
         owns_platform: whether the platform ends with the run.
 
     Attributes:
+        handles: of the workers that the platform has taken.
         is_urgent: whether processes get no time to end by themselves; may be set while they have it.
     """
 
@@ -48,6 +49,7 @@ class Ending:
         owns_platform: bool,
     ) -> None:
         self.is_urgent = False
+        self.handles: list[str] = []
         self._session = session
         self._state = state
         self._driver = driver
@@ -70,13 +72,12 @@ class Ending:
     async def let_go_of_workers(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
         self._session.close()
-        handles = [worker.id for worker in self._state.workers.values()]
         try:
             if self._owns_platform:
                 await self._calls.call(self._platform.close, seconds=CLOSE_SECONDS)
             else:
-                await self._calls.call(self._platform.stop, handles, seconds=CLOSE_SECONDS)
-                await self._wait_until_gone(handles)
+                await self._calls.call(lambda: self._platform.stop(self.handles), seconds=CLOSE_SECONDS)
+                await self._wait_until_gone()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
             self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
             logger.warning("the platform did not let go of the workers as it should: %r", error)
@@ -106,10 +107,10 @@ class Ending:
                 self._session.send(name, wire.Stop(0))
             await self._state.wait_while(are_running, KILL_SECONDS)
 
-    async def _wait_until_gone(self, handles: list[str]) -> None:
+    async def _wait_until_gone(self) -> None:
         deadline = clock.now() + GONE_SECONDS
         while clock.now() < deadline:
-            polled = await self._calls.call(self._platform.poll, handles, seconds=CLOSE_SECONDS)
+            polled = await self._calls.call(self._platform.poll, self.handles, seconds=CLOSE_SECONDS)
             if all(worker.status.is_final for worker in polled):
                 return
             await asyncio.sleep(self._platform.poll_seconds[0] / LOOKS_AT_THE_END)

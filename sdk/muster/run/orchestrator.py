@@ -10,7 +10,6 @@ ending      all that is left is stopped, and the platform lets go of everything
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -124,21 +123,16 @@ class Orchestrator:
         launcher = self.strategy.launcher(self.job, self.facts)
         if launcher:
             await self._driver.start(Process(launcher.prestart, launcher.env, launcher.cwd))
-        is_abandoned = threading.Event()
 
-        def submit() -> list[str]:
-            handles = self.platform.submit(list(self.state.specs.values()), self.context.run_id)
-            if is_abandoned.is_set():
-                self.platform.stop(handles)
-            return handles
+        def submit() -> None:  # where that takes too long nobody waits for it, but its workers are stopped all the same
+            self._ending.handles += self.platform.submit(list(self.state.specs.values()), self.context.run_id)
 
         self._submitted_at = clock.now()
         try:
-            handles = await self._calls.call(submit, seconds=self.limits.start)
+            await self._calls.call(submit, seconds=self.limits.start)
         except TimeoutError:
-            is_abandoned.set()
             raise self._workers_missing() from None
-        self.state.submitted(handles, self._submitted_at)
+        self.state.submitted(self._ending.handles, self._submitted_at)
 
     async def _connect(self) -> None:
         self._enter("connecting")
@@ -151,11 +145,14 @@ class Orchestrator:
         """When the start will have taken too long.
 
         The limit of each worker that has not said hello counts from when the platform had a place for it; once all
-        have, that of the last counts. Workers that are queued have a limit of their own.
+        have, that of the last counts. Workers that are queued have a limit of their own; but a platform that cannot be
+        asked about them for as long as a start may take counts as lost.
         """
         queued, missing = self.state.queued, self.state.missing
         deadlines = [self._submitted_at + self.limits.queue] if queued and self.limits.queue else []
         if self.limits.start:
+            if queued and self.watch.silent_since is not None:
+                deadlines.append(self.watch.silent_since + self.limits.start)
             placed = [self.state.placed_at(name) for name in missing or self.state.specs if name not in queued]
             chosen = min if missing else max
             deadlines += [chosen(placed) + self.limits.start] if placed else []
@@ -355,7 +352,8 @@ class Orchestrator:
         queued = self.state.queued
         if queued and self.limits.queue and clock.now() >= self._submitted_at + self.limits.queue:
             return diagnosis.still_queued(queued, len(self.state.specs), self.limits.queue)
-        missing = {name: known.get(name) for name in self.state.missing if name not in queued}
+        late = [name for name in self.state.missing if name not in queued]
+        missing = {name: known.get(name) for name in [*late, *queued]}
         return diagnosis.workers_missing(
             missing, len(self.state.specs), self.limits.start, self._logs(), self.watch.trouble
         )

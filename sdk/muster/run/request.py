@@ -40,7 +40,7 @@ class RunRequest:
         strategy: name of a strategy, or one that is made already.
         platform: name of a platform, or one that is made already; None for the usual one.
         options: options of a strategy or a platform that is given by name.
-        timeout_seconds, run_timeout, stall_seconds: limits in seconds, see :class:`~muster.job.Limits`.
+        timeout_seconds, run_timeout, stall_seconds, queue_timeout: limits in seconds, see :class:`~muster.job.Limits`.
         session_address: ``host:port`` that workers reach this session at; None for the platform's advice.
         worker_ports: first and last port that servers of workers may use; None for any.
     """
@@ -62,6 +62,7 @@ class RunRequest:
     timeout_seconds: float | None = 60
     run_timeout: float | None = None
     stall_seconds: float | None = None
+    queue_timeout: float | None = None
     session_address: str | None = None
     worker_ports: tuple[int, int] | None = None
 
@@ -185,7 +186,10 @@ def check(request: RunRequest) -> CheckedRun:
     job = replace(job, python=interpreter.check(job, strategy.requires).path)
     probed = strategy.probe()
     limits = Limits.checked(
-        timeout_seconds=request.timeout_seconds, run_timeout=request.run_timeout, stall_seconds=request.stall_seconds
+        timeout_seconds=request.timeout_seconds,
+        run_timeout=request.run_timeout,
+        stall_seconds=request.stall_seconds,
+        queue_timeout=request.queue_timeout,
     )
     platform = make_platform(request)
     platform.check()

@@ -27,6 +27,8 @@ class PlatformWatch:
         calls: makes the calls, so that none holds up the event loop.
 
     Attributes:
+        silent_since: when the platform began to leave looks without an answer, on the monotonic clock; None while it
+            answers.
         trouble: why the platform could not be asked at the last look; empty where it could.
     """
 
@@ -36,6 +38,7 @@ class PlatformWatch:
         self._session = session
         self._calls = calls
         self.trouble = ""
+        self.silent_since: float | None = None
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
         self._has_lost = asyncio.Event()
 
@@ -92,7 +95,10 @@ class PlatformWatch:
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)
             self.trouble = str(error)
+            if self.silent_since is None:
+                self.silent_since = clock.now()
+                self._state.changed.set()
             return None
-        self.trouble = ""
+        self.trouble, self.silent_since = "", None
         self._state.polled(polled, self._session.connected)
         return polled

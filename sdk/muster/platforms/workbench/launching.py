@@ -28,6 +28,12 @@ ELSEWHERE = (
     "runner.py",
     "mpi_rank.py",
 )  # files of the agent's package that no worker needs
+ENGINE = {  # variables in which the workbench tells a worker who it is
+    "id": "CDSW_ENGINE_ID",
+    "address": "CDSW_IP_ADDRESS",
+    "session": "CDSW_MASTER_IP",
+    "own": "CDSW_",
+}
 LINE = 100  # characters of a line of packed source
 
 
@@ -74,7 +80,7 @@ def news_path(spec: WorkerSpec) -> Path:
 
 def write_config(spec: WorkerSpec) -> None:
     """Leave the agent's config for it. Raises OSError."""
-    config = {**agent_config(spec, default_log_cap()), "news": str(news_path(spec))}
+    config = {**agent_config(spec, default_log_cap()), "news": str(news_path(spec)), "engine": ENGINE}
     write_private(config_path(spec), json.dumps(config))
 
 
