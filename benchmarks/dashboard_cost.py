@@ -81,11 +81,12 @@ measured = json.dumps({call})
 
 def ticks(workers: int, count: int) -> dict[str, list[float]]:
     """In the kernel: milliseconds of CPU and kilobytes of so many ticks, each with news of every worker."""
+    from muster.dashboard.base import Controls
     from muster.dashboard.state import LiveState
     from muster.dashboard.widget import RunWidget
 
     state = LiveState()
-    widget = RunWidget(state, Path, None)
+    widget = RunWidget(state, Path, Controls())
     widget._answer(None, {"ask": "snapshot"}, None)  # a browser has asked, so that diffs are sent
     sent = count_bytes()
     found: dict[str, list[float]] = {"milliseconds": [], "kilobytes": []}

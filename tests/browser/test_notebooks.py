@@ -11,7 +11,7 @@ import pytest
 from muster.records.runs import Run
 from playwright.sync_api import Page, expect
 
-from tests.browser.jupyter import KERNEL, Notebook, Server
+from tests.browser.jupyter import CURRENT, KERNEL, Notebook, Server
 
 RUN = """
 import muster
@@ -28,6 +28,7 @@ from muster.events import Event
 class Cluster:
     run_dir = Path()
     def interrupt(self): pass
+    def stacks(self): return {}
 
 dashboard = dashboard_of(Cluster())
 names = [f"worker-{number}" for number in range(1000)]
@@ -150,6 +151,34 @@ def test_a_page_that_is_loaded_again_shows_the_run_again(open_notebook: Open, pa
     expect(position).not_to_have_text(before)
     page.click("text=Stop")
     expect(page.locator(".muster-title")).to_contain_text("stopped")
+
+
+def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_says_so(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    notebook = open_notebook(lab, run_cell(1000))
+    notebook.run()
+    await_training(page)
+    (output,) = notebook.save().cells[0].outputs
+    run = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name).name
+    assert set(output.data) == {"text/html", "text/plain"}
+    assert "training · " in output.data["text/html"]
+    for said in (run, f"muster show {run}", "wait=False"):
+        assert said in output.data["text/html"]
+
+    page.get_by_role("button", name="Where does it hang?").click()
+    expect(page.locator(".muster-stacks summary")).to_have_count(3, timeout=10_000)
+    expect(page.locator(".muster-stacks summary").first).to_contain_text("train.py")
+
+    page.evaluate(f"() => {{ {CURRENT}.context.sessionContext.restartKernel() }}")
+    page.wait_for_selector(".muster-silent", timeout=3000)
+    expect(page.locator(".muster-fate")).to_contain_text(
+        f"the run has ended with it. What became of it: muster show {run}"
+    )
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    facts = page.locator(".muster-title").inner_text()
+    page.wait_for_timeout(1200)
+    assert page.locator(".muster-title").inner_text() == facts, "the clock has stopped"
 
 
 def test_a_failure_comes_with_its_cause_and_advice_before_anything_else(

@@ -15,6 +15,7 @@ from muster.dashboard import choose
 from muster.dashboard.baseline import rate_of_one_worker
 from muster.dashboard.follow import follow
 from muster.dashboard.logtail import LogTail
+from muster.dashboard.logwindow import LogWindow
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
@@ -66,6 +67,40 @@ def test_a_log_is_read_from_near_its_end_and_then_as_it_grows(tmp_path: Path) ->
     assert tail.read() == "€\n", "a character that came in two parts"
     log.write_bytes(b"new\n")
     assert tail.read() == "new\n", "what was there before has been moved away"
+
+
+def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.dashboard.logwindow.MOST_BYTES", 100)
+    log = tmp_path / "worker-0.log"
+    (tmp_path / "worker-0.log.1").write_text("".join(f"old {number}\n" for number in range(30)))
+    log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    window = LogWindow(log)
+
+    news = window.read()
+    lines = news["text"].splitlines()
+    assert (news["fresh"], lines[-1], lines[0]) == (True, "line 999", f"line {1000 - len(lines)}")
+    assert news["before"] == 30 + 1000 - len(lines)
+    seen, start = lines, news["start"]
+    while (older := window.older(start))["text"]:
+        seen, start = [*older["text"].splitlines(), *seen], older["start"]
+    assert seen == [*(f"old {number}" for number in range(30)), *(f"line {number}" for number in range(1000))]
+
+    with log.open("ab") as file:
+        file.write(b"a\r")
+        file.flush()
+        assert window.read()["text"] == "a"
+        file.write("\nunfinished €".encode()[:-1])
+        file.flush()
+        news = window.read()
+        assert (news["text"], news["before"], news["fresh"]) == ("\nunfinished ", 1030, False)
+        file.write("€".encode()[-1:] + b"".join(b"%d\n" % number for number in range(5000)))
+    news = window.read()
+    assert (news["fresh"], news["text"].splitlines()[-1]) == (True, "4999"), "it goes on with the newest"
+    assert news["before"] + len(news["text"].splitlines()) == 1030 + 1 + 5000
+    log.write_text("new\n")
+    assert window.read() == {"text": "new\n", "start": 0, "before": 30, "fresh": True}
 
 
 def record(events: list[Event]) -> Run:

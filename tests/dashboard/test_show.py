@@ -9,12 +9,15 @@ import pytest
 from click.testing import CliRunner
 from muster.commands import recorded
 from muster.commands.main import main
+from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.state import LiveState
+from muster.errors import RunUnreachable
 from muster.records.journal import Journal
 from muster.records.runs import Run, create
+from support import eventually
 
-from tests.dashboard.scenes import failing, training
+from tests.dashboard.scenes import at, failing, training
 
 pytest.importorskip("anywidget")
 
@@ -77,7 +80,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     state, sent, stops = LiveState(), Sent(), []
     for event in training(2):
         state(event)
-    widget = RunWidget(state, lambda: tmp_path, lambda: stops.append(1))
+    widget = RunWidget(state, lambda: tmp_path, Controls(lambda: stops.append(1)))
     monkeypatch.setattr(widget, "send", sent.append)
     return widget, sent, stops
 
@@ -107,11 +110,13 @@ def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -
     for worker in ("worker-1", "../worker-1", "driver", None, 7):
         widget._answer(widget, {"ask": "log", "worker": worker}, [])
     assert [message["text"] for message in sent.of("log")] == ["one\n"]
+    assert (sent.of("log")[0]["before"], sent.of("log")[0]["fresh"]) == (0, True)
 
     widget._answer(widget, {"ask": "log", "worker": "worker-1"}, [])
     log.write_text("one\ntwo\n")
     widget.tick()
-    assert sent.of("log")[-1] == {"kind": "log", "worker": "worker-1", "text": "two\n", "fresh": False}
+    news = {"kind": "log", "worker": "worker-1", "text": "two\n", "start": 4, "before": 1, "fresh": False}
+    assert sent.of("log")[-1] == news
 
 
 def test_the_widget_stops_the_run_and_says_so_and_passes_over_what_it_does_not_understand(made: Any) -> None:
@@ -121,7 +126,37 @@ def test_the_widget_stops_the_run_and_says_so_and_passes_over_what_it_does_not_u
     assert (sent, stops) == ([], [])
 
     widget._answer(widget, {"ask": "stop"}, [])
-    assert (sent, stops) == ([{"kind": "stopping"}], [1])
+    eventually(lambda: sent, "an answer")
+    assert (sent, stops) == ([{"kind": "stopping", "said": None}], [1])
+
+
+def test_the_widget_says_where_ranks_are_or_why_it_cannot(made: Any) -> None:
+    widget, sent, _ = made
+    answers: list[Any] = [{"rank 0": "File x"}, RunUnreachable("it hangs")]
+
+    def stacks() -> dict[str, str]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    widget._controls = Controls(stacks=stacks)
+    for _ in range(2):
+        widget._answer(widget, {"ask": "stacks"}, [])
+        eventually(lambda: len(sent) == 2 - len(answers), "an answer")
+    assert sent == [{"kind": "stacks", "said": {"rank 0": "File x"}}, {"kind": "stacks", "error": "it hangs"}]
+
+
+def test_a_session_that_lives_has_a_pulse_until_the_run_has_ended(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    widget, sent, _ = made
+    monkeypatch.setattr(widget_module, "SECONDS_PER_BEAT", 0)
+    for _ in range(3):
+        widget.tick()
+    assert [message["kind"] for message in sent] == ["snapshot", "beat", "beat"]
+    widget._state(at(30, "run_ended", status="succeeded"))
+    widget.tick()
+    widget.tick()
+    assert [message["kind"] for message in sent[3:]] == ["diff"]
 
 
 def test_clicks_are_answered_on_their_own_thread_also_by_ipykernel_7_4() -> None:

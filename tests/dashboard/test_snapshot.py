@@ -41,7 +41,7 @@ def test_it_is_sound_html_of_elements_that_notebooks_keep(events: list) -> None:
     html = to_html(view_of(events) if events else RunView())
 
     kept = {"div", "strong", "span", "table", "tr", "th", "td", "progress", "img", "br", "details", "summary", "pre"}
-    assert set(Elements(html).seen) <= kept
+    assert set(Elements(html).seen) <= {*kept, "code"}
 
 
 def test_cause_and_advice_come_before_anything_else() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.dashboard.base import Controls
 from muster.dashboard.notebook import NotebookDashboard
 from muster.dashboard.outlet import Outlet
 from muster.records import runs
@@ -84,6 +85,8 @@ def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
 class StuckView:
     """A live view whose kernel takes nothing."""
 
+    cover = ""
+
     def __init__(self, released: threading.Event) -> None:
         self.released = released
 
@@ -100,7 +103,7 @@ def seconds_in_the_background(function: Callable[[], object]) -> float:
 def test_a_notebook_that_takes_nothing_holds_up_the_engine_for_a_moment_at_most(monkeypatch: Any) -> None:
     monkeypatch.setattr("IPython.display.display", lambda *args, **options: None)
     released = threading.Event()
-    dashboard = NotebookDashboard(lambda *_: StuckView(released), Path)
+    dashboard = NotebookDashboard(lambda *_: StuckView(released), Path, Controls())
     dashboard.show()
     try:
 

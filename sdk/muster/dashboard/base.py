@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +33,25 @@ class Shown(Protocol):
     def interrupt(self) -> None:
         """Have the run end."""
         ...
+
+    def stacks(self) -> dict[str, str]:
+        """The Python stacks of all ranks right now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What whoever looks at a run can do with it; None where that cannot be done from here.
+
+    Attributes:
+        stop: asks it to end, without waiting for that. Raises MusterError where nobody answers.
+        stacks: the Python stacks of all ranks right now. Raises MusterError as well.
+        is_own: whether the run ends with this session, and an interrupt of this session ends it.
+    """
+
+    stop: Callable[[], None] | None = None
+    stacks: Callable[[], dict[str, str]] | None = None
+    is_own: bool = False
 
 
 class NoDashboard:

@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets
 
 from muster.dashboard import snapshot
+from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.state import LiveState
 
@@ -19,7 +20,10 @@ SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
 class BasicView:
     """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
 
-    def __init__(self, state: LiveState, folder: Callable[[], Path], stop: Callable[[], None] | None) -> None:
+    cover = ""
+
+    def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
+        stop = controls.stop
         self._state = state
         self._picture = ipywidgets.HTML()
         self._button = ipywidgets.Button(description="Stop", button_style="danger")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from IPython.display import display
 
 from muster.dashboard import snapshot
-from muster.dashboard.base import Shown
+from muster.dashboard.base import Controls, Shown
 from muster.dashboard.board import hint
 from muster.dashboard.follow import follow
 from muster.dashboard.notebook import MakeView, NotebookDashboard
@@ -29,7 +28,7 @@ def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard | None:
     make_view = _load(kind)
     if make_view is None:
         return None
-    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir, cluster.interrupt)
+    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir, controls_of(cluster))
     _dashboards[cluster] = dashboard
     dashboard.show()
     return dashboard
@@ -40,9 +39,9 @@ def show(shown: Cluster | Run) -> None:
     if shown in _dashboards:
         _dashboards[shown].show()
     elif isinstance(shown, Run):
-        _show_run(shown, shown, None)
+        _show_run(shown, shown, Controls(shown.ask_to_stop, shown.stacks))
     elif shown.run:
-        _show_run(Run(shown.run_dir), shown, shown.interrupt if shown.is_running else None)
+        _show_run(Run(shown.run_dir), shown, controls_of(shown) if shown.is_running else Controls())
     else:
         dashboard = dashboard_of(shown)
         if dashboard is None:
@@ -51,14 +50,19 @@ def show(shown: Cluster | Run) -> None:
             shown.subscribe(dashboard)
 
 
-def _show_run(run: Run, shown: Cluster | Run, stop: Callable[[], None] | None) -> None:
+def controls_of(cluster: Shown) -> Controls:
+    """What can be done with a cluster of this session."""
+    return Controls(cluster.interrupt, cluster.stacks, is_own=True)
+
+
+def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
     make_view = _load("") if run.status == "running" else None
     if make_view is None:
         view = replay(run)
         view.notes.extend(filter(None, [hint(run.path)]))
-        display(snapshot.mime_bundle(view), raw=True)
+        display(snapshot.mime_bundle(view, run), raw=True)
         return
-    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path, stop)
+    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path, controls)
     dashboard.show()
     threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
 

@@ -144,8 +144,11 @@ class RunView:
         return ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
 
     def in_order(self) -> list[WorkerView]:
-        """The workers, the culprit and then other failed ones first."""
-        return sorted(self.workers.values(), key=lambda worker: (worker.name != self.culprit, not worker.has_failed))
+        """The workers as people count, the culprit and then other failed ones first."""
+        return sorted(
+            self.workers.values(),
+            key=lambda worker: (worker.name != self.culprit, not worker.has_failed, worker.natural),
+        )
 
     def phase_of(self, worker: WorkerView) -> str:
         """What a worker is at and for how long, or how it ended."""

@@ -1,53 +1,65 @@
-"""The dashboard below a notebook's cell: live while the run lives, and a static picture of its end from then on."""
+"""The dashboard below a notebook's cell: live while the run lives, and a static picture of its end from then on.
+
+Notebooks keep no widgets. So what is displayed is a picture from the beginning, taken again now and then, and the page
+puts the live view over it, where it can; elsewhere the view itself is displayed, and the picture takes its place.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from muster.dashboard import snapshot
+from muster.dashboard.base import Controls
 from muster.dashboard.baseline import rate_of_one_worker
 from muster.dashboard.board import hint
 from muster.dashboard.state import LiveState
 from muster.dashboard.ticker import Ticker
 from muster.events import Event
+from muster.records.runs import Run
 
 
 class LiveView(Protocol):
-    """Something that IPython can display and that shows a ``LiveState`` when it ticks."""
+    """Something that IPython can display and that shows a ``LiveState`` when it ticks.
+
+    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself.
+    """
+
+    cover: str
 
     def tick(self) -> None:
         """Show what is new, if anything is."""
         ...
 
 
-MakeView = Callable[[LiveState, Callable[[], Path], Callable[[], None] | None], LiveView]
+MakeView = Callable[[LiveState, Callable[[], Path], Controls], LiveView]
+SECONDS_PER_PICTURE = 15.0  # while nothing happens that a saved notebook should tell
 
 
 class NotebookDashboard:
     """Shows a run below the cell that it is displayed from, any number of times.
 
-    When the run has ended the live view is replaced by static HTML: notebooks save no live ones.
-
     Args:
-        make_view: makes the live view, from the state, the run's folder and what stops the run.
+        make_view: makes the live view, from the state, the run's folder and what can be done with the run.
         folder: gives the run's folder.
-        stop: asks the run to end, without waiting; None where that cannot be done from here.
+        controls: what can be done with the run.
     """
 
     def __init__(
         self,
         make_view: MakeView,
         folder: Callable[[], Path],
-        stop: Callable[[], None] | None = None,
+        controls: Controls,
     ) -> None:
         self.state = LiveState()
         self._folder = folder
-        self._live = make_view(self.state, folder, stop)
+        self._live = make_view(self.state, folder, controls)
         self._ticker = Ticker(self._tick, self._finish)
         self._compared = False
+        self._pictured: tuple[tuple[str, ...], float] = ((), float("-inf"))
         self._handles: list[Any] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -66,7 +78,10 @@ class NotebookDashboard:
             if self._closed:
                 display(self._static(), raw=True)
                 return
-            self._handles.append(display(self._live, display_id=True))
+            if self._live.cover:
+                self._handles.append(display(self._static(), raw=True, display_id=True))
+            else:
+                self._handles.append(display(self._live, display_id=True))
         self._ticker.start()
 
     def close(self) -> None:
@@ -77,9 +92,7 @@ class NotebookDashboard:
 
     def _finish(self) -> None:
         self._add_hint()
-        static = self._static() if self._handles else {}
-        for handle in self._handles:
-            handle.update(static, raw=True)
+        self._take_picture()
         self._live.tick()  # a page that has been loaded again still has the live view
 
     def _tick(self) -> None:
@@ -87,6 +100,17 @@ class NotebookDashboard:
             self._compared = True  # here rather than where the event came in, since it takes a look at many files
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
+        if self._live.cover:
+            view, now = self.state.view, time.monotonic()
+            stage = (view.run, view.phase, view.status, view.exception)
+            if stage != self._pictured[0] or now - self._pictured[1] >= SECONDS_PER_PICTURE:
+                self._pictured = (stage, now)
+                self._take_picture()
+
+    def _take_picture(self) -> None:
+        static = self._static() if self._handles else {}
+        for handle in self._handles:
+            handle.update(static, raw=True)
 
     def _add_hint(self) -> None:
         """Say how to open TensorBoard from now on: the picture that stays has no buttons."""
@@ -97,4 +121,6 @@ class NotebookDashboard:
 
     def _static(self) -> dict[str, str]:
         with self.state.lock:
-            return snapshot.mime_bundle(self.state.view)
+            view = self.state.view
+            run = Run(self._folder()) if view.run else None
+            return snapshot.mime_bundle(view, run, cover="" if self._closed else self._live.cover)

@@ -6,18 +6,25 @@ tables, inline styles, ``<progress>`` and images whose data is in their address.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from html import escape
 from itertools import compress
 
 from muster.dashboard.charts import charts
 from muster.dashboard.model import RunView, WorkerView
+from muster.dashboard.repeat import repeat_command
 from muster.dashboard.text import GLYPHS, duration, number, rate, size, volume
+from muster.records.runs import Run
+from muster.text.cleaning import clean
 
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
 MAX_LINE = 44  # characters of a last line
 MAX_REASON = 2000  # characters
+MAX_LOGS = 8  # of workers whose logs are in the picture, failed ones first
+LOG_LINES = 30  # of each, from its end
+MAX_LOG = 6000  # characters of them
 HUES = {  # each stands out on white and on black, as glyphs do; the words beside them have the text's own colour
     "running": "#1a73e8",
     "starting": "#1a73e8",
@@ -31,9 +38,15 @@ GREY = "#808080"
 RULE = "1px solid rgba(128,128,128,.35)"
 
 
-def mime_bundle(view: RunView) -> dict[str, str]:
-    """The picture in all the forms in which a notebook keeps an output."""
-    return {"text/html": to_html(view), "text/plain": to_text(view)}
+def mime_bundle(view: RunView, run: Run | None = None, cover: str = "") -> dict[str, str]:
+    """The picture in all the forms in which a notebook keeps an output.
+
+    Args:
+        view: what it shows.
+        run: where to find the logs, once it has ended.
+        cover: class of the element around it, which a live view is put over while the run lives.
+    """
+    return {"text/html": to_html(view, run, cover), "text/plain": to_text(view)}
 
 
 def to_text(view: RunView) -> str:
@@ -48,10 +61,53 @@ def to_text(view: RunView) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def to_html(view: RunView) -> str:
-    """The picture as HTML: the cause of a failure first, then progress, curves and a table of workers."""
-    parts = [_title(view), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
-    return f'<div style="font-family:system-ui,sans-serif;font-size:13px;line-height:1.45">{"".join(parts)}</div>'
+def to_html(view: RunView, run: Run | None = None, cover: str = "") -> str:
+    """The picture as HTML: the cause of a failure first, then progress, curves, a table of workers, and their logs."""
+    parts = [_title(view), _live(view), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
+    if view.ended is not None and run is not None:
+        parts += [_logs(view, run), _command(view)]
+    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45"
+    return f'<div class="{cover}" style="{style}">{"".join(parts)}</div>'
+
+
+def _live(view: RunView) -> str:
+    """When the picture of a living run was taken, and how to see it live."""
+    if view.ended is not None:
+        return ""
+    if not view.run:
+        return f'<div style="color:{GREY}">It has not started.</div>'
+    taken = time.strftime("%H:%M:%S", time.localtime(view.clock()))
+    run = escape(view.run)
+    return (
+        f'<div style="color:{GREY}">As it was at {taken}. Live: <code>muster show {run}</code> in a terminal, or '
+        f'<code>muster.open_run("{run}")</code> in a cell. A run with <code>wait=False</code> stays live here when the '
+        "page is loaded again.</div>"
+    )
+
+
+def _logs(view: RunView, run: Run) -> str:
+    """The end of what each worker printed, behind its name."""
+    known = set(run.workers)
+    names = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
+    ends = {name: "\n".join(run.log_end(name, LOG_LINES)) for name in names}
+    return "".join(_folded(f"log of {name}", text[-MAX_LOG:]) for name, text in ends.items() if text)
+
+
+def _command(view: RunView) -> str:
+    """The command that would repeat it, and the one for a page with everything."""
+    again = repeat_command(view.job)
+    lines = [f"again: {again}"] if again else []
+    if view.run:
+        lines += [f"all of it, in one page: muster show {view.run} --html run.html"]
+        lines += [f"whole logs: muster logs {view.run}"]
+    return _folded("commands", "\n".join(lines))
+
+
+def _folded(title: str, text: str) -> str:
+    return (
+        f'<details style="margin-top:4px"><summary>{escape(title)}</summary>'
+        f'<pre style="white-space:pre-wrap;max-height:320px;overflow:auto">{escape(clean(text))}</pre></details>'
+    )
 
 
 def _title(view: RunView) -> str:
@@ -103,7 +159,8 @@ def _table(view: RunView) -> str:
     rows = "".join(_row(compress(row, filled)) for row in cells)
     hidden = len(view.workers) - len(shown)
     more = f"<div>… and {hidden} more, {escape(view.census)} in all</div>" if hidden else ""
-    return f'<table style="border-collapse:collapse;margin-top:6px"><tr>{"".join(titles)}</tr>{rows}</table>{more}'
+    style = "border-collapse:collapse;margin-top:6px;width:100%"
+    return f'<table style="{style}"><tr>{"".join(titles)}</tr>{rows}</table>{more}'
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -113,7 +170,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cells(view: RunView, worker: WorkerView) -> list[str]:
-    ranks = f" r{','.join(map(str, worker.ranks))}" if worker.ranks else ""
+    ranks = f" {worker.rank_names}" if worker.ranks else ""
     part = worker.fraction
     return [
         escape(worker.name + ranks),

@@ -27,7 +27,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "cpu": attrgetter("cpu"),
     "memory": attrgetter("memory"),
     "gpu": attrgetter("gpu_use"),
-    "ranks": attrgetter("ranks"),
+    "ranks": attrgetter("rank_names"),
     "epoch": attrgetter("leading.epoch_now"),
     "epochs": attrgetter("leading.epochs"),
     "step": attrgetter("leading.steps_done"),

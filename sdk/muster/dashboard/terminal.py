@@ -257,8 +257,7 @@ def _last_line(view: RunView, worker: WorkerView) -> Text:
 
 
 def _name(view: RunView, worker: WorkerView) -> Text:
-    ranks = ",".join(map(str, worker.ranks))
-    return Text.assemble(worker.name, (f" r{ranks}" if ranks else "", "bright_black"))
+    return Text.assemble(worker.name, (f" {worker.rank_names}" if worker.ranks else "", "bright_black"))
 
 
 COLUMNS = (

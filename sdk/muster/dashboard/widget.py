@@ -1,12 +1,15 @@
 """The live view of a run in a notebook: a widget that is sent diffs a few times a second, and answers what it asks.
 
-Messages to the browser are a ``snapshot``, ``diff``, ``log``, ``stopping`` or ``tensorboard``, which says where it is;
-those from it ask for a ``snapshot``, for the ``log`` of a worker, to ``stop``, or for a ``tensorboard``. They come on
-whatever thread the kernel reads them.
+Messages to the browser are a ``snapshot``, a ``diff``, or a ``beat`` where there is nothing new, so that it can tell a
+session that is gone; and answers to what it asks for: a ``snapshot``, the end of a worker's ``log`` and what is
+``older``, to ``stop``, the ``stacks`` of all ranks, a ``tensorboard``. Questions come on whatever thread the kernel
+reads them.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -17,12 +20,15 @@ import anywidget
 import traitlets
 
 from muster.dashboard import web
+from muster.dashboard.base import Controls
 from muster.dashboard.board import RunBoard
 from muster.dashboard.clicks import let_clicks_through
-from muster.dashboard.logtail import LogTail
+from muster.dashboard.logwindow import LogWindow
 from muster.dashboard.state import LiveState
+from muster.errors import MusterError
 from muster.text.cleaning import is_file_name
 
+SECONDS_PER_BEAT = 0.7  # a page that hears nothing for two seconds says so
 SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
 
 
@@ -32,22 +38,36 @@ class RunWidget(anywidget.AnyWidget):
     Args:
         state: what is shown.
         folder: gives the run's folder.
-        stop: asks the run to end, without waiting; None where that cannot be done from here.
+        controls: what can be done with the run.
+
+    Attributes:
+        cover: a class of elements that every page where this widget is known puts a live view over. Empty where it has
+            to be displayed itself, which no notebook keeps.
     """
 
     _esm = web.script()
     _css = web.style()
     can_stop = traitlets.Bool(False).tag(sync=True)
+    can_say_stacks = traitlets.Bool(False).tag(sync=True)
+    is_own = traitlets.Bool(False).tag(sync=True)
+    is_live = traitlets.Bool(True).tag(sync=True)
     has_tensorboard = traitlets.Bool(False).tag(sync=True)
+    cover = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, state: LiveState, folder: Callable[[], Path], stop: Callable[[], None] | None) -> None:
-        super().__init__(can_stop=stop is not None)
-        self._state, self._folder, self._stop = state, folder, stop
+    def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
+        super().__init__(
+            can_stop=controls.stop is not None,
+            can_say_stacks=controls.stacks is not None,
+            is_own=controls.is_own,
+            cover=f"muster-live-{secrets.token_hex(8)}" if _is_jupyter() else "",
+        )
+        self._state, self._folder, self._controls = state, folder, controls
         self._board = RunBoard(folder)
         self._sending = threading.Lock()
         self._heard = False
         self._snapshot_at = float("-inf")
-        self._followed: tuple[str, LogTail] | None = None
+        self._told_at = float("-inf")
+        self._followed: tuple[str, LogWindow] | None = None
         self.on_msg(self._answer)
         let_clicks_through(self.comm)
 
@@ -58,29 +78,51 @@ class RunWidget(anywidget.AnyWidget):
         """
         with self._sending:
             diff = self._state.take_diff()
-            if not self._heard and time.monotonic() - self._snapshot_at >= SECONDS_PER_SNAPSHOT and diff:
+            now = time.monotonic()
+            if not self._heard and now - self._snapshot_at >= SECONDS_PER_SNAPSHOT and diff:
                 self._send_snapshot()
             elif diff:
                 self.send(diff)
+            elif now - self._told_at >= SECONDS_PER_BEAT and self._state.view.ended is None:
+                self.send({"kind": "beat"})
+            else:
+                now = self._told_at
+            self._told_at = now
             self._send_log()
             if not self.has_tensorboard and self._state.view.run and self._board.is_wanted():
                 self.has_tensorboard = True
 
     def _answer(self, _: Any, message: Any, __: Any) -> None:
-        ask = message.get("ask") if isinstance(message, dict) else None
-        if ask == "stop" and self._stop is not None:
-            self._stop()
-            self.send({"kind": "stopping"})
+        if not isinstance(message, dict):
             return
-        if ask == "tensorboard":
+        ask = message.get("ask")
+        if ask == "stop":
+            self._answer_with("stopping", self._controls.stop)
+        elif ask == "stacks":
+            self._answer_with("stacks", self._controls.stacks)
+        elif ask == "tensorboard":
             self._board.open(lambda answer: self.send({"kind": "tensorboard", **answer}))
-            return
-        with self._sending:
-            self._heard = True
-            if ask == "snapshot":
-                self._send_snapshot()
-            elif ask == "log":
-                self._follow(message.get("worker"))
+        elif ask in ("snapshot", "log", "older"):
+            with self._sending:
+                self._heard = True
+                if ask == "snapshot":
+                    self._send_snapshot()
+                elif ask == "log":
+                    self._follow(message.get("worker"))
+                elif self._followed is not None and isinstance(message.get("start"), int):
+                    worker, log = self._followed
+                    self.send({"kind": "older", "worker": worker, **log.older(message["start"])})
+
+    def _answer_with(self, kind: str, act: Callable[[], Any] | None) -> None:
+        """Do what was asked for, on a thread of its own: questions come on threads that others need."""
+
+        def answer() -> None:
+            try:
+                self.send({"kind": kind, "said": act() if act else None})
+            except (MusterError, OSError, TimeoutError) as error:
+                self.send({"kind": kind, "error": str(error) or "there is no answer"})
+
+        threading.Thread(target=answer, name="muster-answer", daemon=True).start()
 
     def _send_snapshot(self) -> None:
         self._snapshot_at = time.monotonic()
@@ -89,18 +131,27 @@ class RunWidget(anywidget.AnyWidget):
     def _follow(self, worker: Any) -> None:
         with self._state.lock:
             known = worker in {view.name for view in self._state.view.workers.values()}
-        self._followed = (
-            (worker, LogTail(self._folder() / "logs" / f"{worker}.log")) if known and is_file_name(worker) else None
-        )
+        self._followed = None
+        if known and is_file_name(worker):
+            self._followed = (worker, LogWindow(self._folder() / "logs" / f"{worker}.log"))
         self._send_log(fresh=True)
 
     def _send_log(self, fresh: bool = False) -> None:
         if self._followed is None:
             return
-        worker, tail = self._followed
-        text = tail.read()
-        if text or fresh:
-            self.send({"kind": "log", "worker": worker, "text": text, "fresh": fresh})
+        worker, log = self._followed
+        news = log.read()
+        if news["text"] or fresh:
+            self.send({"kind": "log", "worker": worker, **news})
 
     def __repr__(self) -> str:
         return f"<live view of run {self._state.view.run or self._state.view.name or 'that has not started'}>"
+
+
+def _is_jupyter() -> bool:
+    """Whether a Jupyter server's own page shows this kernel: there every model of a widget lives in the page itself.
+
+    Editors such as VS Code, which name their sessions so, load a widget only where it is displayed.
+    """
+    session = os.environ.get("JPY_SESSION_NAME", "")
+    return bool(session) and "-jvsc-" not in session

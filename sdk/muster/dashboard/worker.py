@@ -78,6 +78,26 @@ class WorkerView:
         return self.stage_since if self.phase == "ready" and self.stage else self.phase_since
 
     @property
+    def rank_names(self) -> str:
+        """Its ranks in short.
+
+        >>> WorkerView("worker-0", ranks=[0, 1, 2, 5, 7, 8]).rank_names
+        'r0-2,5,7-8'
+        """
+        runs: list[list[int]] = []
+        for rank in self.ranks:
+            if runs and rank == runs[-1][-1] + 1:
+                runs[-1] = [runs[-1][0], rank]
+            else:
+                runs.append([rank])
+        return f"r{','.join('-'.join(map(str, run)) for run in runs)}" if runs else ""
+
+    @property
+    def natural(self) -> tuple[str, int, str]:
+        """What sorts workers as people count: ``worker-10`` after ``worker-9``."""
+        return (self.role, self.index, self.name)
+
+    @property
     def gpu_use(self) -> str:
         """How many of its GPUs are busy and what of their memory is in use; as many as there are where nobody says."""
         if not self.gpus:

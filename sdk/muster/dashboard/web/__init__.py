@@ -6,12 +6,21 @@ from functools import lru_cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-MODULES = ("format.js", "store.js", "charts.js", "table.js", "log.js", "widget.js")  # each uses those before it
+MODULES = (
+    "format.js",
+    "store.js",
+    "charts.js",
+    "table.js",
+    "log.js",
+    "widget.js",
+    "covers.js",
+    "exports.js",
+)  # each uses those before it
 
 
 @lru_cache(maxsize=1)
 def script() -> str:
-    """The module, whose default export has a ``render`` as anywidget calls it."""
+    """The module, whose default export has ``initialize`` and ``render`` as anywidget calls them."""
     return "\n".join(map(read, MODULES))
 
 

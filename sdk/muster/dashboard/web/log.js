@@ -1,10 +1,12 @@
-// The log of one worker, live, with search.
+// The log of one worker: its end, live, with search; older parts as they are scrolled to.
 
-const MAX_LOG_LINES = 5000;
+const MAX_LOG_LINES = 20000; // in the page; the oldest go, and come again when they are scrolled to
+const NEAR = 40; // pixels from an end of what is shown
 
 class Log {
-  constructor(onClose) {
+  constructor(onClose, onOlder) {
     this.worker = null;
+    this.onOlder = onOlder;
     this.title = make("strong");
     this.note = make("span", "muster-muted");
     this.search = make("input", "", [], { type: "search", placeholder: "Search this log", "aria-label": "Search this log" });
@@ -16,10 +18,11 @@ class Log {
     this.element.hidden = true;
     this.search.addEventListener("input", () => this.paint());
     this.close.addEventListener("click", onClose);
+    this.text.addEventListener("scroll", () => this.scrolled());
   }
 
   open(worker) {
-    Object.assign(this, { worker, lines: [], unfinished: "" });
+    Object.assign(this, { worker, lines: [], unfinished: "", start: 0, before: 0, dropped: false, asked: false });
     this.element.hidden = worker == null;
     setText(this.title, worker ?? "");
     setText(this.note, "…");
@@ -30,26 +33,63 @@ class Log {
     setText(this.note, text);
   }
 
-  // Takes what was printed since the last time, or from the beginning.
-  append({ worker, text, fresh }) {
+  // Takes what was printed since the last time, or, if fresh, the end of the log without all that was left out.
+  append({ worker, text, start, before, fresh }) {
     if (worker !== this.worker) return;
-    if (fresh) Object.assign(this, { lines: [], unfinished: "" });
+    if (fresh) Object.assign(this, { lines: [], unfinished: "", start: start ?? 0, before: before ?? 0, dropped: false });
     const lines = (this.unfinished + text).split("\n");
     this.unfinished = lines.pop();
     this.lines.push(...lines);
     const dropped = this.lines.length - MAX_LOG_LINES;
-    if (dropped > 0) this.lines.splice(0, dropped);
+    if (dropped > 0) {
+      this.lines.splice(0, dropped);
+      this.before += dropped;
+      this.dropped = true; // where they begin in the file is no longer known
+    }
     this.paint(fresh);
+  }
+
+  // Takes the lines before those that are here, and leaves what is read where it is.
+  prepend({ worker, text, start }) {
+    if (worker !== this.worker || !this.asked) return;
+    this.asked = false;
+    if (text) {
+      const lines = text.split("\n");
+      if (lines[lines.length - 1] === "") lines.pop();
+      this.lines.unshift(...lines);
+      this.before = Math.max(0, this.before - lines.length);
+    } else {
+      this.before = 0;
+    }
+    this.start = start;
+    const fromEnd = this.text.scrollHeight - this.text.scrollTop;
+    this.paint();
+    this.text.scrollTop = this.text.scrollHeight - fromEnd;
+  }
+
+  scrolled() {
+    const { text } = this;
+    const wanted = text.scrollTop < NEAR && this.before > 0 && !this.asked && !this.dropped && !this.search.value;
+    if (!wanted || this.lines.length >= MAX_LOG_LINES) return;
+    this.asked = true;
+    this.onOlder(this.start);
   }
 
   paint(toEnd = false) {
     const { text } = this;
-    const atEnd = toEnd || text.scrollHeight - text.scrollTop - text.clientHeight < 30;
+    const atEnd = toEnd || text.scrollHeight - text.scrollTop - text.clientHeight < NEAR;
     const lines = this.unfinished ? [...this.lines, this.unfinished] : this.lines;
     const wanted = this.search.value.toLowerCase();
     const found = wanted ? lines.filter((line) => line.toLowerCase().includes(wanted)) : lines;
     setText(text, found.join("\n") || (wanted ? "" : "It has printed nothing yet."));
-    this.say(wanted ? `${found.length} of ${lines.length} lines` : `${lines.length} lines`);
+    this.say(this.extent(wanted, found.length, lines.length));
     if (atEnd) text.scrollTop = text.scrollHeight;
+  }
+
+  extent(wanted, found, here) {
+    const count = (n) => n.toLocaleString("en");
+    const older = this.before ? `, ${count(this.before)} before them` : "";
+    if (wanted) return `${count(found)} of ${count(here)} lines${older}`;
+    return `${this.before ? "the last " : ""}${count(here)} lines${older}`;
   }
 }

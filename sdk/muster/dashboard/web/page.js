@@ -12,7 +12,7 @@ const answer = (message) => setTimeout(() => listeners.forEach((listener) => lis
 render({
   el: document.querySelector("main"),
   model: {
-    get: () => false,
+    get: () => false, // nothing can be done with it, and nobody is there to be heard
     on: (event, listener) => event === "msg:custom" && listeners.push(listener),
     off: () => {},
     send: ({ ask, worker }) => {

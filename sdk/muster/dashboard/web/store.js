@@ -1,6 +1,7 @@
 // What this page knows of the run: put together from a snapshot and the diffs after it.
 
 const MAX_POINTS = 600;
+const naturally = new Intl.Collator("en", { numeric: true }); // worker-10 comes after worker-9
 
 class Store {
   constructor() {
@@ -11,6 +12,7 @@ class Store {
     this.curves = new Map(); // by the names that scripts choose, which may be "__proto__"
     this.offset = 0;
     this.version = 0;
+    this.silentSince = null; // when the session was last heard of, by this computer's clock, where it is silent now
   }
 
   // Takes a message in; false where one before it has been missed.
@@ -47,7 +49,7 @@ class Store {
 
   // The session's time, by this computer's clock.
   now() {
-    return this.run.ended ?? Date.now() / 1000 + this.offset;
+    return this.run.ended ?? (this.silentSince ?? Date.now() / 1000) + this.offset;
   }
 
   worker(row) {
@@ -72,12 +74,14 @@ class Store {
       || seen.some((title) => String(columns[title][row] ?? "").toLowerCase().includes(wanted)));
     const rows = names.map((_, row) => row).filter(matches);
     const urgency = (row) => (names[row] === run.culprit ? 0 : FAILURES.has(columns.status[row]) ? 1 : 2);
-    if (!by) return rows.sort((a, b) => urgency(a) - urgency(b) || a - b);
-    const key = by === "worker" ? (row) => row : by === "progress" ? (row) => fraction(this.worker(row))
+    const natural = (a, b) => naturally.compare(names[a], names[b]);
+    if (!by) return rows.sort((a, b) => urgency(a) - urgency(b) || natural(a, b));
+    if (by === "worker") return rows.sort(descending ? (a, b) => natural(b, a) : natural);
+    const key = by === "progress" ? (row) => fraction(this.worker(row))
       : (row) => columns[by]?.[row];
     const keys = new Map(rows.map((row) => [row, key(row)]));
     const sign = descending ? -1 : 1;
-    return rows.sort((a, b) => compare(keys.get(a), keys.get(b), sign) || a - b);
+    return rows.sort((a, b) => compare(keys.get(a), keys.get(b), sign) || natural(a, b));
   }
 }
 

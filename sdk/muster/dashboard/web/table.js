@@ -32,6 +32,7 @@ class Table {
     this.element = make("div", "muster-table", [
       make("div", "", [this.head], { role: "rowgroup" }), this.window,
     ], { role: "table", "aria-label": "workers" });
+    this.extent = make("div", "muster-muted muster-extent");
     this.window.addEventListener("scroll", () => this.paintRows());
   }
 
@@ -66,10 +67,34 @@ class Table {
     const some = (title) => this.store.columns[title]?.some((value) => value) ?? false;
     this.element.classList.toggle("muster-has-gpus", some("gpu"));
     this.element.classList.toggle("muster-has-sent", some("sent"));
+    this.paintWidths();
     this.paintRows();
   }
 
+  // Names are never cut: they are what tells workers apart.
+  paintWidths() {
+    const { names, columns } = this.store;
+    if (this.measured === this.store.version) return;
+    this.measured = this.store.version;
+    const longest = (values) => Math.max(0, ...values.map((value) => value?.length ?? 0));
+    const width = longest(names.map((name, row) => `${name} ${columns.ranks?.[row] ?? ""}`));
+    this.element.style.setProperty("--worker", `${Math.min(Math.max(width, 8), 60) + 2}ch`);
+    this.element.style.setProperty("--address", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
+  }
+
+  // How many of how many are in sight, and a shadow where there are more.
+  paintExtent() {
+    const { scrollTop, clientHeight } = this.window;
+    const shown = Math.min(this.order.length, ROWS_IN_SIGHT);
+    this.element.classList.toggle("muster-more-above", scrollTop > 2);
+    this.element.classList.toggle("muster-more-below", scrollTop + clientHeight < this.order.length * ROW_HEIGHT - 2);
+    const all = this.store.names.length;
+    setText(this.extent, shown < all ? `${shown} of ${all} shown${shown < this.order.length ? ", scroll for more" : ""}` : "");
+    this.extent.hidden = shown === all;
+  }
+
   paintRows() {
+    this.paintExtent();
     const first = Math.max(0, Math.floor(this.window.scrollTop / ROW_HEIGHT) - ROWS_BEYOND);
     const last = Math.min(this.order.length, first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
     while (this.rows.length < last - first) this.addRow();
@@ -111,12 +136,13 @@ class Table {
     row.element.setAttribute("aria-rowindex", String(place + 2));
     setClass(row.element, `muster-row${worker.name === this.selected ? " muster-selected" : ""}`);
     setText(row.button, worker.name);
-    setText(row.ranks, worker.ranks?.length ? ` r${worker.ranks.join(",")}` : "");
+    setText(row.ranks, worker.ranks ? ` ${worker.ranks}` : "");
     setClass(row.glyph, `muster-glyph muster-is-${worker.status}`);
     setText(row.glyph, GLYPHS[worker.status] ?? " ");
     setText(row.word, worker.status);
     setText(row.cells.phase, this.phase(worker));
     setText(row.cells.address, worker.address);
+    row.cells.worker.title = `${worker.name} ${worker.ranks || ""}`;
     row.bar.hidden = done == null;
     if (done != null && row.bar.value !== done) row.bar.value = done;
     row.bar.setAttribute("aria-label", `progress of ${worker.name}`);

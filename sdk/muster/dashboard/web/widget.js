@@ -2,16 +2,21 @@
 
 const SECONDS_TO_ANSWER = 0.5; // what the session has before it counts as busy with a cell
 const SECONDS_UNTIL_STUCK = 30;
+const SECONDS_UNTIL_SILENT = 1.7; // a session that lives is heard of every 0.7 s
 
 class View {
-  constructor(root, send, interrupt) {
+  // can: what the session can do for this view: stop, sayStacks; isLive: whether it is there at all; isOwn: whether the
+  // run is its own, so that interrupt, which it hears when it is busy with a cell, ends the run as well.
+  constructor(root, send, can) {
     this.send = send;
-    this.interrupt = interrupt;
+    this.can = can;
+    this.heardAt = Date.now() / 1000;
+    this.isGone = false;
     this.store = new Store();
     this.table = new Table(this.store, (worker) => this.select(worker));
-    this.log = new Log(() => this.select(null));
+    this.log = new Log(() => this.select(null), (start) => this.send({ ask: "older", start }));
     this.build(root);
-    this.clock = setInterval(() => this.paintSoon(), 1000);
+    this.clock = setInterval(() => this.tick(), 250);
     this.askForSnapshot();
   }
 
@@ -22,7 +27,12 @@ class View {
     this.copy = make("button", "muster-button", "Copy command", { type: "button", title: "The command that would repeat this run" });
     this.board = make("button", "muster-button", "TensorBoard", { type: "button", title: "Opens in a tab of its own" });
     this.board.hidden = true;
+    this.hang = make("button", "muster-button", "Where does it hang?", { type: "button", title: "The Python stacks of all ranks, right now" });
     this.stop = make("button", "muster-button muster-stop", "Stop", { type: "button" });
+    this.fate = make("div", "muster-fate", "", { role: "status" });
+    this.fate.hidden = true;
+    this.stacks = make("section", "muster-stacks", [], { "aria-label": "stacks" });
+    this.stacks.hidden = true;
     this.cause = make("div", "muster-cause", [], { role: "alert" });
     this.notes = make("div", "muster-notes");
     this.bar = make("progress", "", [], { max: "1", "aria-label": "progress of the run" });
@@ -33,14 +43,18 @@ class View {
     this.said = make("div", "muster-said", "", { "aria-live": "polite" });
     this.empty = make("div", "muster-muted", "No worker has been launched yet.");
     this.element = make("section", "muster", [
-      make("div", "muster-bar", [make("div", "muster-title", [this.glyph, this.name, this.facts]), this.board, this.copy, this.stop]),
-      this.cause, this.notes, this.progress, this.charts.element,
+      make("div", "muster-bar", [
+        make("div", "muster-title", [this.glyph, this.name, this.facts]),
+        make("div", "muster-buttons", [this.hang, this.board, this.copy, this.stop]),
+      ]),
+      this.fate, this.cause, this.notes, this.progress, this.charts.element,
       (this.tools = make("div", "muster-bar muster-tools", [this.chips, this.filter])),
-      this.table.element, this.empty, this.log.element, this.said,
+      this.table.element, this.table.extent, this.empty, this.stacks, this.log.element, this.said,
     ], { "aria-label": "Muster run" });
     this.board.addEventListener("click", () => this.openBoard());
     this.copy.addEventListener("click", () => this.copyCommand());
     this.stop.addEventListener("click", () => this.stopRun());
+    this.hang.addEventListener("click", () => this.askForStacks());
     this.filter.addEventListener("input", () => this.query({ words: this.filter.value }));
     root.replaceChildren(this.element);
   }
@@ -50,11 +64,19 @@ class View {
   }
 
   receive(message) {
-    if (message.kind === "log") {
+    this.heardAt = Date.now() / 1000;
+    if (this.store.silentSince != null && !this.isGone) this.tick();
+    if (message.kind === "beat") return;
+    if (message.kind === "older") {
+      this.log.prepend(message);
+    } else if (message.kind === "stacks") {
+      this.showStacks(message);
+    } else if (message.kind === "log") {
       clearTimeout(this.waitsForLog);
       this.log.append(message);
     } else if (message.kind === "stopping") {
       clearTimeout(this.waitsForStop);
+      if (message.error) this.cannotStop(message.error);
     } else if (message.kind === "tensorboard") {
       this.showBoard(message);
     } else if (this.store.apply(message)) {
@@ -95,7 +117,62 @@ class View {
     this.stop.disabled = true;
     setText(this.stop, "Stopping …");
     this.send({ ask: "stop" });
-    this.waitsForStop = setTimeout(() => this.interrupt(), SECONDS_TO_ANSWER * 1000);
+    const busy = () => (this.can.isOwn ? this.can.interrupt()
+      : this.cannotStop(`The kernel is busy with a cell. In a terminal: muster stop ${this.store.run.run}`));
+    this.waitsForStop = setTimeout(busy, SECONDS_TO_ANSWER * 1000);
+  }
+
+  cannotStop(why) {
+    this.stop.disabled = false;
+    setText(this.stop, "Stop");
+    this.trouble = why;
+    this.paintSoon();
+  }
+
+  askForStacks() {
+    this.hang.disabled = true;
+    this.send({ ask: "stacks" });
+    this.stacks.hidden = false;
+    this.stacks.replaceChildren(make("div", "muster-muted", "All ranks are asked …"));
+    const busy = () => this.showStacks({
+      error: `The kernel is busy with a cell. In a terminal: muster stacks ${this.store.run.run}`,
+    });
+    this.waitsForStacks = setTimeout(busy, 6000);
+  }
+
+  showStacks({ said, error }) {
+    clearTimeout(this.waitsForStacks);
+    this.hang.disabled = false;
+    if (this.stacks.hidden) return; // another view of this run has asked
+    const found = Object.entries(said ?? {}).sort(([a], [b]) => naturally.compare(a, b));
+    const close = make("button", "muster-button", "Close", { type: "button" });
+    close.addEventListener("click", () => { this.stacks.hidden = true; });
+    const taken = new Date().toLocaleTimeString();
+    this.stacks.replaceChildren(
+      make("div", "muster-bar", [make("strong", "", "Where every rank is"), make("span", "muster-muted", taken), close]),
+      ...(error ? [make("div", "", error)] : []),
+      ...(!error && !found.length ? [make("div", "muster-muted", "No rank runs, or none has answered.")] : []),
+      ...found.map(([name, text]) => make("details", "", [make("summary", "", `${name}: ${whereIs(text)}`), make("pre", "", text)])),
+    );
+  }
+
+  // Hears the session's pulse. What is known of a run whose session is silent is old, and is shown as that.
+  tick() {
+    const { run } = this.store;
+    const alive = run.status === "running" && run.started != null && this.can.isLive;
+    const silent = alive && (this.isGone || Date.now() / 1000 - this.heardAt > SECONDS_UNTIL_SILENT);
+    const changed = silent !== (this.store.silentSince != null);
+    this.store.silentSince = silent ? this.heardAt : null;
+    if (changed || Date.now() / 1000 - (this.tickedAt ?? 0) >= 1) {
+      this.tickedAt = Date.now() / 1000;
+      this.paintSoon();
+    }
+  }
+
+  // The kernel has been restarted, or has ended.
+  lose() {
+    this.isGone = true;
+    this.tick();
   }
 
   // The tab is opened within the click, since browsers block those that come later.
@@ -146,6 +223,8 @@ class View {
 
   paint() {
     const { run, names } = this.store;
+    this.element.classList.toggle("muster-silent", this.store.silentSince != null);
+    this.paintFate(run);
     this.paintTitle(run);
     this.paintCause(run);
     this.paintNotes(run);
@@ -154,6 +233,7 @@ class View {
     this.painted = this.store.version;
     this.paintChips();
     this.table.element.hidden = this.tools.hidden = names.length === 0;
+    this.table.extent.hidden ||= names.length === 0;
     this.empty.hidden = names.length > 0;
     if (names.length) this.table.paint();
   }
@@ -165,9 +245,23 @@ class View {
     setText(this.glyph, GLYPHS[status] ?? " ");
     setText(this.name, run.name || "run");
     const took = run.started == null ? "" : duration(this.store.now() - run.started);
-    setText(this.facts, [run.strategy, running ? run.phase : status, took].filter(Boolean).join(" · "));
-    this.stop.hidden = !running || !this.interrupt;
+    const stage = !running ? status : this.isGone ? `was ${run.phase}` : run.phase;
+    setText(this.facts, [run.strategy, stage, took].filter(Boolean).join(" · "));
+    this.stop.hidden = !running || !this.can.stop || this.isGone;
+    this.hang.hidden = !running || !this.can.sayStacks || this.isGone || !this.store.names.length;
     this.copy.hidden = !run.command;
+  }
+
+  paintFate(run) {
+    const show = `muster show ${run.run}`;
+    let text = this.trouble ?? "";
+    if (this.store.silentSince != null) {
+      const ended = this.can.isOwn ? "the run has ended with it" : "the run goes on in a session of its own";
+      text = this.isGone ? `The kernel has been restarted or has ended: ${ended}. What became of it: ${show}`
+        : `Nothing has been heard of the kernel for ${duration(Date.now() / 1000 - this.heardAt)}. What becomes of the run: ${show}`;
+    }
+    setText(this.fate, text);
+    this.fate.hidden = !text;
   }
 
   paintCause(run) {
@@ -227,20 +321,40 @@ class View {
   }
 }
 
-function render({ model, el }) {
+// The innermost line of a stack that is worth a summary: the last "File ..., line ..." there is.
+function whereIs(text) {
+  const lines = text.split("\n").map((line) => line.trim()).filter((line) => line.startsWith("File "));
+  return lines[0] ?? text.split("\n")[0];
+}
+
+// A view of a model in an element; returns what ends it.
+function attach(model, el) {
   const kernel = () => model.widget_manager?.kernel;
-  const interrupt = model.get("can_stop") ? () => kernel()?.interrupt() : null;
-  const view = new View(el, (message) => model.send(message), interrupt);
+  const view = new View(el, (message) => model.send(message), {
+    stop: model.get("can_stop"),
+    sayStacks: model.get("can_say_stacks"),
+    isOwn: model.get("is_own"),
+    isLive: model.get("is_live"),
+    interrupt: () => kernel()?.interrupt(),
+  });
   const receive = (message) => view.receive(message);
   const offerBoard = () => { view.board.hidden = !model.get("has_tensorboard"); };
+  const watch = (_, status) => {
+    if (["restarting", "autorestarting", "terminating", "dead"].includes(status)) view.lose();
+  };
+  const watched = kernel();
+  watched?.statusChanged?.connect(watch);
   model.on("msg:custom", receive);
   model.on("change:has_tensorboard", offerBoard);
   offerBoard();
   return () => {
+    watched?.statusChanged?.disconnect(watch);
     model.off("msg:custom", receive);
     model.off("change:has_tensorboard", offerBoard);
     view.destroy();
   };
 }
 
-export default { render };
+function render({ model, el }) {
+  return attach(model, el);
+}
