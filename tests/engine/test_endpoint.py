@@ -1,0 +1,90 @@
+"""What agents send to a run's endpoint, and what it makes of that; over connections in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from muster.agent import frames, wire
+from muster.errors import WorkerLost, WorkersMissing
+from muster.job import Limits
+from muster.testing import Outcome, Scene
+
+
+def play(hello: dict[str, Any]) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
+    with Scene(limits=Limits(start=5)) as scene:
+        scene.workers["worker-1"].manners.hello = hello
+        outcome = scene.play()
+        return outcome, [order for order in scene.workers["worker-1"].orders if order[0] == "refused"]
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        ({"token": "guessed"}, "not the token"),
+        ({"token": None}, "not the token"),
+        ({"version": 99}, "version"),
+        ({"version": "x"}, "another version"),
+        ({"worker": "worker-9"}, "no worker 'worker-9'"),
+        ({"worker": "worker-0"}, "connected already"),
+        ({"host": "*\n  ProxyCommand evil"}, "makes no sense"),
+    ],
+)
+def test_a_hello_that_is_refused(hello: dict[str, Any], why: str) -> None:
+    outcome, refused = play(hello)
+    assert isinstance(outcome.error, WorkersMissing)
+    assert outcome.error.worker == "worker-1"
+    assert len(refused) == 1
+    assert why in refused[0][1]["text"]
+
+
+@pytest.mark.parametrize("data", [b"nonsense\n", b"[]\n", b"{}\n", b"\xff\xfe\n", b"x" * (frames.MAX_LINE + 2)])
+def test_what_is_not_the_protocol_ends_the_connection(data: bytes) -> None:
+    with Scene() as scene:
+        scene.at(3, scene.workers["worker-1"].send, data)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("tea", {"sugar": 2}),
+        ("report", {"report": {"kind": "exception", "rank": {}}}),
+        ("report", {"report": "x"}),
+        ("clock", {"number": 99, "monotonic": 1.0, "time": 1.0}),
+    ],
+)
+def test_what_makes_no_sense_is_left_out_and_said_once(
+    kind: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Scene() as scene:
+        for second in range(3, 6):
+            scene.at(second, scene.workers["worker-1"].say, kind, **fields)
+        assert scene.play().error is None
+    assert caplog.text.count("is dropped") <= 1
+
+
+def test_a_message_that_fits_nowhere_ends_its_connection_alone() -> None:
+    with Scene(3) as scene:
+        scene.at(3, scene.workers["worker-1"].say, "exited", pid=7, rank="x")
+        scene.start()
+        scene.advance(3.1)
+        assert [worker.is_connected for worker in scene.workers.values()] == [True, False, True]
+        assert isinstance(scene.finish().error, WorkerLost)
+
+
+def test_a_defect_with_one_workers_message_costs_no_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scene() as scene:
+        scene.start()
+        scene.advance(3)
+        assert scene.orchestrator is not None
+        handlers = scene.orchestrator.state._handlers
+        monkeypatch.setitem(handlers, wire.Output, lambda worker, message: 1 / 0)
+        scene.do(scene.workers["worker-0"].say, "output", text="x")
+        scene.do(scene.workers["worker-1"].say, "usage", cpu=1.0, memory=5)
+        outcome = scene.finish()
+    assert "usage" in outcome.kinds("worker-1")
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-0"

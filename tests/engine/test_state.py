@@ -1,0 +1,190 @@
+"""What a run knows of its workers: messages in, events, failures and statuses out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.agent import wire
+from muster.events import Event
+from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.pools.clocks import ClockOffset
+from muster.run.state import MOST_METRICS, RunState
+from muster.testing import SimulatedLoop
+
+HELLO = wire.Hello(wire.VERSION, "", "worker-0", 100, "10.0.0.1", cores=2)
+LOSS = {"loss": 2.0}
+RUNS = [HELLO, wire.Started(7, 0)]
+
+
+@pytest.fixture
+def loop() -> Iterator[SimulatedLoop]:
+    loop = SimulatedLoop()
+    yield loop
+    loop.close()
+
+
+def spec(name: str, index: int) -> WorkerSpec:
+    return WorkerSpec(name, "worker", index, "run", Resources(memory=2), Path("log"), Path("scratch"), "/")
+
+
+class Told:
+    """A state, and what it makes of messages of ``worker-0``."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.loop = loop
+        self.events: list[Event] = []
+        self.state = RunState([spec("worker-0", 0), spec("worker-1", 1)], self.events.append)
+        for name in self.state.specs:
+            self.state.workers[name] = Worker(name, name)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        async def call() -> Any:
+            return function(*args)
+
+        return self.loop.run(call())
+
+    def hear(self, *messages: Any) -> Told:
+        for message in messages:
+            self.call(self.state.on_message, "worker-0", message)
+        return self
+
+    def said(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(event.kind, dict(event.data)) for event in self.events]
+
+    def failures(self) -> list[tuple[str, int | None]]:
+        return [(failure.kind, failure.rank) for failure in self.state.failures]
+
+
+@pytest.fixture
+def told(loop: SimulatedLoop) -> Told:
+    return Told(loop)
+
+
+# Messages, what comes of the last of them as events, and the failures that there are then.
+MESSAGES: list[tuple[list[Any], list[tuple[str, dict[str, Any]]], list[tuple[str, int | None]]]] = [
+    ([HELLO], [("worker_ready", {"host": "10.0.0.1", "ports": (), "cores": 2, "gpus": (), "pid": 100})], []),
+    ([*RUNS], [("process_started", {"pid": 7, "rank": 0})], []),
+    ([*RUNS, wire.Listening(80)], [("listening", {"port": 80})], []),
+    ([*RUNS, wire.Output("words")], [("output", {"text": "words"})], []),
+    ([*RUNS, wire.Usage(1.0, 5)], [("usage", {"cpu": 1.0, "memory": 5})], []),
+    ([*RUNS, wire.Stacks("here", 0)], [("stacks", {"rank": 0, "text": "here"})], []),
+    ([*RUNS, wire.Returned()], [], []),
+    ([*RUNS, wire.Progress(0, 1, metrics=LOSS)], [("progress", {"rank": 0, "step": 1, "metrics": LOSS})], []),
+    ([*RUNS, wire.HungUp(0)], [], [("hung_up", 0)]),
+    ([*RUNS, wire.Broken(127)], [], [("daemon", None)]),
+    ([*RUNS, wire.Broken(137)], [], [("daemon", None)]),
+    ([*RUNS, wire.Error("cannot")], [], [("lost", None)]),
+    (
+        [*RUNS, wire.Raised("ValueError", "no", "trace", 0)],
+        [("exception", {"rank": 0, "type": "ValueError", "message": "no", "traceback": "trace"})],
+        [("exception", 0)],
+    ),
+    ([HELLO, wire.Exited(7, 0, 0)], [], []),
+    ([HELLO, "what nobody sends"], [], []),
+    ([HELLO, ClockOffset(1.5, 0.1)], [], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "events", "failures"), MESSAGES)
+def test_messages(
+    told: Told,
+    messages: list[Any],
+    events: list[tuple[str, dict[str, Any]]],
+    failures: list[tuple[str, int | None]],
+) -> None:
+    told.hear(*messages[:-1])
+    before = len(told.said())
+    told.hear(messages[-1])
+    assert told.said()[before:] == events
+    assert told.failures() == failures
+
+
+# How a process ends, the failure that it is, and how its worker has ended.
+ENDS: list[tuple[dict[str, Any], str | None, Status]] = [
+    ({"exit_code": 0}, None, Status.SUCCEEDED),
+    ({"exit_code": 3}, "exit", Status.FAILED),
+    ({"signal": 9}, "signal", Status.FAILED),
+    ({"signal": 9, "reason": "memory", "memory": 5}, "memory", Status.FAILED),
+    ({"signal": 15, "reason": "stopped"}, "stopped", Status.STOPPED),
+]
+
+
+@pytest.mark.parametrize(("how", "failure", "status"), ENDS)
+def test_ends(told: Told, how: dict[str, Any], failure: str | None, status: Status) -> None:
+    told.hear(*RUNS, wire.Exited(7, 0, **how))
+    assert told.failures() == ([(failure, 0)] if failure else [])
+    assert told.state.workers["worker-0"].status is status
+    assert told.state.is_over("worker-0")
+    told.hear(wire.Exited(7, 0, exit_code=1))
+    assert told.state.workers["worker-0"].status is status, "a final status never changes"
+
+
+def test_a_server_that_ends_has_failed(told: Told) -> None:
+    told.state.servers = frozenset(["worker-0"])
+    told.hear(*RUNS, wire.Exited(7, 0, 0))
+    assert told.failures() == [("ended", 0)]
+
+
+def test_a_worker_is_over_when_all_its_ranks_are(told: Told) -> None:
+    told.state.expected = {"worker-0": 2}
+    told.hear(HELLO, wire.Started(7, 0), wire.Exited(7, 0, 0))
+    assert not told.state.is_over("worker-0")
+    told.hear(wire.Started(8, 1))
+    assert told.state.has_running(["worker-0"])
+    told.hear(wire.Returned())
+    assert told.state.has_returned("worker-0")
+    assert not told.state.is_over("worker-0")
+    told.hear(wire.Exited(8, 1, 0))
+    assert told.state.exits == {("worker-0", 0): 0, ("worker-0", 1): 0}
+    assert told.state.is_over("worker-0")
+
+
+def test_a_process_is_heard_of_by_rank_or_with_all_of_its_worker(told: Told) -> None:
+    told.hear(HELLO, wire.Started(7, 0), wire.Started(8, 1))
+    started = told.loop.time()
+    told.loop.pass_time(10)
+    told.hear(wire.Progress(1, 5))
+    heard = {rank: process.heard_at for (_, rank), process in told.state.running.items()}
+    assert heard == pytest.approx({0: started, 1: started + 10})
+    told.hear(wire.Output("words"))
+    assert {process.heard_at for process in told.state.running.values()} == {told.loop.time()}
+
+
+def test_metrics_are_kept_by_name_and_not_without_end(told: Told) -> None:
+    told.hear(*RUNS, *(wire.Progress(0, metrics={f"m{number}": 1.0}) for number in range(MOST_METRICS + 10)))
+    told.hear(wire.Progress(0, metrics={"m0": 2.0}))
+    assert len(told.state.metrics) == MOST_METRICS
+    assert told.state.metrics["m0"] == 2.0
+
+
+def test_clocks_are_kept_with_the_member(told: Told) -> None:
+    told.hear(HELLO, ClockOffset(1.5, 0.1))
+    member = told.state.members["worker-0"]
+    assert (member.clock_offset, member.clock_error) == (1.5, 0.1)
+
+
+def test_nothing_fails_any_more_once_all_is_being_ended(told: Told) -> None:
+    told.state.ending = True
+    told.hear(*RUNS, wire.Exited(7, 0, 3), wire.Error("cannot"))
+    assert told.failures() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "connected", "failures"),
+    [
+        (Status.RUNNING, [], []),
+        (Status.FAILED, [], [("lost", None)]),
+        (Status.FAILED, ["worker-0"], []),
+        (Status.SUCCEEDED, [], [("lost", None)]),
+    ],
+)
+def test_what_the_platform_says(
+    told: Told, status: Status, connected: list[str], failures: list[tuple[str, int | None]]
+) -> None:
+    told.call(told.state.polled, [Worker("worker-0", "worker-0", status)], connected)
+    assert told.failures() == failures
+    assert told.state.workers["worker-0"].status is status
+    assert told.state.missing == ["worker-0", "worker-1"]
