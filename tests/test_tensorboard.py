@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import muster
+import psutil
 import pytest
 from event_files import write_events
 from muster.errors import TensorBoardFailed
-from support import descendants_of, environment, eventually, is_gone
+from support import command_line, descendants_of, environment, eventually, is_gone
 
 pytestmark = pytest.mark.slow
 SDK = str(Path(muster.__file__).parent.parent)
@@ -61,6 +63,26 @@ def test_it_shows_a_folder_until_its_block_ends(tmp_path: Path, temporary: Path,
     eventually(lambda: all(map(is_gone, helpers)), "what it started is gone, too")
     assert not board.is_running
     board.close()
+
+
+def test_who_has_only_its_port_gets_nothing(tmp_path: Path, temporary: Path) -> None:
+    write_events(tmp_path / "logs" / "train")
+    with muster.tensorboard(tmp_path / "logs") as board:
+        host, _, secret = board.url.removeprefix("http://").strip("/").partition("/")
+        assert len(secret) >= 32
+        for path in ("", "data/runs", "data/environment", f"{secret[:-1]}x/data/runs", "index.js"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                ask(f"http://{host}/", path)
+        processes = [board.pid, *descendants_of(board.pid)]
+        assert not [pid for pid in processes if secret in command_line(pid)]
+        ports = {port for pid in processes for port in listening_ports(pid)}
+        assert ports == {int(host.rpartition(":")[2])}, "nor does a helper of it serve on another port"
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports that a process listens on."""
+    listening = [c for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return [int(connection.laddr[1]) for connection in listening]
 
 
 def test_several_serve_at_once_and_outlive_the_threads_that_asked_for_them(tmp_path: Path, temporary: Path) -> None:

@@ -69,8 +69,9 @@ in_forked_children(_running.clear)  # they are the parent's
 def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoard:
     """Start TensorBoard for a folder, and return once it answers.
 
-    In a session of the workbench it serves on the application port, elsewhere on a free port of this machine, which
-    nobody else can reach. It ends with the session, or when it is closed::
+    In a session of the workbench it serves on the application port, which the workbench shows to those who may see the
+    session. Elsewhere it serves on a free port of this machine, which other machines cannot reach, and other users of
+    this one get nothing from without the URL: it holds a secret. It ends with the session, or when it is closed::
 
         url, pid = muster.tensorboard("logs")
 
@@ -92,7 +93,7 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     port = shown.port if shown else 0
     arguments = ["--logdir", _absolute(logdir), "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
-        process = call_in_background(lambda: _start(arguments, log))
+        process = call_in_background(lambda: _start("public" if shown else "private", arguments, log))
         try:
             address = _await_address(process, log, port, time.monotonic() + timeout_seconds)
         except BaseException:
@@ -109,8 +110,8 @@ def _absolute(logdir: str | Path) -> str:
     return str(logdir) if is_address else str(Path(logdir).expanduser().absolute())
 
 
-def _start(arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(PROGRAM), str(os.getpid()), *arguments]
+def _start(access: str, arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(PROGRAM), str(os.getpid()), access, *arguments]
     # In a session of its own, so that interrupting a cell does not reach it.
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, bufsize=0, start_new_session=True
