@@ -115,3 +115,13 @@ def test_a_thousand_that_are_late_are_counted_and_a_few_of_them_named(tmp_path: 
     ranks = [(name, rank) for rank, name in enumerate(names)]
     assert "rank 4 (worker-4) and 995 more were not started" in not_up(ranks, "horovodrun", 60.0, tmp_path).message
     assert "After 60 s worker-1 was not listening" in not_up([("worker-1", None)], None, 60.0, tmp_path).message
+
+
+def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
+    tie = replace(EXIT_0, time=EXIT_1.time + 0.002, exit_code=7)
+    message = explain(EXIT_1, tmp_path, ties=[tie]).message
+    assert (
+        "rank 1 (worker-1) ended with exit status 1. Within 2 ms rank 0 (worker-0) ended with exit status 7" in message
+    )
+    assert message.endswith("nothing tells which of them came first.")
+    assert "Within" not in explain(RAISED, tmp_path, ties=[replace(RAISED, rank=0)], alike=2, total=2).message

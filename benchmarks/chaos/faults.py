@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
@@ -81,29 +81,32 @@ class Case:
 def make(seed: int, number: int, families: tuple[str, ...], strategies: tuple[str, ...]) -> Case:
     """The case of that number."""
     dice = random.Random(f"{seed}-{number}")
-    family = families[number % len(families)]
-    strategy = dice.choice(strategies)
+    strategy = strategies[dice.randrange(len(strategies))]
+    possible = [family for family in families if family not in UNDER_MPI or strategy != "processes"]
+    family = possible[number % len(possible)]
     workers, slots = dice.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
     rank = dice.randrange(workers * slots)
-    fault, options = FAMILIES[family](dice, rank, rank // slots)
-    return Case(
-        number, family, strategy, dice.choice(TOPOLOGIES), workers, slots, dice.choice(REACTIONS), (fault,), options
-    )
+    faults, options = FAMILIES[family](dice, rank, slots, workers * slots)
+    topology, reaction = dice.choice(TOPOLOGIES), dice.choice(REACTIONS)
+    return Case(number, family, strategy, topology, workers, slots, reaction, faults, options)
 
 
-def _exception(dice: random.Random, rank: int, worker: int) -> tuple[Fault, dict[str, float]]:
+Made = tuple[tuple[Fault, ...], dict[str, float]]
+
+
+def _exception(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
     name = dice.choice(RAISED)
     said = "DivergedError" if name == "Custom" else name
-    return Fault(f"raise {name}", f"rank {rank}", Verdict("ScriptFailed", f"rank {rank}", said), _step(dice)), {}
+    return (Fault(f"raise {name}", f"rank {rank}", Verdict("ScriptFailed", f"rank {rank}", said), _step(dice)),), {}
 
 
-def _exit(dice: random.Random, rank: int, worker: int) -> tuple[Fault, dict[str, float]]:
+def _exit(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
     how, status = dice.choice(["_exit", "exit", "exit-from-c", "exit-in-thread"]), dice.choice([1, 3, 7, 42, 255])
     verdict = Verdict("ScriptFailed", f"rank {rank}", f"exit status {status}")
-    return Fault(f"{how} {status}", f"rank {rank}", verdict, _step(dice)), {}
+    return (Fault(f"{how} {status}", f"rank {rank}", verdict, _step(dice)),), {}
 
 
-def _signal(dice: random.Random, rank: int, worker: int) -> tuple[Fault, dict[str, float]]:
+def _signal(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
     name = dice.choice(FATAL)
     number = int(getattr(signal, name))
     if dice.random() < 0.3 and name in ("SIGSEGV", "SIGABRT"):
@@ -113,11 +116,63 @@ def _signal(dice: random.Random, rank: int, worker: int) -> tuple[Fault, dict[st
     else:
         kind, delay = f"send {number}", dice.uniform(0.0, 0.4)
     verdict = Verdict("WorkerKilled", f"rank {rank}", f"signal {number} ({name})")
-    return Fault(kind, f"rank {rank}", verdict, _step(dice), delay), {}
+    return (Fault(kind, f"rank {rank}", verdict, _step(dice), delay),), {}
+
+
+def _two(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    """Two faults in two ranks at about the same time."""
+    other = (rank + 1 + dice.randrange(ranks - 1)) % ranks
+    make = dice.choice([_exception, _exit, _signal]), dice.choice([_exception, _exit, _signal])
+    (one,), _ = make[0](dice, rank, slots, ranks)
+    (two,), _ = make[1](dice, other, slots, ranks)
+    return (one, replace(two, step=one.step, delay=one.delay)), {}
+
+
+def _hang(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    kind = dice.choice(["hang", f"send {int(signal.SIGSTOP)}"])
+    verdict = Verdict("RunStalled", f"rank {rank}", "no progress")
+    return (Fault(kind, f"rank {rank}", verdict, _step(dice), dice.uniform(0.0, 0.3)),), {"stall_seconds": 2.0}
+
+
+def _memory(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    verdict = Verdict("WorkerOutOfMemory", f"worker-{rank // slots}", "GB of memory")
+    return (Fault("memory", f"rank {rank}", verdict, _step(dice)),), {"memory": 0.3}
+
+
+def _disk(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    verdict = Verdict("ScriptFailed", f"rank {rank}", "No space left on device")
+    return (Fault("disk", f"rank {rank}", verdict, _step(dice)),), {}
+
+
+def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("SIGKILL",)) -> Callable[..., Made]:
+    """What kills something that is no rank; ``{worker}`` stands for a worker's name."""
+
+    def make(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+        worker = f"worker-{rank // slots}"
+        number = int(getattr(signal, dice.choice(signals)))
+        named = worker if "{worker}" in victim else ""
+        verdict = Verdict(error, named, words.format(worker=worker))
+        delay = dice.uniform(0.0, 0.4)
+        return (Fault(f"send {number}", victim.format(worker=worker), verdict, delay=delay),), {}
+
+    return make
 
 
 def _step(dice: random.Random) -> int | str:
     return dice.choice(["start", "end", *[dice.randrange(60) for _ in range(6)]])
 
 
-FAMILIES = {"exception": _exception, "exit": _exit, "signal": _signal}
+FAMILIES: dict[str, Callable[..., Made]] = {
+    "exception": _exception,
+    "exit": _exit,
+    "signal": _signal,
+    "two at once": _two,
+    "hang": _hang,
+    "memory": _memory,
+    "disk": _disk,
+    "agent": _outside("agent {worker}", "WorkerLost", "{worker} was lost"),
+    "guard": _outside("guard", "WorkerLost", "guards the workers"),
+    "launcher": _outside("launcher", "DriverFailed", "itself failed", ("SIGKILL", "SIGTERM", "SIGSEGV")),
+    "sshd": _outside("sshd {worker}", "WorkerLost", "{worker} was lost"),
+}
+UNDER_MPI = ("launcher", "sshd")

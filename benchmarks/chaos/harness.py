@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from benchmarks.chaos.faults import Case, Fault
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
+TIE = "nothing tells which of them came first"
 UP_SECONDS, END_SECONDS, GONE_SECONDS = 60.0, 60.0, 10.0
 
 
@@ -79,7 +81,18 @@ class Stage:
         _wait(self.are_ready, UP_SECONDS)
         time.sleep(fault.delay)
         self.struck_at = time.monotonic()
-        os.kill(self.pids[fault.victim], int(fault.kind.split()[1]))
+        with contextlib.suppress(ProcessLookupError):  # another fault was faster
+            os.kill(self.pid_of(fault.victim), int(fault.kind.split()[1]))
+
+    def pid_of(self, victim: str) -> int:
+        """The process that is meant."""
+        if victim in self.pids:
+            return self.pids[victim]
+        if victim == "guard":
+            return _child_of(os.getpid(), "agent/__main__.py guard")
+        if victim == "launcher":
+            return _child_of(os.getpid(), "mpi_rank.py")
+        return _child_of(self.pids[victim.replace("sshd", "agent")], "sshd_config")
 
     def fault_time(self) -> float | None:
         """When the first fault struck, by the clock that all share."""
@@ -186,8 +199,9 @@ def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
     if kind == "rank":
         is_named = named == (f"worker-{int(which) // case.slots}", int(which))
     else:
-        is_named = named[0] == (which or None)
-    return type(error).__name__ == verdict.error and is_named and verdict.words in str(error)
+        is_named = named[0] == (verdict.victim or named[0])
+    is_tied = TIE in str(error) and kind == "rank" and f"rank {which} (" in str(error).partition(" Within ")[2]
+    return is_tied or (type(error).__name__ == verdict.error and is_named and verdict.words in str(error))
 
 
 def _what_is_left(run: str) -> list[str]:
@@ -204,6 +218,13 @@ def _what_is_left(run: str) -> list[str]:
         if name.startswith("process "):
             linux.kill(int(name.split()[1]), signal.SIGKILL)
     return found
+
+
+def _child_of(parent: int, words: str) -> int:
+    """The child of a process that has these words in its command line."""
+    children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in children}
+    return next(pid for pid, line in lines.items() if words.encode() in line)
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:

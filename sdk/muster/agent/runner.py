@@ -56,7 +56,7 @@ def main(argv):
             if os.environ.get("MUSTER_SERVES"):  # the server that the script made lives as long as the interpreter
                 _wait_for_other_tasks()
     except SystemExit as error:
-        if isinstance(error.code, str):
+        if error.code:  # also of a number: when it was raised tells more than when the interpreter is done
             _report_exception(error)
         raise
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
-from muster.failure.causes import OF_LAUNCHER, Bearing, Failure, FailureKind
+from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Bearing, Failure, FailureKind
 
 OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
@@ -30,13 +30,21 @@ OPEN_PORT = (
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
 
-def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1) -> RunFailed:
+def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1, ties: Sequence[Failure] = ()) -> RunFailed:
     """The error for a cause: what happened, to which worker, where its log is, and what to try.
 
     Args:
         alike: how many processes have raised the same.
         total: how many there are that might have.
+        ties: failures that may as well have come first.
     """
+    error = _explained(failure, logs, alike, total)
+    if ties and alike == 1:
+        error.message = f"{error.message} {_told_as_ties(failure, ties)}"
+    return error
+
+
+def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFailed:
     name = who(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind is FailureKind.EXCEPTION:
@@ -74,6 +82,20 @@ def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1) -> 
         error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=words)
     error.rank = failure.rank
     return error
+
+
+def _told_as_ties(failure: Failure, ties: Sequence[Failure]) -> str:
+    """Who else may have been the first: ends of processes are known to some hundredths of a second."""
+    names = some([who(other.worker or "the launcher", other.rank) for other in ties])
+    within = max(abs(other.time - failure.time) for other in ties) * 1000
+    verb = "failed" if len(ties) > 1 else _how_it_failed(ties[0])
+    return f"Within {within:.0f} ms {names} {verb}; nothing tells which of them came first."
+
+
+def _how_it_failed(failure: Failure) -> str:
+    if failure.kind is FailureKind.EXCEPTION:
+        return f"raised {failure.type}"
+    return f"ended with {_how(failure)}" if failure.kind in OF_PROCESS else "failed"
 
 
 def _who_raised(failure: Failure, alike: int, total: int) -> str:

@@ -338,7 +338,9 @@ class Orchestrator:
         if plan is None and cause.worker:
             return diagnosis.did_not_come_up(cause, self._logs())
         total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
-        return diagnosis.explain(cause, self._logs(), alike=causes.alike(cause, self.state.failures), total=total)
+        failures = self.state.failures
+        alike, ties = causes.alike(cause, failures), causes.ties(cause, failures)
+        return diagnosis.explain(cause, self._logs(), alike=alike, total=total, ties=ties)
 
     def _will_exit(self, failure: Failure) -> bool:
         """Whether it is an exception whose process has yet to exit, and whose agent will tell."""

@@ -36,6 +36,7 @@ class ProcessState:
         heard_at: when it last showed a sign of life, on the monotonic clock.
         exit_status: how it ended, minus the number of a signal; None while it runs.
         was_stopped: whether its agent ended it.
+        exits_since: when it called ``sys.exit`` with a status, and how far that may be from the truth.
         has_returned: whether it only serves others any more, until it is released.
     """
 
@@ -43,6 +44,7 @@ class ProcessState:
     heard_at: float
     exit_status: int | None = None
     was_stopped: bool = False
+    exits_since: tuple[float, float] | None = None
     has_returned: bool = False
 
 
@@ -261,7 +263,8 @@ class RunState:
         kind = self._kind_of_failure(worker, exited)
         if kind:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
-            when, error = self._happened(worker, exited.monotonic)
+            exits_since = process.exits_since if kind is FailureKind.EXIT else None
+            when, error = exits_since or self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
             self.fail(replace(failure, uncertainty=error))
         if self.is_over(worker):
@@ -349,6 +352,10 @@ class RunState:
         self.changed.set()
 
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
+        if raised.type == "SystemExit" and raised.message.lstrip("-").isdigit():
+            if process := self.processes[worker].get(raised.rank):
+                process.exits_since = self._happened(worker, raised.monotonic)
+            return
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         self.emit("exception", worker, rank=raised.rank, **told)
         when, error = self._happened(worker, raised.monotonic)
