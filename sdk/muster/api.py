@@ -14,10 +14,11 @@ from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError
-from muster.events import Observer
+from muster.events import Observer, metrics_from_json
 from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
+from muster.records.runs import Run
 from muster.run.cluster import Cluster, living_clusters
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
@@ -39,6 +40,18 @@ class ClusterAddress(tuple[Any, Any]):
         address = super().__new__(cls, (spec, session))
         address.cluster = cluster
         return address
+
+    def __repr__(self) -> str:
+        """The pair where there are servers; else what became of the run, which says more than two times None."""
+        if self[0] or not self.cluster.run:
+            return super().__repr__()
+        if self.cluster.is_running:
+            return f"<run {self.cluster.run} is running; .cluster has wait(), stop(), logs(), stacks()>"
+        run = Run(self.cluster.run_dir)
+        known = metrics_from_json((run.result or {}).get("metrics") or {})
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
+        told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics else ''}"
+        return f"<run {run.id} {told}; .cluster has result, logs() and explain()>"
 
 
 def run_cluster(

@@ -37,6 +37,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from muster.text.cleaning import clean
+from muster.text.traceback import shown_in_notebooks
 
 
 class MusterError(Exception):
@@ -77,6 +78,10 @@ class MusterError(Exception):
         if self.advice:
             parts.append(f"Try: {self.advice}")
         return "\n".join(parts)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the line of the cell, and the message, rather than the frames between them."""
+        return shown_in_notebooks(self)
 
 
 class JobError(MusterError, ValueError):

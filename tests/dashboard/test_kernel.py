@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
     assert "ValueError: no data" in shown.data["text/html"]
     assert shown.data["text/html"].index("ValueError") < shown.data["text/html"].index("<table")
     assert error.ename == "ScriptFailed"
+    told = "\n".join(error.traceback)
+    assert told.startswith("Cell In[1], line 9\n----> shown = muster.run_cluster(2, worker_script=train")
+    assert told.count("ValueError: no data") <= 2, "the message, and the script's own traceback once"
+    assert "run_cluster" not in told.partition("\n\n")[2], "none of our own frames"
+    logs = shown.data["text/html"].partition("log of worker-")[2]
+    assert "no data" in logs
+
+
+def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execute: Any) -> None:
+    notebook = execute(
+        RUN.format(last="", options="dashboard=False"), "shown", "spec, address = shown; address is None"
+    )
+
+    result = notebook.cells[1].outputs[0].data["text/plain"]
+    assert re.fullmatch(r"<run \S+-train-\S+ succeeded in [\d.]+ s: loss 0.25; \.cluster has .*>", result)
+    assert notebook.cells[2].outputs[0].data["text/plain"] == "True"
 
 
 def test_what_is_not_to_be_shown_is_not(execute: Any) -> None:

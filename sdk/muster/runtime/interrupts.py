@@ -9,6 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def _interrupt() -> KeyboardInterrupt:
+    """An interrupt that has been dealt with: notebooks show no frames of it, since there is nothing to look for."""
+    interrupt = KeyboardInterrupt("the run has been stopped, and nothing of it is left")
+    interrupt._render_traceback_ = lambda: [f"KeyboardInterrupt: {interrupt}"]  # type: ignore[attr-defined]
+    return interrupt
+
+
 @contextmanager
 def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
     """Have ``on_interrupt(n)`` called at the n-th interrupt, and KeyboardInterrupt raised only at the end.
@@ -34,4 +41,4 @@ def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if count:
-            raise KeyboardInterrupt from None  # whatever it made of the work it interrupted
+            raise _interrupt() from None  # whatever it made of the work it interrupted
