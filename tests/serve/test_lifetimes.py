@@ -21,7 +21,7 @@ from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
 from support import command_line, descendants_of, environment, eventually, is_gone
 
-from tests.serve.service import Client, Service, serving
+from tests.serve.service import Client, Service, new_keys, serving
 
 pytestmark = pytest.mark.slow
 SLEEPS = "import subprocess\nprint('child', subprocess.Popen(['sleep', '600']).pid, flush=True)"
@@ -152,16 +152,34 @@ def test_without_a_service_there_is_nothing_to_print() -> None:
     assert "start `muster serve` first" in result.output
 
 
-def test_the_first_start_makes_a_key(tmp_path: Path, muster_home: Path) -> None:
-    argv = [sys.executable, "-m", "muster", "serve", "--port", "0"]
+def once_started(tmp_path: Path, *options: str) -> tuple[Path, str, str]:
+    """A service that has ended again: its file of keys, the key in it, and what it said."""
+    argv = [sys.executable, "-m", "muster", "serve", "--port", "0", *options]
     with subprocess.Popen(argv, env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
+        lines = [process.stdout.readline() for _ in range(3)]
+        keys = Path(lines[1].removeprefix("API keys: ").strip())
+        assert keys.stat().st_mode & 0o777 == 0o600
+        key = keys.read_text().strip()
         process.terminate()
-    keys = muster_home / "serve" / "keys"
-    assert lines[0] == f"Made an API key in {keys}.\n"
-    assert lines[1].startswith(f"Serving {tmp_path} on http://127.0.0.1:")
-    assert lines[2] == f"API keys: {keys}\n"
+    return keys, key, "".join(lines)
+
+
+def test_without_a_file_of_keys_a_key_ends_with_its_service(tmp_path: Path, muster_home: Path) -> None:
+    """Over plain http, whoever has the port next gets what clients send that have not heard of its end."""
+    keys, key, said = once_started(tmp_path)
+    assert said.startswith(f"Serving {tmp_path} on http://127.0.0.1:")
+    assert keys.parent.parent == muster_home / "serve"
+    assert not keys.exists()
+    other_keys, other_key, _ = once_started(tmp_path)
+    assert (other_keys != keys, other_key != key) == (True, True)
+
+
+def test_keys_that_outlive_their_service_are_warned_of_without_tls(tmp_path: Path) -> None:
+    path = new_keys(tmp_path / "keys")
+    keys, key, said = once_started(tmp_path, "--keys", str(path))
+    assert (keys, path.read_text()) == (path, f"{key}\n")
+    assert "These keys outlive the service" in said
 
 
 def test_tls_needs_nothing_of_clients_but_their_environment(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from muster.errors import JobError
-from muster.records.runs import muster_home
 from muster.runtime.extras import extra
 
 PORT = 8765
@@ -26,7 +25,7 @@ PORT = 8765
     "--keys",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="API keys, one a line; made with one key in it if it is not there.  [default: serve/keys beside the runs]",
+    help="API keys, one a line; made with one in it if it is not there.  [default: a new key, void with the service]",
 )
 @click.option("--platform", default="local", show_default=True, help="Where workers run.")
 @click.option(
@@ -49,8 +48,8 @@ def serve(
     """Serve the workbench's REST interface on this machine.
 
     Clients written for the workbench run unchanged. Whoever has an API key may launch workers, which run Python as the
-    user who serves. Keys are kept in a file that only this user can read; each sees its own workers only. Workers end
-    when they are told to, or with the service.
+    user who serves. Keys are in a file that only this user can read; each sees its own workers only. Workers end when
+    they are told to, or with the service.
 
     \b
     Examples:
@@ -78,7 +77,7 @@ def serve(
             host=host,
             port=PORT if port is None else port,
             tls=Tls(tls_cert.resolve(), tls_key.resolve()) if tls_cert and tls_key else None,
-            keys=(keys or muster_home() / "serve" / "keys").resolve(),
+            keys=keys.resolve() if keys else None,
             platform=platform,
             project=project.resolve(),
             limits=Limits(max_workers, max_session_workers),

@@ -8,8 +8,16 @@ import secrets
 from pathlib import Path
 
 from muster.errors import JobError
+from muster.security.ssh import write_private
 
 KEY = re.compile(r"[A-Za-z0-9_-]{32,}")
+
+
+def make_key(path: Path) -> str:
+    """A new key, which is also all that is in the file. Raises OSError where that cannot be made."""
+    key = secrets.token_urlsafe(32)
+    write_private(path, key + "\n")
+    return key
 
 
 def make_key_file(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """What is recorded of running services, in ``serve/<service>`` of :func:`~muster.records.runs.muster_home`.
 
+    keys             its API key, unless it was given a file of keys; gone with the service, and void
     service.json     who serves, where and with which platform; gone once the service has ended in order
     workers          the platform's ids of all workers that it launched, one a line
     <worker>.py      the code that a worker was given
@@ -35,12 +36,14 @@ class Record:
     Attributes:
         id: the service's name; it marks the processes of its workers.
         folder: where it is.
+        keys: where its own API key is, if it has one.
     """
 
     def __init__(self) -> None:
         self.id = f"serve-{secrets.token_hex(4)}"
         self.folder = muster_home() / "serve" / self.id
         self.folder.mkdir(mode=0o700, parents=True)
+        self.keys = self.folder / "keys"
         self._owner = self.folder / "service.json"
 
     def announce(self, platform: str, site: Site, keys: Path) -> None:
@@ -71,6 +74,7 @@ class Record:
 
     def close(self) -> None:
         """The service has ended, and all its workers with it."""
+        self.keys.unlink(missing_ok=True)
         self._owner.unlink()
 
 
@@ -84,6 +88,7 @@ def clean_up() -> list[str]:
         if not is_alive(facts["session"]):
             try:
                 _end_workers(owner.parent, facts["platform"])
+                (owner.parent / "keys").unlink(missing_ok=True)
                 owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
             except MusterError as error:
                 troubles.append(f"What {owner.parent.name}, which was killed, left cannot be ended: {error.message}")

@@ -21,7 +21,7 @@ from muster.platforms import get_platform
 from muster.serve.app import make_app
 from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, Limits
-from muster.serve.keys import make_key_file, read_keys
+from muster.serve.keys import make_key, make_key_file, read_keys
 from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
 
@@ -48,12 +48,12 @@ class Tls:
 
 @dataclass(frozen=True)
 class Options:
-    """What ``muster serve`` was asked for."""
+    """What ``muster serve`` was asked for. Without a file of keys it makes a key, for as long as it lives."""
 
     host: str
     port: int
     tls: Tls | None
-    keys: Path
+    keys: Path | None
     platform: str
     project: Path
     limits: Limits
@@ -70,9 +70,9 @@ def serve(options: Options) -> None:
     platform.check()
     if options.tls:
         options.tls.check()
-    if make_key_file(options.keys):
+    if options.keys and make_key_file(options.keys):
         click.echo(f"Made an API key in {options.keys}.")
-    keys = read_keys(options.keys)
+    given_keys = read_keys(options.keys) if options.keys else None
     for trouble in clean_up():
         click.echo(trouble, err=True)
     with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
@@ -83,11 +83,18 @@ def serve(options: Options) -> None:
             address=platform.reach().advertise,
             authorities=str(trust(options.tls, record.folder)) if options.tls else None,
         )
-        record.announce(options.platform, site, options.keys)
+        key_file = options.keys or record.keys
+        keys = given_keys or [make_key(record.keys)]
+        record.announce(options.platform, site, key_file)
         engines = Engines(platform, options.project, record, site, keys, options.limits)
         server = make_server(options, make_app(engines, executor))
         click.echo(f"Serving {options.project} on {site.url}, platform {options.platform}.")
-        click.echo(f"API keys: {options.keys}")
+        click.echo(f"API keys: {key_file}")
+        if options.keys and not options.tls:
+            click.echo(
+                "These keys outlive the service, and clients send them to whoever listens on its port after it: "
+                "use TLS, or leave out --keys."
+            )
         click.echo('For clients here: eval "$(muster serve --print-env)". Ctrl-C ends it and all workers.')
         try:
             server.run(sockets=[listener])
