@@ -1,0 +1,90 @@
+"""Folders that files are put into and got from, and from which no path leads out.
+
+Every part of a path is opened from the folder before it, and none may be a link: so neither ``..`` nor a link that
+somebody has left there, or leaves there at this very moment, leads anywhere else.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+MOST_FILES = 10000  # in one listing
+DEEPEST = 32  # folders in one another
+PART = ".part"  # ends the name of a file that has not come in full
+
+
+def split(path: str) -> "list[str]":
+    """The parts of a relative path. Raises OSError for one that would leave its folder."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise OSError(errno.EPERM, "it is no path within its folder", path)
+    return parts
+
+
+def open_folder(root: str, parts: "list[str]", make: bool = False) -> int:
+    """A descriptor of a folder inside ``root``, which the caller closes.
+
+    Args:
+        root: the folder around it.
+        parts: names of the folders on the way.
+        make: whether to make those that are missing, for their owner only.
+
+    Raises:
+        OSError: there is none, it is a link, or it cannot be opened.
+    """
+    if make:
+        os.makedirs(root, 0o700, exist_ok=True)
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in parts:
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=folder)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def open_file(folder: int, name: str, flags: int) -> int:
+    """A descriptor of a regular file in ``folder``. Raises OSError for anything else, such as a link or a pipe."""
+    found = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+    return found
+
+
+def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[str, int]]":
+    """Relative path and size of every regular file in ``folder`` and below; links are passed over.
+
+    Raises:
+        OSError: the folders lie too deep in one another.
+    """
+    if depth > DEEPEST:
+        raise OSError(errno.ELOOP, "too many folders lie in one another", prefix)
+    for name in sorted(os.listdir(folder)):
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and not name.endswith(PART):
+                yield prefix + name, found.st_size
+            elif stat.S_ISDIR(found.st_mode):
+                inner = open_folder_in(folder, name)
+                try:
+                    for entry in listing(inner, prefix + name + "/", depth + 1):
+                        yield entry
+                finally:
+                    os.close(inner)
+        except FileNotFoundError:  # it has gone meanwhile
+            continue
+
+
+def open_folder_in(folder: int, name: str) -> int:
+    """A descriptor of a folder in ``folder``. Raises OSError for anything else."""
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)

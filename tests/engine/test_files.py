@@ -1,0 +1,345 @@
+"""Files between a session and a worker: both real sides of a transfer, with a wire between them that tests can cut."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.agent import files as agent_files
+from muster.agent import frames, wire
+from muster.agent.files import CHUNK, WINDOW, Files
+from muster.run.files import TransferFailed, Transfers
+
+LARGE = 3 * WINDOW + 12345
+
+
+class AgentLoop:
+    """The agent's loop, on the session's."""
+
+    def call_later(self, delay: float, call: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_soon(call)
+
+
+class Worker:
+    """A worker's side and the session's, which talk in bytes.
+
+    Attributes:
+        places: its folders, by name.
+        sent: the kinds of all messages, and the bytes of each chunk.
+        cut_after: how many more chunks come through before the connection ends, for good unless ``comes_back``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.places = {"run": str(folder / "run"), "project": str(folder / "project")}
+        self.transfers = Transfers(self.to_agent, lease_seconds=0.5)
+        self.sent: list[str] = []
+        self.bytes = 0
+        self.under_way = self.most_under_way = 0
+        self.cut_after: int | None = None
+        self.comes_back = True
+        self.garbles: Callable[[Any], Any] = lambda message: message
+        self._is_connected = True
+        self._loop = asyncio.new_event_loop()
+        self._files = self._agent()
+
+    def _agent(self) -> Files:
+        return Files(AgentLoop(), self.to_session, self.places)  # type: ignore[arg-type]
+
+    def to_agent(self, worker: str, message: tuple[Any, ...]) -> bool:
+        """What the session says."""
+        if not self._count(message):
+            return False
+        (fields,) = frames.Decoder(None).feed(wire.encode(message))
+        order = wire.from_session(fields)
+        asyncio.get_running_loop().call_soon(self._deliver, self._files, order)
+        return True
+
+    def _deliver(self, files: Files, order: Any) -> None:
+        if files is self._files and self._is_connected:
+            {
+                wire.Put: files.put, wire.Get: files.get, wire.Have: files.have,
+                wire.Chunk: files.chunk, wire.Missing: files.missing,
+            }[type(order)](order)  # fmt: skip
+
+    def to_session(self, message: tuple[Any, ...]) -> None:
+        """What the agent says."""
+        if self._count(message):
+            (fields,) = frames.Decoder().feed(wire.encode(self.garbles(message)))
+            asyncio.get_running_loop().call_soon(self.transfers.on_message, "worker-0", wire.from_agent(fields))
+
+    def _count(self, message: Any) -> bool:
+        if not self._is_connected:
+            return False
+        self.sent.append(wire.KINDS[type(message)])
+        if isinstance(message, wire.Chunk):
+            self.bytes += len(message.payload)
+            if self.cut_after is not None:
+                self.cut_after -= 1
+                if self.cut_after < 0:
+                    self._cut()
+                    return False
+        return True
+
+    def _cut(self) -> None:
+        self._is_connected, self.cut_after = False, None
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self.transfers.on_lost, "worker-0")
+        if self.comes_back:
+            loop.call_later(0.05, self._reconnect)
+
+    def _reconnect(self) -> None:
+        self._files.close()
+        self._files = self._agent()
+        self._is_connected = True
+        self.transfers.on_connected("worker-0")
+
+    def play(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What a transfer returns."""
+
+        async def main() -> Any:
+            self.transfers.on_connected("worker-0")
+            return await asyncio.wait_for(coroutine, 20)
+
+        return self._loop.run_until_complete(main())
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def put(self, source: Path, path: str, place: str = "run") -> None:
+        self.play(self.transfers.put("worker-0", place, path, source))
+
+    def get(self, path: str, target: Path, place: str = "run") -> None:
+        self.play(self.transfers.get("worker-0", place, path, target))
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "project").mkdir()
+    worker = Worker(tmp_path)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(LARGE))
+    path.chmod(0o640)
+    return path
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.part")]
+
+
+def test_a_file_is_put_with_its_permissions(worker: Worker, source: Path, tmp_path: Path) -> None:
+    worker.put(source, "a/b/model.keras")
+    target = tmp_path / "run" / "a" / "b" / "model.keras"
+    assert target.read_bytes() == source.read_bytes()
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "run" / "a").stat().st_mode & 0o777 == 0o700
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, WINDOW, WINDOW + 1])
+def test_sizes_at_the_edges_both_ways(worker: Worker, tmp_path: Path, size: int) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(size))
+    worker.put(source, "file")
+    worker.get("file", tmp_path / "back")
+    assert (tmp_path / "back" / "file").read_bytes() == source.read_bytes()
+    assert worker.bytes == 2 * size
+
+
+def test_what_is_there_already_is_not_sent_again(worker: Worker, source: Path, tmp_path: Path) -> None:
+    worker.put(source, "file")
+    worker.put(source, "file")
+    assert worker.bytes == LARGE
+    source.write_bytes(os.urandom(LARGE))  # another one, of the same size
+    worker.put(source, "file")
+    assert worker.bytes == 2 * LARGE
+    assert (tmp_path / "run" / "file").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 5, 11])
+def test_a_torn_transfer_goes_on_where_it_ended(worker: Worker, source: Path, tmp_path: Path, chunks: int) -> None:
+    worker.cut_after = chunks
+    worker.put(source, "file")
+    assert (tmp_path / "run" / "file").read_bytes() == source.read_bytes()
+    assert worker.bytes <= LARGE + WINDOW + CHUNK  # what was under way, at most, is sent twice
+    worker.cut_after, worker.bytes = chunks, 0
+    worker.get("file", tmp_path / "back")
+    assert (tmp_path / "back" / "file").read_bytes() == source.read_bytes()
+    assert worker.bytes <= LARGE + WINDOW + CHUNK
+    assert not leftovers(tmp_path)
+
+
+def test_one_that_does_not_come_back_is_named(worker: Worker, source: Path) -> None:
+    worker.cut_after, worker.comes_back = 2, False
+    with pytest.raises(TransferFailed, match="connection of worker-0 ended while files went over it"):
+        worker.put(source, "file")
+
+
+def test_few_chunks_are_under_way(worker: Worker, source: Path, tmp_path: Path) -> None:
+    def most(transfer: Callable[[], None], chunks: str) -> int:
+        worker.sent.clear()
+        transfer()
+        most = now = 0
+        for kind in worker.sent:
+            now += (kind == chunks) - (kind == "have")
+            most = max(most, now)
+        return most
+
+    assert most(lambda: worker.put(source, "file"), "chunk") <= WINDOW // CHUNK
+    assert most(lambda: worker.get("file", tmp_path / "back"), "chunk") <= WINDOW // CHUNK
+
+
+def test_a_folder_is_got_within_its_limit(worker: Worker, tmp_path: Path) -> None:
+    results = tmp_path / "run" / "results"
+    (results / "deep" / "er").mkdir(parents=True)
+    (results / "deep" / "er" / "a.pkl").write_bytes(b"a" * 10)
+    (results / "b.pkl").write_bytes(b"b" * 20)
+    (results / "large").write_bytes(b"c" * 1000)
+    (results / "link").symlink_to("/etc/passwd")
+    (results / "linked").symlink_to("/etc")
+    os.mkfifo(results / "pipe")
+    left_out = worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 500))
+    assert left_out == ["large"]
+    got = {path.relative_to(tmp_path / "back").as_posix() for path in (tmp_path / "back").rglob("*") if path.is_file()}
+    assert got == {"results/b.pkl", "results/deep/er/a.pkl"}
+    assert worker.play(worker.transfers.get_folder("worker-0", "run", "nothing", tmp_path / "back", 500)) == []
+
+
+def test_many_small_files_are_put_at_once(worker: Worker, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    for number in range(100):
+        (library / str(number % 7)).mkdir(parents=True, exist_ok=True)
+        (library / str(number % 7) / f"{number}.py").write_text(str(number))
+    worker.play(worker.transfers.put_folder("worker-0", "project", library))
+    for path in library.rglob("*.py"):
+        assert (tmp_path / "project" / path.relative_to(library)).read_text() == path.read_text()
+
+
+# -- attacks on a worker -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["../escape", "a/../../escape", "/etc/escape", "a//b", "./a", ".."])
+def test_no_path_leads_out(worker: Worker, source: Path, tmp_path: Path, path: str) -> None:
+    with pytest.raises((wire.Misfit, OSError)):
+        worker.put(source, path)
+    assert not (tmp_path / "escape").exists()
+    with pytest.raises((wire.Misfit, OSError)):
+        worker.get(path, tmp_path / "back")
+
+
+@pytest.mark.parametrize("path", ["link/file", "deep/link/file"])
+def test_no_link_leads_out(worker: Worker, source: Path, tmp_path: Path, path: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("secret")
+    link = tmp_path / "run" / Path(path).parent
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(TransferFailed):
+        worker.put(source, path)
+    with pytest.raises(TransferFailed):
+        worker.get(path, tmp_path / "back")
+    assert (outside / "file").read_text() == "secret"
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(
+    worker: Worker, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run" / "file").symlink_to(tmp_path / "secret")
+    with pytest.raises(TransferFailed):
+        worker.get("file", tmp_path / "back")
+    worker.put(source, "file")
+    assert not (tmp_path / "run" / "file").is_symlink()
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+def part_of(source: Path, name: str) -> str:
+    return f".{name}.{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.part"
+
+
+def test_a_part_file_that_somebody_has_left_is_no_way_out(worker: Worker, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run" / part_of(source, "linked")).symlink_to(tmp_path / "secret")
+    os.link(tmp_path / "secret", tmp_path / "run" / part_of(source, "hard"))
+    os.mkfifo(tmp_path / "run" / part_of(source, "pipe"))
+    for name in ("linked", "hard", "pipe"):
+        with pytest.raises(TransferFailed):
+            worker.put(source, name)
+    assert (tmp_path / "secret").read_text() == "secret"
+
+
+def test_a_wrong_part_file_is_thrown_away_and_the_next_attempt_succeeds(
+    worker: Worker, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run" / part_of(source, "file")).write_bytes(b"x" * 1000)
+    with pytest.raises(TransferFailed, match="what came is not what was announced"):
+        worker.put(source, "file")
+    worker.put(source, "file")
+    assert (tmp_path / "run" / "file").read_bytes() == source.read_bytes()
+
+
+def test_a_place_that_nobody_knows(worker: Worker, source: Path) -> None:
+    with pytest.raises(TransferFailed, match="no place 'etc'"):
+        worker.put(source, "file", place="etc")
+
+
+def test_pipes_devices_and_missing_files_are_refused(worker: Worker, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run" / "pipe")
+    for name in ("pipe", "nothing"):
+        with pytest.raises(TransferFailed):
+            worker.get(name, tmp_path / "back")
+
+
+# -- attacks of a worker -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garble",
+    [
+        lambda chunk: chunk._replace(payload=b"x" * len(chunk.payload)),
+        lambda chunk: chunk._replace(offset=chunk.offset + 1),
+        lambda chunk: chunk._replace(payload=chunk.payload + b"more"),
+        lambda chunk: wire.Have(chunk.transfer, 5),
+    ],
+)
+def test_what_is_not_as_announced_is_refused(
+    worker: Worker, source: Path, tmp_path: Path, garble: Callable[[Any], Any]
+) -> None:
+    worker.put(source, "file")
+    worker.garbles = lambda message: garble(message) if isinstance(message, wire.Chunk) else message
+    with pytest.raises(TransferFailed):
+        worker.get("file", tmp_path / "back")
+    assert not (tmp_path / "back" / "file").exists()
+
+
+@pytest.mark.parametrize(
+    "listing", [[["../escape", 5]], [["/etc/escape", 5]], "nonsense", [["a", -1]], [[1, 2, 3]], [["a", 5]] * 20_000]
+)
+def test_a_listing_of_a_hostile_worker_leads_nowhere(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: Any
+) -> None:
+    (tmp_path / "run" / "results").mkdir()
+    monkeypatch.setattr(agent_files.Outgoing, "_list", staticmethod(lambda *_: json.dumps(listing).encode()))
+    with pytest.raises((TransferFailed, wire.Misfit, OSError)):
+        worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 10**9))
+    assert not (tmp_path / "escape").exists()
+
+
+def test_a_file_larger_than_its_listing_said_is_refused(worker: Worker, source: Path, tmp_path: Path) -> None:
+    worker.put(source, "results/file")
+    worker.garbles = lambda message: message
+    with pytest.raises(TransferFailed, match="too large"):
+        worker.play(worker.transfers.get("worker-0", "run", "results/file", tmp_path / "back", limit=CHUNK))
