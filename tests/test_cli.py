@@ -144,6 +144,9 @@ class TestPlan:
     def test_horovod(self, script: str) -> None:
         result = muster("plan", "-s", "horovod", "-n", "2", "--slots", "2", script)
 
+        assert result.stdout.startswith(
+            "workers run on local, and reach this session at 127.0.0.1, on any free port\n\n"
+        )
         assert "horovodrun --gloo" in result.stdout
         assert "worker-1 (rank 2, 3): cpu 1, memory 2 GB, gpu 0, sshd on port 2222\n" in result.stdout
         assert result.stdout.count(f"program {Path(script).absolute()}\n") == 3  # both workers, and horovodrun
@@ -176,6 +179,7 @@ class TestPlan:
     def test_json(self, task: str) -> None:
         plan = json.loads(muster("plan", "--json", "-n", "2", task).stdout)
 
+        assert (plan["platform"], plan["session_address"]) == ("local", ["127.0.0.1", 0])
         assert plan["cluster_spec"] == {"worker": ["<worker-0>:2323", "<worker-1>:2323"]}
         assert plan["processes"]["worker-1"]["argv"][-1].endswith("task.py")
 

@@ -71,6 +71,18 @@ class TestContract:
         assert "hunter2" not in repr(plan) + repr(job) + repr(facts(job, strategy))
         assert plan.launcher is None or "API_KEY" not in plan.launcher.env
 
+    def test_what_its_launcher_and_its_ranks_run_from_the_library_is_shipped(self, strategy: Strategy) -> None:
+        job = JOBS[strategy.name]
+        given = facts(job, strategy)
+        plan = strategy.plan(job, members(job, strategy), given)
+        launcher = strategy.launcher(job, given)
+        words = [word for process in plan.processes.values() for word in process.argv]
+        words += [*launcher.prestart, *plan.launcher.argv] if launcher and plan.launcher else []
+        from_library = {Path(word).name for word in words if word.startswith(str(given.library))}
+        assert all(program.is_file() for program in strategy.programs)
+        assert from_library == {"runner.py", *(program.name for program in strategy.programs)}
+        assert plan.launcher is None or launcher == replace(plan.launcher, args=())
+
     def test_a_preview_starts_nothing_and_shows_placeholders(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
         assert "<worker-0>" in json.dumps(describe(preview(job, strategy, strategy.probe()), job))

@@ -25,12 +25,13 @@ def plan(as_json: bool, **options: Any) -> None:
       muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
     """
     from muster.checks.planning import describe, preview
-    from muster.run.request import check
+    from muster.run.request import check, describe_place
 
     checked = check(make_request(**options))
-    data = describe(preview(checked.job, checked.strategy, checked.probed), checked.job)
+    where = {"platform": checked.platform.name, "session_address": list(checked.session_address)}
+    data = where | describe(preview(checked.job, checked.strategy, checked.probed), checked.job)
     data["warnings"] = checked.shortages()
-    click.echo(json.dumps(data, indent=2) if as_json else as_text(data))
+    click.echo(json.dumps(data, indent=2) if as_json else f"{describe_place(checked)}\n\n{as_text(data)}")
 
 
 def as_text(data: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from muster.errors import ResourceError
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
 from muster.records.runs import muster_home
-from muster.run.request import CheckedRun
+from muster.run.request import CheckedRun, describe_place
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0
@@ -116,6 +116,11 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
 
 
+def check_platform(checked: CheckedRun) -> Iterator[Finding]:
+    """Say where the workers will run, and where they will look for the session."""
+    yield Finding("ok", "platform", describe_place(checked))
+
+
 def check_address(checked: CheckedRun) -> Iterator[Finding]:
     """Whether the session can listen where workers are to reach it."""
     host, port = checked.session_address
@@ -159,6 +164,7 @@ def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[CheckedRun], Iterator[Finding]], ...] = (
+    check_platform,
     check_script,
     check_resources,
     check_address,

@@ -119,6 +119,13 @@ class CheckedRun:
         return self.platform.shortages(self.job.resources, len(self.members))
 
 
+def describe_place(checked: CheckedRun) -> str:
+    """Where the workers of a run will be, and where they look for this session, in words."""
+    host, port = checked.session_address
+    where = f"{host}, port {port}" if port else f"{host}, on any free port"
+    return f"workers run on {checked.platform.name}, and reach this session at {where}"
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What one run is made of, once its folders are there and before anything has been launched.
