@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -49,3 +51,21 @@ def test_neither_callbacks_nor_timers_nor_a_few_wait_for_that(monkeypatch: pytes
 
 def test_the_loop_uses_it() -> None:
     assert isinstance(background.background_loop()._selector, background._Gathering)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancellation_that_comes_beside_the_answer_is_not_swallowed(turns: int) -> None:
+    async def cancel_beside_answer() -> None:
+        calls, called = background.BlockingCalls("muster-test"), threading.Event()
+        waiting = asyncio.ensure_future(calls.call(called.set, seconds=60))
+        await asyncio.sleep(0)
+        called.wait()
+        calls.close()
+        time.sleep(0.01)  # the answer waits for the loop
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_cancelled = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() == was_cancelled
+
+    asyncio.run(cancel_beside_answer())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import replace
 
@@ -70,8 +69,11 @@ class PlatformWatch:
         if self._hung_up:
             await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
             return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._has_lost.wait(), seconds)
+        waiting = asyncio.ensure_future(self._has_lost.wait())
+        try:
+            await asyncio.wait([waiting], timeout=seconds)  # wait_for would swallow a cancellation beside the loss
+        finally:
+            waiting.cancel()
 
     def _explain_lost(self) -> None:
         """Give up on an explanation for a lost worker once the platform has had its time."""

@@ -149,12 +149,10 @@ class BlockingCalls:
         """
         returned = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *args))
         returned.add_done_callback(_hear_of_error)
-        try:
-            return await asyncio.wait_for(asyncio.shield(returned), seconds)
-        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
-            if returned.done() and isinstance(returned.exception(), TimeoutError):
-                raise  # the function's own
-            raise TimeoutError(f"no answer after {seconds:g} s") from None
+        await asyncio.wait([returned], timeout=seconds)  # wait_for would swallow a cancellation beside the answer
+        if not returned.done():
+            raise TimeoutError(f"no answer after {seconds:g} s")
+        return returned.result()
 
     def close(self) -> None:
         """Let the thread end once the calls so far have been made."""
