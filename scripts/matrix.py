@@ -16,6 +16,8 @@ import setup
 OLDEST_EXTRAS = ("workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser")
 # That the lock, and not an older version, is installed is what these are about.
 NOT_OF_OLDEST = "--deselect=tests/test_packaging.py"
+# asyncio of Python 3.10 warns of TLS connections that were aborted, as if they had been forgotten.
+OLD_ASYNCIO = ("-W", "ignore:unclosed transport:ResourceWarning")
 
 
 def provide(name: str, python: str, version: "tuple[int, int, int]", requirements: str) -> str:
@@ -64,7 +66,7 @@ def main() -> int:
     failed = []
     for name, python, more in runs:
         setup.say(f"the quick tests in {name}")
-        command = [python, "-m", "pytest", "-q", "-m", "not slow", *more, *sys.argv[1:]]
+        command = [python, "-m", "pytest", "-q", "-m", "not slow", *OLD_ASYNCIO, *more, *sys.argv[1:]]
         if subprocess.call(command, cwd=setup.ROOT, env=setup.environment(os.path.join(setup.ROOT, name))):
             failed.append(name)
     if failed:

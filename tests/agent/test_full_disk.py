@@ -45,7 +45,7 @@ def test_a_worker_of_several_ranks_survives_it(run: Run, stub_session: StubSessi
     try:
         worker = Launched(run, stub_session, platform, log=disk / "worker-0.log")
         for rank in (0, 1):
-            worker.send("start", argv=["python3", "-uc", PRINTER, f"rank{rank}"], rank=rank, split=True)
+            worker.send("start", env={}, argv=["python3", "-uc", PRINTER, f"rank{rank}"], rank=rank, split=True)
         pids = [message["pid"] for message in stub_session.wait_for("started", count=2)]
         worker.output_with("cannot be written: No space left on device")
         stub_session.listen(1)
@@ -71,7 +71,7 @@ def test_a_full_log_is_emptied_where_there_is_no_room_to_keep_it(
     platform = LocalPlatform(log_cap=128 << 10)
     try:
         worker = Launched(run, stub_session, platform, log=disk / "worker-0.log")
-        worker.send("start", argv=["python3", "-uc", PRINTER, "rank0"], rank=0, split=split)
+        worker.send("start", env={}, argv=["python3", "-uc", PRINTER, "rank0"], rank=0, split=split)
         pid = stub_session.wait_for("started")["pid"]
         worker.output_with("bytes of output are lost")
         until = time.monotonic() + 1
@@ -93,8 +93,8 @@ def test_remarks_are_shown_where_they_cannot_be_written(run: Run, stub_session: 
         fill(disk)
         worker.send("dance")
         assert "dance" in stub_session.wait_for("error")["text"]
-        worker.output_with("does not know the order")
-        worker.send("start", argv=["python3", "-c", "pass"], rank=0, split=True)
+        worker.output_with("cannot do what the session says")
+        worker.send("start", env={}, argv=["python3", "-c", "pass"], rank=0, split=True)
         assert stub_session.wait_for("exited")["exit_code"] == 0
     finally:
         platform.close()

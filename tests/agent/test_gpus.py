@@ -66,5 +66,5 @@ def test_a_worker_without_gpus_asks_nobody(
 ) -> None:
     platform.launch([run.spec(session=stub_session.address)])
     usage = stub_session.wait_for("usage")
-    assert "gpu" not in usage
+    assert usage.get("gpu") is None
     assert not (nvidia_smi.parent / "asked").exists()

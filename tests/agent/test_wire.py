@@ -24,6 +24,8 @@ FROM_AGENT = [
     wire.Error("no"),
     wire.Progress(rank=1, step=-1, metrics={"loss": 0.5}),
     wire.Returned(),
+    wire.Stage("importing tensorflow", 2.5, 1),
+    wire.Warned("the loss is not a number", 0),
     wire.Raised("ValueError", "m", "t", 0, 5, 1.0, 2.0),
     wire.Found(1, 5, DIGEST),
     wire.Have(1, 0),

@@ -249,7 +249,7 @@ class Agent:
 
     def _stacks_came(self, pid: int, text: str) -> None:
         child = self.processes.running.get(pid)
-        self._link.send(wire.Stacks(text[-wire.LONGEST_TEXT :], child.rank if child else None))
+        self._link.send(wire.Stacks(text, child.rank if child else None))
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:
