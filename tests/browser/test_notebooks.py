@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 from muster.records.runs import Run
 from playwright.sync_api import Page, expect
+from support import eventually
 
-from tests.browser.jupyter import CURRENT, KERNEL, Notebook, Server
+from tests.browser.jupyter import CURRENT, KERNEL, Notebook, Server, environment
 
 RUN = """
 import muster
@@ -179,6 +182,45 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     facts = page.locator(".muster-title").inner_text()
     page.wait_for_timeout(1200)
     assert page.locator(".muster-title").inner_text() == facts, "the clock has stopped"
+
+
+def test_a_log_of_many_lines_shows_its_end_and_what_was_before_it(open_notebook: Open, page: Page, lab: Server) -> None:
+    many = "import time\nfor number in range(400_000): print('line', number)\nprint('end', flush=True)\ntime.sleep(600)"
+    (lab.root / "many.py").write_text(many)
+    notebook = open_notebook(lab, run_cell().replace("train.py", "many.py"))
+    notebook.run()
+    expect(page.locator(".muster-body")).to_contain_text("end", timeout=30_000)
+
+    page.click(".muster-body >> text=worker-1")
+    log = page.locator(".muster-log pre")
+    expect(log).to_contain_text("line 399999\nend")
+    lines = log.inner_text().strip().split("\n")
+    assert lines == [*(f"line {number}" for number in range(400_001 - len(lines), 400_000)), "end"], "none is torn"
+    note = page.locator(".muster-log .muster-muted")
+    expect(note).to_have_text(f"the last {len(lines):,} lines, {400_001 - len(lines):,} before them")
+
+    log.evaluate("log => { log.scrollTop = 0 }")
+    expect(note).not_to_contain_text(f"last {len(lines):,} ")
+    older = log.inner_text().strip().split("\n")
+    assert older == [*(f"line {number}" for number in range(400_001 - len(older), 400_000)), "end"]
+    assert len(older) > 1.5 * len(lines)
+
+
+def test_a_run_of_another_process_is_stopped_where_it_is_shown(open_notebook: Open, page: Page, lab: Server) -> None:
+    notebook = open_notebook(lab, "import muster\nmuster.open_run()", "muster.open_run().status")
+    session = run_cell(1000, dashboard=False)
+    before = set((lab.home / "runs").glob("*/control.json"))
+    with subprocess.Popen([sys.executable, "-c", session], cwd=lab.root, env=environment(lab.home.parent)) as process:
+        try:
+            eventually(lambda: set((lab.home / "runs").glob("*/control.json")) - before, "a run lives")
+            notebook.run()
+            await_training(page)
+            page.get_by_role("button", name="Stop").click()
+            expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped", timeout=15_000)
+        finally:
+            process.kill()
+    newest = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name)
+    assert Run(newest).status == "stopped"
 
 
 def test_a_failure_comes_with_its_cause_and_advice_before_anything_else(

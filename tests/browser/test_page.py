@@ -83,6 +83,39 @@ def test_names_that_scripts_choose_are_names_and_nothing_else(page: Page, tmp_pa
     assert "native code" not in page.locator(".muster").inner_text()
 
 
+CUT = """() => [...document.querySelectorAll(".muster-row :is(.muster-worker, .muster-status, .muster-progress)")]
+    .filter(cell => cell.offsetWidth && cell.lastChild.getBoundingClientRect)
+    .filter(cell => cell.lastChild.getBoundingClientRect().right > cell.getBoundingClientRect().right + 1)
+    .map(cell => cell.textContent)"""
+COLLIDE = """() => {
+    const box = name => document.querySelector(name).getBoundingClientRect();
+    const [a, b] = [box(".muster-title"), box(".muster-buttons")];
+    return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}"""
+
+
+def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apart(page: Page, tmp_path: Path) -> None:
+    events = training(16)
+    events[2:18] = sorted(events[2:18], key=lambda event: 7 * int(str(event.worker)[7:]) % 16)
+    events[0].data["job"].update(name="a-very-long-name-that-somebody-gave-to-the-run-on-a-monday-morning")
+    show(page, recorded(events), tmp_path)
+
+    for width in (480, 640, 800, 1024, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+        assert page.evaluate(CUT) == [], width
+        assert not page.evaluate(COLLIDE), width
+    page.add_style_tag(content=".muster-body .muster-row { grid-template-columns: 5ch 98px 20px !important }")
+    assert len(page.evaluate(CUT)) > 30, "it would see what is cut"
+    names = page.locator(".muster-body .muster-row:visible .muster-worker button").all_inner_texts()
+    assert names == [f"worker-{number}" for number in range(16)]
+    expect(page.locator(".muster-extent")).to_have_text("14 of 16 shown, scroll for more")
+    expect(page.locator(".muster-more-below")).to_have_count(1)
+    page.locator(".muster-window").evaluate("window => { window.scrollTop = 1000 }")
+    expect(page.locator(".muster-more-above")).to_have_count(1)
+    expect(page.locator(".muster-more-below")).to_have_count(0)
+
+
 def test_the_command_that_would_repeat_the_run_can_be_copied(page: Page, tmp_path: Path) -> None:
     events = training()
     events[0].data["job"]["script"] = {"kind": "file", "target": "train.py"}

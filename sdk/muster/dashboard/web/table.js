@@ -78,7 +78,7 @@ class Table {
     this.measured = this.store.version;
     const longest = (values) => Math.max(0, ...values.map((value) => value?.length ?? 0));
     const width = longest(names.map((name, row) => `${name} ${columns.ranks?.[row] ?? ""}`));
-    this.element.style.setProperty("--worker", `${Math.min(Math.max(width, 8), 60) + 2}ch`);
+    this.element.style.setProperty("--worker", `${(0.92 * Math.min(Math.max(width, 8), 60) + 1).toFixed(1)}ch`);
     this.element.style.setProperty("--address", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
   }
 
