@@ -139,11 +139,12 @@ def test_a_run_whose_session_died_is_followed_to_where_it_was_lost() -> None:
 
 def test_the_command_that_would_repeat_a_run() -> None:
     job = Job(make_script(__file__), 2, args=("--name", "a b"), env={"KEY": "secret"}, resources=Resources(gpu=1))
-    recorded = json.loads(json.dumps(describe_job(job, Horovod(slots=2))))
+    recorded = json.loads(json.dumps(describe_job(job, Horovod(slots=2, horovodrun_args=("--tcp-flag", "1")))))
+    options = f"-s horovod -n 2 --gpus 1 --slots 2 --horovodrun-args '--tcp-flag 1' --env KEY {__file__}"
 
-    assert (
-        repeat_command(recorded) == f"muster run -s horovod -n 2 --slots 2 --gpus 1 --env KEY {__file__} --name 'a b'"
-    )
+    assert repeat_command(recorded) == f"muster run {options} -- --name 'a b'"
+    del recorded["options"]  # as older runs are recorded
+    assert "--slots 2" in repeat_command(recorded)
     recorded["script"] = {"kind": "executable", "target": "./allreduce"}
     assert repeat_command({**recorded, "strategy": "mpi"}).startswith("muster run -s mpi -n 2 ")
 

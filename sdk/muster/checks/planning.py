@@ -13,6 +13,7 @@ from typing import Any
 from muster.checks.arguments import whole_number
 from muster.errors import JobError
 from muster.job import Job, Launcher, Member, Plan, Process
+from muster.options.fields import chosen_options
 from muster.records.runs import TENSORBOARD, muster_home
 from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
@@ -124,6 +125,7 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
         "name": job.name,
         "strategy": strategy.name,
         "slots": strategy.ranks_per_worker,
+        "options": chosen_options(strategy),
         "script": {"kind": script.kind, "target": script.target, "is_task": script.is_task} if script else None,
         "n_workers": job.n_workers,
         "n_ps": job.n_ps,

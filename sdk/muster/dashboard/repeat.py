@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from muster.options.fields import flags_of
+
 
 def repeat_command(job: Mapping[str, Any]) -> str:
     """The ``muster run`` that would do ``job``, as ``run_requested`` records it, once more.
 
     Values of environment variables are not recorded: they are taken from the environment that the command is given in.
-    Nor are options of the strategy other than ``slots``. Empty for what no command can run, which is a function of a
-    notebook, or servers alone.
+    Empty for what no command can run, which is a function of a notebook, or servers alone.
 
     >>> repeat_command({"strategy": "horovod", "n_workers": 2, "script": {"kind": "file", "target": "a b.py"}})
     "muster run -s horovod -n 2 'a b.py'"
@@ -25,7 +26,6 @@ def repeat_command(job: Mapping[str, Any]) -> str:
         "-s": job.get("strategy"),
         "-n": job.get("n_workers"),
         "--ps": job.get("n_ps"),
-        "--slots": _unless(1, job.get("slots")),
         "--cpu": _unless(1, resources.get("cpu")),
         "--memory": _unless(2, resources.get("memory")),
         "--gpus": resources.get("gpu"),
@@ -34,10 +34,14 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     words = ["muster", "run"]
     for option, value in options.items():
         words += [option, str(value)] if value else []
+    older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # no others were recorded once
+    words += flags_of(job.get("options", older))
     for name in job.get("env") or ():
         words += ["--env", str(name)]
     words += ["-m"] if script["kind"] == "module" else []
-    return shlex.join([*words, str(script.get("target")), *map(str, job.get("args") or ())])
+    args = [str(word) for word in job.get("args") or ()]
+    end = ["--"] if any(word.startswith("-") for word in args) else []  # what stands there is the script's alone
+    return shlex.join([*words, str(script.get("target")), *end, *args])
 
 
 def _unless(default: float, value: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ class Option:
 
     Attributes:
         name: of the argument.
+        value: its default value.
         type: ``bool``, ``int``, ``float``, ``str``, ``Path``, or ``tuple`` for words; None for other types.
         help: what it is good for, as the help of a command says it, without a full stop.
         default: what it is by default, in words; empty where that goes without saying.
@@ -27,6 +30,7 @@ class Option:
     """
 
     name: str
+    value: Any = None
     type: type | None = None
     help: str = ""
     default: str = ""
@@ -55,12 +59,37 @@ def options_of(kind: type) -> tuple[Option, ...]:
     return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(kind) if field.init)
 
 
+def chosen_options(made: Any) -> dict[str, Any]:
+    """The options of a strategy or a platform that are not as by default, as plain data to be recorded."""
+    found: dict[str, Any] = {}
+    for option in options_of(type(made)):
+        value = getattr(made, option.name)
+        if option.type is not None and value != option.value:
+            found[option.name] = list(value) if option.type is tuple else str(value) if option.type is Path else value
+    return found
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that say these options, as ``chosen_options`` records them.
+
+    >>> flags_of({"slots": 2, "mpi_args": ["--mca", "btl", "tcp,self"], "with_milk": True})
+    ['--slots', '2', '--mpi-args', '--mca btl tcp,self', '--with-milk']
+    """
+    words = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            words.append(Option(name).flag if value else Option("no_" + name).flag)
+        else:
+            words += [Option(name).flag, shlex.join(map(str, value)) if isinstance(value, list) else str(value)]
+    return words
+
+
 def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     described = dict(field.metadata.get(KEY, {}))
     default = described.pop("default", None)
     if default is None and field.default is not False and field.default not in (None, (), "", dataclasses.MISSING):
         default = str(field.default)
-    return Option(field.name, _plain_type(hint), default=default or "", **described)
+    return Option(field.name, field.default, _plain_type(hint), default=default or "", **described)
 
 
 def _plain_type(hint: Any) -> type | None:
