@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import muster
+import psutil
 import pytest
 from muster.agent import linux
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled
@@ -82,6 +83,25 @@ def test_no_command_line_has_a_secret_while_it_runs(mpi: Installed) -> None:
         cluster.stop()
     assert sum(cluster.run_dir.name in command or mpi.mpiexec in command for command in commands) >= 1
     assert not [command for command in commands if "hunter2" in command]
+
+
+def test_ranks_listen_where_docs_security_says(mpi: Installed) -> None:
+    cluster = muster.run_cluster(2, worker_script=mpi.program, strategy=mpi.strategy(), args=["on"], wait=False).cluster
+    try:
+        marked = linux.marked("MUSTER_RUN_ID", cluster.run)
+        ranks = [pid for pid in marked if command_line(pid).startswith(str(mpi.program))]
+        assert len(ranks) == 2
+        eventually(lambda: all(listeners(pid) for pid in ranks), "they listen")
+        everywhere = [address for pid in ranks for address in listeners(pid) if not address.startswith("127.")]
+    finally:
+        cluster.stop()
+    assert bool(everywhere) is (mpi.flavour == "Open MPI")
+
+
+def listeners(pid: int) -> list[str]:
+    """The addresses that a process listens on."""
+    sockets = psutil.Process(pid).net_connections("tcp")
+    return [str(found.laddr[0]) for found in sockets if found.status == psutil.CONN_LISTEN]
 
 
 def test_an_exception_on_one_rank_has_its_traceback(mpi: Installed) -> None:

@@ -31,11 +31,33 @@ def main():
     elif launch.gloo_built(verbose=False):  # horovodrun's own answer is kept in this process for its later question
         remember_gloo(facts, horovod.__file__)
 
+    listen_where_the_ranks_are_told()
     line = sys.stdin.readline()
     if not line:
         sys.exit("the session has ended")
     sys.argv = json.loads(line)["argv"]
     launch.run_commandline()
+
+
+def listen_where_the_ranks_are_told():
+    # type: () -> None
+    """Have the rendezvous listen on the address that horovodrun tells the ranks, where it would on all.
+
+    It asks nobody who they are, and whoever writes to it can have the ranks connect to somebody else.
+    """
+    from horovod.runner.http import http_server
+    from horovod.runner.util import network
+
+    told = {"host": ""}
+    address_of, find_port = network.get_driver_ip, network.find_port
+
+    def note_address(interfaces):
+        # type: (object) -> str
+        told["host"] = str(address_of(interfaces))
+        return told["host"]
+
+    network.get_driver_ip = note_address
+    http_server.find_port = lambda make: find_port(lambda address: make((told["host"], address[1])))
 
 
 def _stamp(path):

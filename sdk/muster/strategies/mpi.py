@@ -104,6 +104,8 @@ class MPI(Strategy):
         starter = (python, "-I", "-S", str(facts.library / RANK.name), *rank)
         size = str(len(members) * self.slots)
         environment = {**facts.environment, "MUSTER_WORLD_SIZE": size}  # not every launcher tells the ranks
+        if interface == LOOPBACK and "UCX_NET_DEVICES" not in job.env:
+            environment["UCX_NET_DEVICES"] = LOOPBACK  # else MPICH's ranks listen on every interface
         return Plan(
             processes={member.name: Process(rank, environment, job.cwd) for member in members},
             launcher=replace(self.launcher(job, facts), args=("-n", size, *options, *self.mpi_args, *starter)),
