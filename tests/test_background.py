@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import selectors
 import socket
@@ -69,3 +70,42 @@ def test_a_cancellation_that_comes_beside_the_answer_is_not_swallowed(turns: int
         assert waiting.cancelled() == was_cancelled
 
     asyncio.run(cancel_beside_answer())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        StopIteration(),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+        concurrent.futures.CancelledError(),
+    ],
+)
+def test_what_no_coroutine_may_raise_comes_as_an_error(error: BaseException) -> None:
+    def raising() -> None:
+        raise error
+
+    async def call() -> None:
+        calls = background.BlockingCalls("test")
+        try:
+            with pytest.raises(RuntimeError, match=type(error).__name__):
+                await asyncio.wait_for(calls.call(raising), 5)
+        finally:
+            calls.close()
+
+    asyncio.run_coroutine_threadsafe(call(), background.background_loop()).result(10)
+
+
+def test_a_call_that_takes_too_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    async def call() -> None:
+        calls = background.BlockingCalls("test")
+        with pytest.raises(TimeoutError, match="no answer after"):
+            await calls.call(lambda: (time.sleep(0.2), done.append(1)), seconds=0.01)
+        await calls.call(done.append, 2)
+        calls.close()
+
+    asyncio.run_coroutine_threadsafe(call(), background.background_loop()).result(10)
+    assert done == [1, 2]

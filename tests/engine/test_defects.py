@@ -69,7 +69,7 @@ def test_a_defect_in_a_callback_of_the_launcher_ends_the_run(monkeypatch: pytest
     assert outcome.seconds < 6
 
 
-@pytest.mark.parametrize("method", ["stop_processes", "let_go_of_workers"])
+@pytest.mark.parametrize("method", ["stop_processes", "release"])
 def test_a_defect_in_the_ending_is_told(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ending, method, raising)
     with Scene() as scene:

@@ -52,6 +52,11 @@ def fails_to_start(scene: Scene) -> None:
     scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "no image")
 
 
+def submission_is_stuck_and_somebody_stops(scene: Scene) -> None:
+    scene.platform.seconds["submit"] = float("inf")
+    scene.at(3, scene.stop)
+
+
 # What happens, and the error, whom it names, and how long after the start all is over.
 FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.at(3, s.workers["worker-1"].exit, 7, 1), ScriptFailed, "worker-1", 3.5),
@@ -71,6 +76,7 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.at(0.15, s.stop), RunStopped, None, 0.3),
     (fails_to_start, LaunchRefused, "worker-0", 0.7),
     (lambda s: s.platform.errors.update(submit=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
+    (submission_is_stuck_and_somebody_stops, RunStopped, None, 33.1),
     (lambda s: s.platform.seconds.update(submit=float("inf")), StartTimeout, None, 90.1),
     (manners("worker-1", hello_after=None), WorkersMissing, "worker-1", 60.1),
     (manners("worker-1", starts_after=None), StartTimeout, "worker-1", 60.1),

@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 from muster.agent import wire
 from muster.job import Plan, Status
-from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
-from muster.run.launcher import Driver
+from muster.run.launcher import LauncherProcess
+from muster.run.request import RunContext
 from muster.run.state import RunState
 from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
@@ -30,8 +30,9 @@ class Ending:
     """Leaves nothing behind.
 
     Args:
+        context: the run, with its platform.
+        session, state, launcher: where its agents are connected, what is known of them, and what has started them.
         calls: makes the platform's calls, and is closed after the last.
-        owns_platform: whether the platform ends with the run.
 
     Attributes:
         handles: of the workers that the platform has taken.
@@ -40,28 +41,26 @@ class Ending:
 
     def __init__(
         self,
+        context: RunContext,
         session: Endpoint,
         state: RunState,
-        driver: Driver,
-        platform: Platform,
+        launcher: LauncherProcess,
         calls: BlockingCalls,
-        *,
-        owns_platform: bool,
     ) -> None:
         self.is_urgent = False
         self.handles: list[str] = []
         self._session = session
         self._state = state
-        self._driver = driver
-        self._platform = platform
+        self._launcher = launcher
+        self._platform = context.platform
         self._calls = calls
-        self._owns_platform = owns_platform
+        self._owns_platform = context.owns_platform
 
     async def stop_processes(self, plan: Plan | None) -> None:
         """Stop whatever runs: first what decides the run, then what that depends on, then the agents."""
         self._state.ending = True
         deadline = clock.now() + STOP_GRACE
-        await self._stop_driver(deadline)
+        await self._stop_launcher(deadline)
         decisive = list(plan.decides or plan.processes) if plan else []
         for names in (decisive, [name for name in self._state.members if name not in decisive]):
             await self._stop_those_of(names, deadline)
@@ -69,7 +68,7 @@ class Ending:
             self._session.send(name, wire.End())
         await self._state.wait_while(lambda: bool(self._session.connected), HANG_UP_SECONDS)
 
-    async def let_go_of_workers(self) -> None:
+    async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
         self._session.close()
         try:
@@ -85,11 +84,11 @@ class Ending:
         for name in self._state.workers:
             self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
 
-    async def _stop_driver(self, deadline: float) -> None:
-        self._driver.terminate()
+    async def _stop_launcher(self, deadline: float) -> None:
+        self._launcher.terminate()
         remaining = deadline - clock.now()
-        await self._state.wait_while(lambda: self._driver.is_running and not self.is_urgent, remaining)
-        await self._driver.kill()
+        await self._state.wait_while(lambda: self._launcher.is_running and not self.is_urgent, remaining)
+        await self._launcher.kill()
 
     async def _stop_those_of(self, workers: Collection[str], deadline: float) -> None:
         """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""

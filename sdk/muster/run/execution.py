@@ -129,7 +129,7 @@ class Execution:
             )
             if self.stop_reason:
                 self.orchestrator.stop(self.stop_reason)
-            await self.orchestrator.life()
+            await self.orchestrator.run()
         except MusterError as raised:
             return raised
         except OSError as raised:
@@ -139,7 +139,7 @@ class Execution:
                 advice="if a disk is full, make room, or set MUSTER_HOME and TMPDIR to folders elsewhere",
                 details=traceback.format_exc(),
             )
-        except Exception as raised:  # a defect of ours or of a platform: recorded like any other end, never swallowed
+        except (Exception, SystemExit) as raised:  # a defect of ours, a strategy's or a platform's
             return _own_failure(raised)
         return None
 
@@ -219,7 +219,7 @@ class Execution:
             ) from error
 
 
-def _own_failure(error: Exception) -> RunFailed:
+def _own_failure(error: BaseException) -> RunFailed:
     """The error for a defect of ours, or of a platform."""
     trace = "".join(traceback.format_exception(error))
     return RunFailed(f"Muster itself failed: {error!r}", details=trace)

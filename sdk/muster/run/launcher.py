@@ -1,4 +1,4 @@
-"""The strategy's driver (``horovodrun``, ``mpiexec``) as a process of the session."""
+"""The strategy's launcher (``horovodrun``, ``mpiexec``) as a process of the session."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from muster.job import Process
 from muster.run.tasks import Tasks
 
 
-class Driver:
-    """A driver that was started before its arguments were known.
+class LauncherProcess:
+    """A launcher that was started before its arguments were known.
 
     Args:
         log: file that takes what it prints.

@@ -9,6 +9,7 @@ ending      all that is left is stopped, and the platform lets go of everything
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from muster.failure.causes import Failure, FailureKind
 from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
-from muster.run.launcher import Driver
+from muster.run.launcher import LauncherProcess
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
 from muster.run.tasks import Tasks
@@ -77,18 +78,16 @@ class Orchestrator:
         self._on_up = on_up
         self._calls = BlockingCalls(f"muster-platform-{context.run_id}")
         self._tasks = Tasks(state.changed.set)
-        self._driver = Driver(self._log("driver"), self._driver_ended, self._tasks)
+        self._launcher = LauncherProcess(self._log("driver"), self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
         self._submitted_at = 0.0
         self._phase: tuple[str, float] | None = None
-        self._ending = Ending(
-            session, state, self._driver, self.platform, self._calls, owns_platform=context.owns_platform
-        )
+        self._ending = Ending(context, session, state, self._launcher, self._calls)
         self.watch = PlatformWatch(self.platform, state, session, self._calls)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
-    async def life(self) -> None:
+    async def run(self) -> None:
         """Live the run to its end. Returns when it has succeeded and nothing of it is left.
 
         Raises:
@@ -109,7 +108,7 @@ class Orchestrator:
             try:
                 await self._ending.stop_processes(self.plan)
             finally:
-                await self._ending.let_go_of_workers()
+                await self._ending.release()
                 await self._tasks.cancel()
                 self._leave_phase()
                 if self.state.first_step_at is not None:
@@ -122,14 +121,20 @@ class Orchestrator:
         self._raise_if_over()
         launcher = self.strategy.launcher(self.job, self.facts)
         if launcher:
-            await self._driver.start(Process(launcher.prestart, launcher.env, launcher.cwd))
+            await self._launcher.start(Process(launcher.prestart, launcher.env, launcher.cwd))
 
         def submit() -> None:  # where that takes too long nobody waits for it, but its workers are stopped all the same
             self._ending.handles += self.platform.submit(list(self.state.specs.values()), self.context.run_id)
 
         self._submitted_at = clock.now()
         try:
-            await self._calls.call(submit, seconds=self.limits.start)
+            submission = asyncio.ensure_future(self._calls.call(submit, seconds=self.limits.start))
+            submission.add_done_callback(lambda _: self.state.changed.set())
+            try:
+                await self._until(submission.done, lambda: None)
+                await submission
+            finally:
+                submission.cancel()
         except TimeoutError:
             raise self._workers_missing() from None
         self.state.submitted(self._ending.handles, self._submitted_at)
@@ -171,7 +176,7 @@ class Orchestrator:
         if plan.launcher:
             for name, process in plan.processes.items():
                 self.session.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
-            self._driver.go(plan.launcher.argv)
+            self._launcher.go(plan.launcher.argv)
         else:
             for name, rank, process in plan.starts():
                 order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
@@ -237,7 +242,7 @@ class Orchestrator:
 
     # -- what tells it how things stand -------------------------------------------------------------------------------
 
-    def _driver_ended(self, code: int) -> None:
+    def _launcher_ended(self, code: int) -> None:
         has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
         if code or not has_started_all:
             signal = -code if code < 0 else None
@@ -291,7 +296,7 @@ class Orchestrator:
     def _is_decided(self) -> bool:
         plan, state = self._planned(), self.state
         if plan.launcher:
-            return self._driver.has_succeeded and len(state.exits) >= len(plan.ranks)
+            return self._launcher.has_succeeded and len(state.exits) >= len(plan.ranks)
         return bool(plan.decides) and all(state.is_over(name) for name in plan.decides)
 
     def _by_silence(self) -> list[tuple[float, Source]]:

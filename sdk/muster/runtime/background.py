@@ -116,7 +116,7 @@ class DaemonThread(concurrent.futures.Executor):
             try:
                 outcome = fn(*args, **kwargs)
             except BaseException as error:  # whatever it is, somebody waits for it
-                done.set_exception(error)
+                done.set_exception(_to_be_awaited(error))
             else:
                 done.set_result(outcome)
 
@@ -157,6 +157,13 @@ class BlockingCalls:
     def close(self) -> None:
         """Let the thread end once the calls so far have been made."""
         self._thread.shutdown()
+
+
+def _to_be_awaited(error: BaseException) -> Exception:
+    """The error itself, or one in its place where a task that raised it would be taken for cancelled, or end its loop."""
+    if isinstance(error, Exception) and not isinstance(error, (StopIteration, concurrent.futures.CancelledError)):
+        return error
+    return RuntimeError(f"it raised {error!r}")
 
 
 def _hear_of_error(returned: asyncio.Future[Any]) -> None:

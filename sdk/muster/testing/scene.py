@@ -191,7 +191,7 @@ class Scene:
         self._started_at = self.loop.time()
         for seconds, function in self._timeline:
             self.loop.call_later(seconds, function)
-        return self.loop.create_task(self.orchestrator.life(), name="run")
+        return self.loop.create_task(self.orchestrator.run(), name="run")
 
     async def _make_orchestrator(self) -> Orchestrator:
         checked, scratch, run_dir = self._checked, self._folder / "scratch", self._folder / "run"
