@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 
 import pytest
 from muster.runtime import background
@@ -79,7 +79,7 @@ def test_a_cancellation_that_comes_beside_the_answer_is_not_swallowed(turns: int
         StopIteration(),
         KeyboardInterrupt(),
         asyncio.CancelledError(),
-        concurrent.futures.CancelledError(),
+        futures.CancelledError(),
     ],
 )
 def test_what_no_coroutine_may_raise_comes_as_an_error(error: BaseException) -> None:

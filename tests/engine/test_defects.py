@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from muster.errors import WorkerLost
 from muster.job import Status, Worker
 from muster.run.ending import Ending
 from muster.run.orchestrator import Orchestrator
+from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
-from muster.testing import Scene
+from muster.runtime.background import BlockingCalls
+from muster.testing import Scene, SimulatedLoop
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -77,3 +81,58 @@ def test_a_defect_in_the_ending_is_told(method: str, monkeypatch: pytest.MonkeyP
     assert isinstance(outcome.error, KeyError)
     if method == "stop_processes":
         assert scene.platform.calls[-1][0] == "close"
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_watch_that_is_cancelled_ends_also_where_an_agent_hangs_up_in_that_moment(turns: int) -> None:
+    with Scene() as scene:
+        scene.start()
+        scene.advance(3)
+        assert scene.orchestrator is not None
+        watch = scene.orchestrator.watch
+        task = next(task for task in asyncio.all_tasks(scene.loop) if task.get_name() == "watch over the platform")
+
+        async def both() -> None:
+            watch.on_lost("worker-1")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+
+        scene.loop.run(both())
+        scene.advance(0.01)  # long before the run ends for that
+        assert task.done()
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_call_that_is_cancelled_ends_also_where_its_answer_comes_in_that_moment(turns: int) -> None:
+    async def main() -> None:
+        calls = BlockingCalls("test")
+        task = asyncio.ensure_future(calls.call(loop.sleep, 1.0, seconds=5))
+        await asyncio.sleep(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        had_ended = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or had_ended
+
+    loop = SimulatedLoop()
+    loop.run(main(), limit=10)
+    loop.close()
+
+
+def test_a_task_that_does_not_want_to_end_is_told_again() -> None:
+    async def stubborn() -> None:
+        for _ in range(3):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+
+    async def main() -> None:
+        tasks = Tasks(lambda: None)
+        tasks.start(stubborn(), "stubborn")
+        await asyncio.sleep(1)
+        await tasks.cancel()
+
+    loop = SimulatedLoop()
+    loop.run(main(), limit=10)
+    loop.close()

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+AGAIN_SECONDS = 1.0  # a task that has caught its cancellation is cancelled again
+
 
 class Tasks:
     """The tasks of one run.
@@ -31,11 +33,10 @@ class Tasks:
 
     async def cancel(self) -> None:
         """End all that still run. Returns when they have ended; what they raise meanwhile is noted, too."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=AGAIN_SECONDS)
 
     def _note(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

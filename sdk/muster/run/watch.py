@@ -9,6 +9,7 @@ from dataclasses import replace
 from muster.job import Worker
 from muster.platforms.base import Platform, PollBackoff
 from muster.pools.endpoint import Endpoint
+from muster.run.changes import Changes
 from muster.run.state import RunState
 from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
@@ -39,7 +40,7 @@ class PlatformWatch:
         self.trouble = ""
         self.silent_since: float | None = None
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
-        self._has_lost = asyncio.Event()
+        self._losses = Changes()
 
     @property
     def explains_until(self) -> float:
@@ -51,7 +52,7 @@ class PlatformWatch:
         """A worker's connection has ended, which it never does before it is told to."""
         self._hung_up[worker] = clock.now()
         self._state.disconnected_at[worker] = clock.now()
-        self._has_lost.set()
+        self._losses.set()
         self._state.changed.set()
 
     async def run(self) -> None:
@@ -65,15 +66,10 @@ class PlatformWatch:
 
     async def _rest(self, seconds: float) -> None:
         """Wait for the next look, which is near once an agent has hung up."""
-        self._has_lost.clear()
         if self._hung_up:
             await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
-            return
-        waiting = asyncio.ensure_future(self._has_lost.wait())
-        try:
-            await asyncio.wait([waiting], timeout=seconds)  # wait_for would swallow a cancellation beside the loss
-        finally:
-            waiting.cancel()
+        else:
+            await self._losses.next(clock.now() + seconds)
 
     def _explain_lost(self) -> None:
         """Give up on an explanation for a lost worker once the platform has had its time."""

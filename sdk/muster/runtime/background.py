@@ -149,7 +149,8 @@ class BlockingCalls:
         """
         returned = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *args))
         returned.add_done_callback(_hear_of_error)
-        await asyncio.wait([returned], timeout=seconds)  # wait_for would swallow a cancellation beside the answer
+        # Not wait_for: before Python 3.12 it forgets that it was cancelled where the answer comes in the same moment.
+        await asyncio.wait([returned], timeout=seconds)
         if not returned.done():
             raise TimeoutError(f"no answer after {seconds:g} s")
         return returned.result()
@@ -160,7 +161,7 @@ class BlockingCalls:
 
 
 def _to_be_awaited(error: BaseException) -> Exception:
-    """The error itself, or one in its place where a task that raised it would be taken for cancelled, or end its loop."""
+    """The error itself, or one in its place where whoever awaits it would seem to be cancelled, or end its loop."""
     if isinstance(error, Exception) and not isinstance(error, (StopIteration, concurrent.futures.CancelledError)):
         return error
     return RuntimeError(f"it raised {error!r}")
