@@ -29,14 +29,15 @@ def kind_of(message: Any) -> str:
 class Listening:
     """An endpoint that listens, and what has come in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lease_seconds: float = 0.0) -> None:
         self.messages: list[tuple[str, Any]] = []
         self.lost: list[str] = []
-        self.session = Endpoint(["worker-0", "worker-1"])
+        self.session = Endpoint(["worker-0", "worker-1"], lease_seconds)
         self.session.on_message = lambda worker, message: self.messages.append((worker, message))
         self.session.on_lost = self.lost.append
         opened = asyncio.run_coroutine_threadsafe(self.session.open(folder, "127.0.0.1"), background_loop())
-        self.address: SessionAddress = opened.result(timeout=10)
+        opened.result(timeout=10)
+        self.address: SessionAddress = self.session.address_for("worker-0")
 
     def dial(self) -> ssl.SSLSocket:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -52,8 +53,9 @@ class Listening:
         return [kind_of(message) for _, message in self.messages]
 
     def hello(self, **fields: Any) -> dict[str, Any]:
-        who = {"token": self.address.token, "worker": "worker-0", "host": "h", "pid": 1}
-        return {"version": wire.VERSION, **who, **fields}
+        who = {"worker": "worker-0", "host": "h", "pid": 1, **fields}
+        name = who["worker"] if who["worker"] in ("worker-0", "worker-1") else "worker-0"
+        return {"version": wire.VERSION, "token": self.session.address_for(name).token, **who}
 
 
 def answer(client: ssl.SSLSocket) -> dict[str, Any]:

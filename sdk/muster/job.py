@@ -126,12 +126,20 @@ class Process:
 
 @dataclass(frozen=True)
 class SessionAddress:
-    """Where and how an agent reaches its session: host, port, the certificate to pin (PEM), and the run's token."""
+    """Where and how an agent reaches its session.
+
+    Attributes:
+        host, port: what it dials.
+        certificate: what to pin (PEM).
+        token: proves that it is this generation of this worker.
+        lease_seconds: how long it acts without the session before it ends everything; 0: not at all.
+    """
 
     host: str
     port: int
     certificate: str = field(repr=False)
     token: str = field(repr=False)
+    lease_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,7 @@ class WorkerSpec:
         process: what to start at once, without waiting for orders. The worker then ends with it.
         ports: how many free ports to find and hold.
         port_range: where to look for them, first and last; None for any.
+        generation: counts the workers that had this name and place before it.
     """
 
     name: str
@@ -176,6 +185,7 @@ class WorkerSpec:
     process: Process | None = None
     ports: int = 0
     port_range: tuple[int, int] | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True)

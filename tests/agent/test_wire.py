@@ -14,6 +14,8 @@ FROM_AGENT = [
     wire.Hello(2, "t", "worker-0", 5, "10.0.0.1", ports=(1, 65535), interfaces=("br-1a", "eth0.10"), gpus=("GPU-1a",)),
     wire.Clock(3, 1.5, 2.5),
     wire.Started(5, None),
+    wire.Leaving(),
+    wire.Ack(5),
     wire.Exited(5, 0, None, 11, "memory", 10**12, 1.0, 2.0),
     wire.HungUp(1),
     wire.Broken(127),
@@ -33,7 +35,8 @@ FROM_AGENT = [
     wire.Chunk(1, 0, b"\n\x00\xff{}"),
 ]
 FROM_SESSION = [
-    wire.Welcome(),
+    wire.Welcome(3),
+    wire.Ack(5),
     wire.Refused("no"),
     wire.Ping(1),
     wire.Start(("a", "b\udcff"), {"A": "1"}, "/tmp", 0, True),

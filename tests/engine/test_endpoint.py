@@ -25,8 +25,8 @@ def play(hello: dict[str, Any]) -> tuple[Outcome, list[tuple[str, dict[str, Any]
         ({"token": None}, "not the token"),
         ({"version": 99}, "version"),
         ({"version": "x"}, "another version"),
-        ({"worker": "worker-9"}, "no worker 'worker-9'"),
-        ({"worker": "worker-0"}, "connected already"),
+        ({"worker": "worker-9"}, "not the token"),
+        ({"worker": "worker-0"}, "not the token"),
         ({"host": "*\n  ProxyCommand evil"}, "makes no sense"),
     ],
 )

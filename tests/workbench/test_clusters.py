@@ -141,7 +141,7 @@ def test_the_workers_of_a_session_that_is_killed_end(
 import sys; sys.path[:0] = {sys.path!r}
 import muster
 from plain import Plain
-muster.run_cluster(2, worker_script="train.py", strategy=Plain())
+muster.run_cluster(2, worker_script="train.py", strategy=Plain(), platform="workbench", lease_seconds=1.5)
 """
     (tmp_path / "train.py").write_text(SLEEP)
     session = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment())

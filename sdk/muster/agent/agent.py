@@ -71,7 +71,6 @@ class Agent:
         self._has_refused_report = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
-            wire.Welcome: lambda order: None,
             wire.Refused: self._refused,
             wire.Ping: self._tell_clocks,
             wire.Start: self._start,
@@ -140,11 +139,12 @@ class Agent:
 
     def _say_hello(self, address: str, session: "dict[str, Any]") -> None:
         # Not before there is something to say: the session soon hangs up on whoever says nothing.
-        self._link.dial(session["host"], session["port"], session["certificate"])
+        self._link.dial(session)
         hello = wire.Hello(
             version=wire.VERSION,
             token=session["token"],
             worker=self.config["name"],
+            generation=self.config["generation"],
             pid=os.getpid(),
             host=address,
             ports=tuple(port.number for port in self._ports),
@@ -165,8 +165,11 @@ class Agent:
             obey = self._orders[type(order)]
         except (wire.Misfit, KeyError) as error:
             self.complain("the agent cannot do what the session says: {}".format(error))
-        else:
+            return
+        try:
             obey(order)
+        except OSError as error:
+            self.complain("the agent could not do what the session says: {}".format(error))
 
     def _tell_clocks(self, ping: wire.Ping) -> None:
         self._link.send(wire.Clock(ping.number, time.monotonic(), time.time()))
@@ -306,8 +309,8 @@ class Agent:
     # Leaving
 
     def _session_lost(self, cause: str) -> None:
+        self._leave_politely()  # first: nothing else that fails may keep anything alive
         self._log.write("the connection to the session is gone: {}".format(cause))
-        self._leave_politely()
 
     def _leave_politely(self) -> None:
         """Ask all processes to end, and leave when they have, or have had time enough."""

@@ -82,11 +82,11 @@ def _message(kind: str, *directions: Dict[str, Kind], **checks: Check) -> Callab
 
 @_message(
     "hello", FROM_AGENT, version=whole(0), token=text(200), worker=text(LONGEST_NAME), generation=whole(0), pid=pid,
-    host=host, ports=items(port, 64), ssh_port=optional(port), host_key=optional(host_key),
+    received=whole(0), host=host, ports=items(port, 64), ssh_port=optional(port), host_key=optional(host_key),
     interfaces=items(interface, 64), cores=whole(1, 1 << 16), gpus=items(device, 64), python=version,
 )  # fmt: skip
 class Hello(NamedTuple):
-    """The first message: who it is, and what the others must know of its worker."""
+    """The first message of a connection: who it is, what the others must know, and which orders have come so far."""
 
     version: int
     token: str
@@ -101,6 +101,7 @@ class Hello(NamedTuple):
     cores: int = 1
     gpus: "tuple[str, ...]" = ()
     python: str = "3.6"
+    received: int = 0
 
 
 @_message("clock", FROM_AGENT, number=whole(0), monotonic=clock, time=clock)
@@ -194,6 +195,11 @@ class Error(NamedTuple):
     text: str
 
 
+@_message("leaving", FROM_AGENT)
+class Leaving(NamedTuple):
+    """The agent ends, and nothing of its worker is left."""
+
+
 # What processes report: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``
 
 
@@ -271,9 +277,18 @@ class Raised(NamedTuple):
 # From the session
 
 
-@_message("welcome", FROM_SESSION)
+@_message("ack", FROM_AGENT, FROM_SESSION, number=whole(0))
+class Ack(NamedTuple):
+    """All numbered messages up to this one have come."""
+
+    number: int
+
+
+@_message("welcome", FROM_SESSION, received=whole(0))
 class Welcome(NamedTuple):
-    """The hello was accepted."""
+    """The hello was accepted; so many of the agent's numbered messages have come so far."""
+
+    received: int = 0
 
 
 @_message("refused", FROM_SESSION, text=text(LONGEST_TEXT))
@@ -343,6 +358,13 @@ class End(NamedTuple):
     """End all processes at once, clean up and leave."""
 
 
+# What must not be lost with a connection: these are numbered where a worker has a lease
+LASTING = frozenset(
+    (Started, Exited, HungUp, Broken, Listening, Output, Stacks, Error, Returned, Raised)
+    + (Start, Expect, Watch, AskStacks, Release, Stop, End)
+)
+
+
 # Files, in both directions: whoever gets one says how much of it is there already, and what comes after that is sent.
 # At most a few chunks are under way at a time, each answered by a ``Have``.
 
@@ -405,13 +427,15 @@ class Chunk(NamedTuple):
     payload: bytes = b""
 
 
-def encode(message: "tuple[Any, ...]") -> bytes:
-    """A message as it goes over the wire."""
+def encode(message: "tuple[Any, ...]", number: int = 0) -> bytes:
+    """A message as it goes over the wire, perhaps with a number, for which see ``outbox.py``."""
     fields = message._asdict()  # type: ignore[attr-defined]
     kind = KINDS[type(message)]
     if kind in REPORTS:
         said = {name: value for name, value in fields.items() if value is not None}
-        return frames.encode("report", report=dict(said, kind=kind))
+        kind, fields = "report", {"report": dict(said, kind=kind)}
+    if number:
+        fields["n"] = number
     return frames.encode(kind, **fields)
 
 

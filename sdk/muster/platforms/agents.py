@@ -26,6 +26,7 @@ def agent_config(spec: WorkerSpec, cap: int) -> dict[str, Any]:
         "name": spec.name,
         "role": spec.role,
         "index": spec.index,
+        "generation": spec.generation,
         "run": spec.run,
         "cpu": spec.resources.cpu,
         "memory": spec.resources.memory_bytes,

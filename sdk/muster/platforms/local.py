@@ -185,7 +185,7 @@ class LocalPlatform(Platform):
 
     def _config(self, spec: WorkerSpec, address: str, guard: GuardProcess) -> dict[str, Any]:
         """A worker as its agent needs it: plain data."""
-        handle = guards.handle_of(f"{spec.run}.{spec.name}", guard.pid)
+        handle = guards.handle_of(_place_of(spec), guard.pid)
         return {
             **agent_config(spec, self._log_cap),
             "id": handle,
@@ -280,3 +280,8 @@ def _loopback_addresses(count: int) -> list[str]:
 def _changes(worker: Worker) -> dict[str, Any]:
     """Everything about a worker that may be news."""
     return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
+
+
+def _place_of(spec: WorkerSpec) -> str:
+    """A worker's name on this machine: that of its place in its run, and how often that was taken before."""
+    return f"{spec.run}.{spec.name}" + (f".{spec.generation}" if spec.generation else "")

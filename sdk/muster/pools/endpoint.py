@@ -18,15 +18,14 @@ from typing import Any
 from muster.agent import frames, wire
 from muster.errors import JobError
 from muster.job import SessionAddress
-from muster.pools.clocks import ClockMeasurement
+from muster.pools.connection import Connection, Place
+from muster.pools.leases import Leases
 from muster.pools.listener import Guest, Listener
 from muster.runtime import clock
 from muster.runtime.forks import in_forked_children
 
 logger = logging.getLogger("muster")
 
-HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
-REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
 NO_TOKEN = "not the token of this run"
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
 
@@ -36,26 +35,38 @@ class Endpoint:
 
     Args:
         workers: names of the workers that may say hello.
+        lease_seconds: how long each may act without a connection, until it counts as lost; 0: not at all.
 
     Attributes:
         on_message: called with a worker's name and its message, on the event loop; its ``Hello`` comes first. To be
             set before the workers are launched.
-        on_lost: called with the name of a worker whose connection has ended. The same.
+        on_lost: called with the name of a worker whose connection has ended, and its lease too. The same.
+        on_cut: called with the name of a worker whose connection has ended, but not its lease.
+        on_back: called with the name of such a worker when it has a connection again.
+        leases: which generation of each worker may act.
     """
 
-    def __init__(self, workers: Collection[str]) -> None:
-        self._expected = frozenset(workers)
+    def __init__(self, workers: Collection[str], lease_seconds: float = 0.0) -> None:
+        self.leases = Leases(lease_seconds, clock.now)
         self.on_message: Callable[[str, Any], None] = lambda worker, message: None
         self.on_lost: Callable[[str], None] = lambda worker: None
-        self._token = secrets.token_hex(32)
-        self._connections: dict[str, _Connection] = {}
-        self._inbox: list[tuple[_Connection, bytes, float]] = []
+        self.on_cut: Callable[[str], None] = lambda worker: None
+        self.on_back: Callable[[str], None] = lambda worker: None
+        self._secret = secrets.token_bytes(32)
+        self._host = ""
+        self._port = 0
+        self._places: dict[str, Place] = {}
+        for worker in workers:
+            self.leases.add(worker)
+            self._places[worker] = Place()
+        self._inbox: list[tuple[Connection, bytes, float]] = []
         self._warned: set[str] = set()
+        self._is_closed = False
         self._listener = Listener(self._connect, self._missing)
         _endpoints.add(self)
 
-    async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "") -> SessionAddress:
-        """Start to listen and return what agents need to know.
+    async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "") -> None:
+        """Start to listen.
 
         Args:
             scratch: a private folder.
@@ -69,41 +80,74 @@ class Endpoint:
         made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has one of its own
         self._listener = made(self._connect, self._missing)
         try:
-            port = await self._listener.open(scratch, host, port, listen or host)
+            self._port = await self._listener.open(scratch, host, port, listen or host)
         except OSError as error:
             raise JobError(
                 f"The session cannot listen on {listen or host}:{port}: {error.strerror or error}.",
                 advice="session_address= another host:port, or none for any free port",
             ) from error
-        return SessionAddress(host, port, self._listener.certificate, self._token)
+        self._host = host
+
+    def address_for(self, worker: str) -> SessionAddress:
+        """What the agent of a worker's present generation must know to dial."""
+        token = self._token(worker, self.leases.generation(worker))
+        return SessionAddress(self._host, self._port, self._listener.certificate, token, self.leases.seconds)
+
+    def renew(self, worker: str) -> int:
+        """Let another take a worker's place, and return its generation.
+
+        Raises:
+            LeaseHeld: the one before may still act.
+        """
+        generation = self.leases.renew(worker)
+        self._places[worker] = Place()
+        return generation
 
     @property
     def connected(self) -> frozenset[str]:
         """Names of the workers whose agents are connected."""
-        return frozenset(self._connections)
+        return frozenset(name for name, place in self._places.items() if place.connection is not None)
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
-        """Send a message to a worker's agent; False if it is not connected."""
-        connection = self._connections.get(worker)
-        if connection is None:
+        """Send a message to a worker's agent, at once or when it is back; False if it is not there and will not be."""
+        place = self._places.get(worker)
+        if place is None or (place.connection is None and not self._may_come_back(place)):
             return False
-        connection.send(message)
+        if self.leases.seconds and type(message) in wire.LASTING:
+            data = place.outbox.add(message)
+        else:
+            data = wire.encode(message)
+        if isinstance(message, wire.End):
+            place.is_leaving = True
+        if place.connection is not None:
+            place.connection.write(data)
         return True
 
     def close(self) -> None:
         """End all connections and stop to listen."""
+        self._is_closed = True
         self._listener.close()
-        for connection in list(self._connections.values()):
-            connection.abort()
+        for place in self._places.values():
+            if place.timer is not None:
+                place.timer.cancel()
+            if place.connection is not None:
+                place.connection.abort()
 
-    def _connect(self, guest: Guest) -> _Connection:
-        return _Connection(self, guest)
+    def _connect(self, guest: Guest) -> Connection:
+        return Connection(guest, self._received, self._connection_lost)
 
     def _missing(self) -> int:
         """How many agents are still to come."""
-        return len(self._expected) - len(self._connections)
+        return sum(place.connection is None for place in self._places.values())
 
-    def received(self, connection: _Connection, data: bytes) -> None:
+    def _may_come_back(self, place: Place) -> bool:
+        return place.timer is not None
+
+    def _token(self, worker: str, generation: int) -> str:
+        """A worker's own, so that none can speak for another, and none for what has taken its place."""
+        return hmac.new(self._secret, f"{generation}/{worker}".encode(), "sha256").hexdigest()
+
+    def _received(self, connection: Connection, data: bytes) -> None:
         """Bytes have come. They are taken once all connections were read that have any: by turns would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
@@ -111,10 +155,13 @@ class Endpoint:
 
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
+        to_acknowledge: set[Connection] = set()
         for connection, data, came_at in inbox:
             try:
                 for message in connection.decoder.feed(data):
                     self._take(connection, message, came_at)
+                if connection.place is not None and not connection.place.inbox.is_told:
+                    to_acknowledge.add(connection)
             except Exception as error:  # whatever one of them sends, those of others come next
                 whose, is_ours = connection.worker or "an unknown client", not isinstance(error, REFUSED)
                 if is_ours:
@@ -122,13 +169,17 @@ class Endpoint:
                 else:
                     self._listener.warn("the connection of %s was ended: %s", whose, error)
                 connection.abort()
+        for connection in to_acknowledge:
+            connection.acknowledge()
 
-    def _take(self, connection: _Connection, fields: dict[str, Any], came_at: float) -> None:
+    def _take(self, connection: Connection, fields: dict[str, Any], came_at: float) -> None:
         """Take a message: the hello of a new connection, or anything of an identified one."""
         if connection.is_dismissed:
             return
-        if connection.worker is None:
+        if connection.worker is None or connection.place is None:
             self._identify(connection, fields)
+            return
+        if not connection.place.inbox.is_new(fields):
             return
         try:
             message = wire.from_agent(fields)
@@ -143,16 +194,21 @@ class Endpoint:
                 connection.ping()
             else:
                 self.on_message(connection.worker, connection.clock.offset)
+        elif isinstance(message, wire.Ack):
+            connection.place.outbox.has(message.number)
+        elif isinstance(message, wire.Leaving):
+            connection.place.is_leaving = True
+            connection.abort()
         elif not isinstance(message, wire.Hello):
             self.on_message(connection.worker, message)
 
-    def _identify(self, connection: _Connection, fields: dict[str, Any]) -> None:
+    def _identify(self, connection: Connection, fields: dict[str, Any]) -> None:
         """Take what must be a hello."""
         try:
             hello = wire.from_agent(fields)
             refusal = self._refusal(hello)
         except wire.Misfit as error:
-            has_token = self._is_token(fields.get("token"))
+            has_token = self._is_token(fields.get("token"), fields.get("worker"), fields.get("generation"))
             refusal = f"its hello makes no sense: {error}" if has_token else NO_TOKEN
             if has_token and fields.get("version") != wire.VERSION:
                 refusal = f"another version of the protocol than {wire.VERSION}"
@@ -160,14 +216,28 @@ class Endpoint:
             self._listener.warn("a connection to the session was refused: %s", refusal)
             connection.refuse(refusal)
             return
-        connection.worker = hello.worker
         self._listener.forget(connection.guest)
-        self._connections[hello.worker] = connection
+        place = self._places[hello.worker]
+        before, place.connection = place.connection, connection
+        if before is not None:
+            before.abort()
+        if place.timer is not None:
+            place.timer.cancel()
+            place.timer = None
+        connection.worker, connection.place = hello.worker, place
         connection.decoder.limit = frames.MAX_LINE
         connection.decoder.payload_limit = frames.MAX_PAYLOAD
-        connection.send(wire.Welcome())
+        self.leases.connected(hello.worker)
+        place.outbox.has(hello.received)
+        connection.send(wire.Welcome(place.inbox.received))
+        connection.write(place.outbox.rest())
         connection.ping()
-        self.on_message(hello.worker, hello)
+        if place.hello is None:
+            place.hello = hello
+            self.on_message(hello.worker, hello)
+        else:
+            logger.info("the connection of %s is back", hello.worker)
+            self.on_back(hello.worker)
 
     def _drop(self, worker: str, error: wire.Misfit) -> None:
         """Leave out a message, and say so once for each worker: whoever sends one sends many."""
@@ -175,16 +245,33 @@ class Endpoint:
             self._warned.add(worker)
             logger.warning("a message of %s is dropped, and so are others like it: %s", worker, error)
 
-    def connection_lost(self, connection: _Connection) -> None:
+    def _connection_lost(self, connection: Connection) -> None:
         """A connection has ended."""
         self._listener.forget(connection.guest)
-        if connection.worker is not None and self._connections.get(connection.worker) is connection:
-            del self._connections[connection.worker]
-            self.on_lost(connection.worker)
+        worker, place = connection.worker, connection.place
+        if worker is None or place is None or place.connection is not connection:
+            return
+        place.connection = None
+        self.leases.cut(worker)
+        if not self.leases.seconds or place.is_leaving or self._is_closed:
+            self._lose(worker, place)
+            return
+        left = self.leases.seconds_left(worker)
+        logger.info("the connection of %s has ended; it has %.0f s to come back", worker, left)
+        place.timer = asyncio.get_running_loop().call_later(left, self._lose, worker, place)
+        self.on_cut(worker)
+
+    def _lose(self, worker: str, place: Place) -> None:
+        """Nothing of a worker acts any more."""
+        place.timer = None
+        if self._places[worker] is place:
+            self.leases.ended(worker)
+            self.on_lost(worker)
 
     def _abandon(self) -> None:
         """Let go of the sockets in a forked child, which would otherwise keep the port and the connections open."""
-        held = [connection.transport.get_extra_info("socket").fileno() for connection in self._connections.values()]
+        connections = [place.connection for place in self._places.values() if place.connection is not None]
+        held = [connection.transport.get_extra_info("socket").fileno() for connection in connections]
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in [*held, *self._listener.descriptors()]:
             if number >= 0:
@@ -193,20 +280,25 @@ class Endpoint:
 
     def _refusal(self, hello: Any) -> str | None:
         """Why a hello is not accepted; None if it is. Says nothing about the run before the token is right."""
-        if not isinstance(hello, wire.Hello) or not self._is_token(hello.token):
+        if not isinstance(hello, wire.Hello) or not self._is_token(hello.token, hello.worker, hello.generation):
             return NO_TOKEN
         if hello.version != wire.VERSION:
             return f"protocol version {hello.version} instead of {wire.VERSION}"
-        if hello.worker not in self._expected:
-            return f"no worker {hello.worker!r} is expected"
-        if hello.worker in self._connections:
+        place = self._places[hello.worker]
+        refusal = self.leases.refusal(hello.worker, hello.generation)
+        if refusal or place.hello is None:
+            return refusal
+        if place.connection is not None and not self.leases.seconds:
             return f"worker {hello.worker!r} is connected already"
+        if hello.pid != place.hello.pid:
+            return f"another agent of {hello.worker!r} was here before"
         return None
 
-    def _is_token(self, token: object) -> bool:
-        return isinstance(token, str) and hmac.compare_digest(
-            token.encode("utf-8", "surrogatepass"), self._token.encode()
-        )
+    def _is_token(self, token: object, worker: object, generation: object) -> bool:
+        if not isinstance(token, str) or not isinstance(worker, str) or worker not in self._places:
+            return False
+        right = self._token(worker, generation if isinstance(generation, int) else 0)
+        return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), right.encode())
 
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
@@ -218,56 +310,6 @@ def _abandon_endpoints() -> None:
 
 
 in_forked_children(_abandon_endpoints)
-
-
-class _Connection(asyncio.Protocol):
-    """One agent's connection.
-
-    Attributes:
-        worker: whose it is; None until it has said so.
-        is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
-    """
-
-    transport: asyncio.Transport
-
-    def __init__(self, endpoint: Endpoint, guest: Guest) -> None:
-        self._endpoint = endpoint
-        self.guest = guest
-        self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)
-        self.clock = ClockMeasurement()
-        self.worker: str | None = None
-        self.is_dismissed = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._endpoint.received(self, data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._endpoint.connection_lost(self)
-
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send one message."""
-        self.transport.write(wire.encode(message))
-
-    def ping(self) -> None:
-        """Ask for the time of the agent's clocks."""
-        if not self.is_dismissed:
-            self.send(self.clock.question())
-
-    def refuse(self, why: str) -> None:
-        """End it, and say why."""
-        self.is_dismissed = True
-        self.send(wire.Refused(why))
-        self.transport.close()
-        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.transport.abort)
-
-    def abort(self) -> None:
-        """End it at once."""
-        self.is_dismissed = True
-        self.transport.abort()
 
 
 def parse_address(text: str) -> tuple[str, int]:

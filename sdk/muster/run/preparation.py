@@ -9,7 +9,7 @@ from pathlib import Path
 from muster.checks.planning import describe, make_facts
 from muster.errors import PlatformUnsupported
 from muster.events import Event
-from muster.job import Plan, SessionAddress, SshIdentity, WorkerSpec
+from muster.job import Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Platform, Storage
 from muster.pools.endpoint import Endpoint
 from muster.records import runs
@@ -53,13 +53,14 @@ async def prepare(
     def on_plan(plan: Plan) -> None:
         runs.write_json(run_dir / "plan.json", describe(plan, job))
 
-    session = Endpoint([name for name, _, _ in checked.members])
+    session = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
     listen = _listen_address(checked.platform, checked.session_address[0])
-    address = await session.open(scratch, *checked.session_address, listen=listen)
-    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, address, login))
+    await session.open(scratch, *checked.session_address, listen=listen)
+    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, session, login))
     state = RunState(context.specs, emit)
     orchestrator = Orchestrator(context, session, state, on_plan=on_plan, on_up=on_up)
     session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
+    session.on_cut, session.on_back = orchestrator.watch.on_cut, orchestrator.watch.on_back
     return orchestrator
 
 
@@ -72,9 +73,7 @@ def _listen_address(platform: Platform, advertised: str) -> str:
     return reach.listen if advertised == reach.advertise else advertised
 
 
-def make_specs(
-    checked: CheckedRun, facts: Facts, address: SessionAddress, login: KeyPair | None = None
-) -> list[WorkerSpec]:
+def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: KeyPair | None = None) -> list[WorkerSpec]:
     """The workers to launch. Where somebody is to log in, each gets a host key of its own."""
     return [
         WorkerSpec(
@@ -87,7 +86,8 @@ def make_specs(
             scratch=facts.scratch / name,
             cwd=checked.job.cwd,
             env=facts.environment,
-            session=address,
+            session=endpoint.address_for(name),
+            generation=endpoint.leases.generation(name),
             ssh=SshIdentity(generate_key_pair().private, login.public) if login else None,
             ports=checked.strategy.ports_per_worker,
             port_range=checked.worker_ports,

@@ -40,20 +40,32 @@ class PlatformWatch:
         self.trouble = ""
         self.silent_since: float | None = None
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
+        self._cut: dict[str, float] = {}  # workers whose connection has ended and may come back, and since when
         self._losses = Changes()
 
     @property
     def explains_until(self) -> float:
         """Until when it may take to find out why workers' connections have ended; in the past where that is known."""
         limit = self._platform.explain_seconds + ANSWER_SECONDS  # a look may have been under way
-        return max((since + limit for since in self._hung_up.values()), default=float("-inf"))
+        return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
 
     def on_lost(self, worker: str) -> None:
         """A worker's connection has ended, which it never does before it is told to."""
+        self._cut.pop(worker, None)
         self._hung_up[worker] = clock.now()
-        self._state.disconnected_at[worker] = clock.now()
+        self._state.disconnected_at.setdefault(worker, clock.now())
         self._losses.set()
         self._state.changed.set()
+
+    def on_cut(self, worker: str) -> None:
+        """A worker's connection has ended, and may come back: the platform may know that it does not."""
+        self._cut[worker] = self._state.disconnected_at[worker] = clock.now()
+        self._losses.set()
+
+    def on_back(self, worker: str) -> None:
+        """It is connected again, and nothing has happened."""
+        self._cut.pop(worker, None)
+        self._state.disconnected_at.pop(worker, None)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -64,9 +76,14 @@ class PlatformWatch:
             found = await self._look()
             self._explain_lost()
 
+    def _is_urgent(self) -> bool:
+        """Whether the platform may know now what became of a worker."""
+        since = clock.now() - self._platform.explain_seconds
+        return bool(self._hung_up) or any(cut_at > since for cut_at in self._cut.values())
+
     async def _rest(self, seconds: float) -> None:
         """Wait for the next look, which is near once an agent has hung up."""
-        if self._hung_up:
+        if self._is_urgent():
             await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
         else:
             await self._losses.next(clock.now() + seconds)
@@ -81,11 +98,18 @@ class PlatformWatch:
             if is_late or is_known:
                 del self._hung_up[worker]
                 self._state.changed.set()
+        for worker, since in list(self._cut.items()):
+            # Others that fail meanwhile may do so because of it: then nobody waits for its lease.
+            if self._state.failures and clock.now() - since > self._platform.explain_seconds:
+                del self._cut[worker]
+                if worker not in self._state.ends_known():
+                    self._state.lost(worker, "its connection ended, and has not come back")
+                self._state.changed.set()
 
     async def _look(self) -> list[Worker] | None:
         """What the platform says; None where it says nothing."""
         names = {worker.id: name for name, worker in self._state.workers.items()}
-        seconds = self._platform.explain_seconds if self._hung_up else ANSWER_SECONDS
+        seconds = self._platform.explain_seconds if self._is_urgent() else ANSWER_SECONDS
         try:
             answer = await self._calls.call(self._platform.poll, list(names), seconds=seconds)
             polled = [replace(worker, name=names[worker.id]) for worker in answer if worker.id in names]

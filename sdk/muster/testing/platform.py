@@ -29,6 +29,7 @@ class ScriptedPlatform(Platform):
     """
 
     name = "scripted"
+    lease_seconds = 0.0
 
     def __init__(self) -> None:
         self.players: dict[str, ScriptedWorker] = {}

@@ -198,13 +198,14 @@ class Scene:
         for folder in (scratch, run_dir / "logs"):
             folder.mkdir(parents=True)
         facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
-        session = Endpoint(list(self.workers))
-        address = await session.open(scratch, "127.0.0.1")
+        session = Endpoint(list(self.workers), checked.platform.lease_seconds)
+        await session.open(scratch, "127.0.0.1")
         login = KeyPair("", "") if checked.strategy.needs_ssh else None
-        context = RunContext(checked, facts, make_specs(checked, facts, address, login))
+        context = RunContext(checked, facts, make_specs(checked, facts, session, login))
         state = RunState(context.specs, self._observers.tell)
         orchestrator = Orchestrator(context, session, state, on_plan=lambda plan: None, on_up=self._up)
         session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
+        session.on_cut, session.on_back = orchestrator.watch.on_cut, orchestrator.watch.on_back
         return orchestrator
 
     def _note_launch(self, event: Event) -> None:

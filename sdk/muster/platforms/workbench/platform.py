@@ -7,12 +7,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
+from muster.options.fields import option
 from muster.platforms.base import Platform, Reach, Storage, read_log
 from muster.platforms.workbench import launching
 from muster.platforms.workbench.clients import Client, find_client
@@ -31,6 +32,7 @@ VANISHED = "It has vanished from the workbench's list of workers."
 STATUSES = {str(status): status for status in Status}
 
 
+@dataclass(eq=False, repr=False)
 class WorkbenchPlatform(Platform):
     """Workers of Cloudera's workbench, launched from one of its sessions.
 
@@ -40,6 +42,8 @@ class WorkbenchPlatform(Platform):
 
     Args:
         client: what speaks to the workbench; None for the workbench's own library where the session has it, else REST.
+        lease_seconds: how long a worker that has lost the session goes on until it ends; should the session be reached
+            again by then, nothing has happened. 0: it ends at once.
 
     Raises:
         PlatformUnsupported: this is no session of a workbench.
@@ -50,8 +54,16 @@ class WorkbenchPlatform(Platform):
     explain_seconds = 3.0
     storage = Storage.PROJECT
 
-    def __init__(self, client: Client | None = None) -> None:
-        self._client = client or find_client(os.environ)
+    client: Client | None = None
+    lease_seconds: float = option(
+        Platform.lease_seconds,
+        "How long workers go on without the session until they end",
+        metavar="SECONDS",
+        minimum=0,
+    )
+
+    def __post_init__(self) -> None:
+        self._client = self.client or find_client(os.environ)
         self._workers: dict[str, Worker] = {}
         self._others: dict[str, Worker] = {}  # as the last listing showed them
         self._specs: dict[str, WorkerSpec] = {}

@@ -1,0 +1,94 @@
+"""Messages that must arrive exactly once, whatever becomes of the connection. Both sides have one of each.
+
+The sender numbers them and keeps each until the other side has said that it has it; after a torn connection it sends
+those again which the other side has not got. The receiver takes each number once, and in order.
+"""
+
+import collections
+
+from . import frames, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Deque, Tuple
+
+MOST_KEPT = 1 << 24  # bytes
+
+
+class Outbox:
+    """Numbers what is sent, and keeps it until it has arrived.
+
+    Attributes:
+        size: bytes that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._last = 0
+        self._kept: "Deque[Tuple[int, bytes]]" = collections.deque()
+
+    def add(self, message: "tuple[Any, ...]") -> bytes:
+        """Keep a message, and return it as it goes over the wire.
+
+        Raises:
+            frames.ProtocolError: the other side takes nothing, and there is no room for more.
+        """
+        if self.size > MOST_KEPT:
+            raise frames.ProtocolError("more than {} bytes wait for the other side to take them".format(MOST_KEPT))
+        self._last += 1
+        data = wire.encode(message, self._last)
+        self._kept.append((self._last, data))
+        self.size += len(data)
+        return data
+
+    def has(self, number: int) -> None:
+        """The other side has everything up to this number.
+
+        Raises:
+            frames.ProtocolError: so much was never sent, or it had more before.
+        """
+        if not (self._kept[0][0] if self._kept else self._last + 1) - 1 <= number <= self._last:
+            raise frames.ProtocolError("what has arrived is not what was sent")
+        while self._kept and self._kept[0][0] <= number:
+            self.size -= len(self._kept.popleft()[1])
+
+    def rest(self) -> bytes:
+        """What the other side is not known to have, to be sent again."""
+        return b"".join(data for _, data in self._kept)
+
+
+class Inbox:
+    """Says of each message whether it is new.
+
+    Attributes:
+        received: number of the last one that was.
+        is_told: whether the other side has been told so.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.is_told = True
+
+    def is_new(self, fields: "dict[str, Any]") -> bool:
+        """Whether a message is to be taken: it has no number, or the next.
+
+        Raises:
+            frames.ProtocolError: one has been left out.
+        """
+        number = fields.get("n")
+        if number is None:
+            return True
+        if type(number) is not int or number > self.received + 1:
+            raise frames.ProtocolError("messages are missing")
+        self.is_told = False
+        if number <= self.received:
+            return False
+        self.received = number
+        return True
+
+    def acknowledgement(self) -> "wire.Ack | None":
+        """What to tell the other side now; None where there is nothing new."""
+        if self.is_told:
+            return None
+        self.is_told = True
+        return wire.Ack(self.received)

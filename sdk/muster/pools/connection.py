@@ -1,0 +1,103 @@
+"""One connection of an agent, and what outlives it: the place that its worker has in the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from muster.agent import frames, wire
+from muster.agent.outbox import Inbox, Outbox
+from muster.pools.clocks import ClockMeasurement
+from muster.pools.listener import Guest
+
+HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
+REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
+
+
+class Place:
+    """What is kept of a generation of a worker, whichever connection it has.
+
+    Attributes:
+        connection: the one it has now.
+        hello: the first that it said.
+        outbox, inbox: what must arrive, in both directions.
+        is_leaving: whether the end of its connection is its own.
+        timer: runs until its lease ends, while it has no connection.
+    """
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.hello: wire.Hello | None = None
+        self.outbox = Outbox()
+        self.inbox = Inbox()
+        self.is_leaving = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Connection(asyncio.Protocol):
+    """One agent's connection.
+
+    Attributes:
+        worker: whose it is; None until it has said so.
+        place: what is kept of that.
+        is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self, guest: Guest, on_data: Callable[[Connection, bytes], None], on_lost: Callable[[Connection], None]
+    ) -> None:
+        self.guest = guest
+        self._on_data = on_data
+        self._on_lost = on_lost
+        self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)
+        self.clock = ClockMeasurement()
+        self.worker: str | None = None
+        self.place: Place | None = None
+        self.is_dismissed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Its handshake is done."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._on_data(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._on_lost(self)
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send one message, which may be lost with the connection."""
+        self.write(wire.encode(message))
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        self.transport.write(data)
+
+    def acknowledge(self) -> None:
+        """Tell the agent what has come."""
+        ack = self.place.inbox.acknowledgement() if self.place else None
+        if ack is not None and not self.is_dismissed:
+            self.send(ack)
+
+    def ping(self) -> None:
+        """Ask for the time of the agent's clocks."""
+        if not self.is_dismissed:
+            self.send(self.clock.question())
+
+    def refuse(self, why: str) -> None:
+        """End it, and say why."""
+        self.is_dismissed = True
+        self.send(wire.Refused(why))
+        self.transport.close()
+        asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.transport.abort)
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.is_dismissed = True
+        self.transport.abort()

@@ -1,0 +1,96 @@
+"""Which generation of a worker may act, and from when on the next one may. It knows nothing of connections or clocks.
+
+An agent that loses its session ends everything once its lease has passed, and so whoever waits for the same time knows
+that it has, without hearing of it: only then, or when its end is known otherwise, may another take its place. An agent
+whose place was given away finds its generation refused, whenever it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MARGIN = 2.0  # seconds longer than its agent that a session waits: the agent's processes get a moment to end
+
+
+class LeaseHeld(Exception):
+    """The generation before may still act."""
+
+
+@dataclass
+class _Lease:
+    generation: int = 0
+    is_connected: bool = False
+    cut_at: float | None = None  # since when its agent has been away; None before it first came, and while it is there
+    has_ended: bool = False
+
+
+class Leases:
+    """The leases of some workers.
+
+    Args:
+        seconds: how long an agent acts without its session; 0: it ends at once.
+        now: a monotonic clock.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self._now = now
+        self._leases: dict[str, _Lease] = {}
+
+    def add(self, worker: str) -> None:
+        """There is such a worker; its first generation may come."""
+        self._leases[worker] = _Lease()
+
+    def generation(self, worker: str) -> int:
+        """The one that may act."""
+        return self._leases[worker].generation
+
+    def refusal(self, worker: str, generation: int) -> str | None:
+        """Why an agent may not come (back); None where it may."""
+        lease = self._leases[worker]
+        if generation < lease.generation:
+            return f"generation {lease.generation} of {worker} has taken the place of generation {generation}"
+        if generation > lease.generation:
+            return f"generation {generation} of {worker} has not begun"
+        if lease.has_ended or (lease.cut_at is not None and self.seconds_left(worker) <= 0):
+            return f"the lease of {worker} has ended"
+        return None
+
+    def connected(self, worker: str) -> None:
+        """Its agent is there."""
+        lease = self._leases[worker]
+        lease.is_connected, lease.cut_at = True, None
+
+    def cut(self, worker: str) -> None:
+        """Its agent is away."""
+        lease = self._leases[worker]
+        lease.is_connected, lease.cut_at = False, self._now()
+
+    def ended(self, worker: str) -> None:
+        """Nothing of it acts any more: its agent has said goodbye, or its platform knows."""
+        lease = self._leases[worker]
+        lease.is_connected, lease.has_ended = False, True
+
+    def seconds_left(self, worker: str) -> float:
+        """How long it may still act without being heard of; infinity while it is connected, 0 where it cannot act."""
+        lease = self._leases[worker]
+        if lease.is_connected:
+            return float("inf")
+        if lease.has_ended or lease.cut_at is None:  # one that never came has been given nothing to do
+            return 0.0
+        if self.seconds == 0:
+            return 0.0
+        return max(0.0, lease.cut_at + self.seconds + MARGIN - self._now())
+
+    def renew(self, worker: str) -> int:
+        """Begin the worker's next generation, and return it.
+
+        Raises:
+            LeaseHeld: the one before may still act.
+        """
+        left = self.seconds_left(worker)
+        if left > 0:
+            raise LeaseHeld(f"generation {self.generation(worker)} of {worker} may act for another {left:.1f} s")
+        self._leases[worker] = _Lease(self._leases[worker].generation + 1)
+        return self._leases[worker].generation
