@@ -9,6 +9,7 @@ import pytest
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
 from muster.failure.diagnosis import explain, not_up, stalled, tail, workers_missing
+from muster.failure.waiting import Verdict
 
 
 def killed(worker: str, number: int) -> Failure:
@@ -81,21 +82,16 @@ def test_the_error_says_what_who_where_and_what_to_try(
         assert word in str(error)
 
 
-LIBRARY = (
-    'Current thread 0x1 (most recent call first):\n  File "/v/lib/site-packages/tensorflow/execute.py", line 1 in f'
-)
-OWN = (
-    'Thread 0x2 (most recent call first):\n  File "/v/site-packages/x.py", line 1\n\n'
-    'Current thread (most recent call first):\n  File "/me/train.py", line 1 in step'
-)
-
-
-def test_the_rank_that_is_not_waiting_in_a_library_is_the_one_that_hangs(tmp_path: Path) -> None:
-    silent = [("worker-0", 0), ("worker-1", 1)]
-    stacks = {"rank 0 (worker-0)": LIBRARY, "rank 1 (worker-1)": OWN}
-    error = stalled(silent, 5, stacks, tmp_path)
-    assert (error.worker, error.rank) == ("worker-1", 1)
-    assert stalled(silent, 5, {}, tmp_path).worker == "worker-0"
+def test_a_run_in_which_nothing_moves_names_who_holds_it_up(tmp_path: Path) -> None:
+    error = stalled(Verdict(("worker-1", 1), "It sleeps."), 5, {"rank 0 (worker-0)": "a stack"}, tmp_path)
+    assert (error.worker, error.rank, error.message) == (
+        "worker-1",
+        1,
+        "rank 1 (worker-1) has shown no progress for 5 s. It sleeps.",
+    )
+    assert "a stack" in str(error)
+    pair = stalled(Verdict(("worker-1", 1), "", ("worker-2", 2)), 5, {}, tmp_path).message
+    assert pair == "rank 1 (worker-1) and rank 2 (worker-2) have shown no progress for 5 s."
 
 
 def test_the_end_of_a_log_is_decoded_leniently(tmp_path: Path) -> None:

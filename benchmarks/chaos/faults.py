@@ -131,7 +131,10 @@ def _two(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
 def _hang(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
     kind = dice.choice(["hang", f"send {int(signal.SIGSTOP)}"])
     verdict = Verdict("RunStalled", f"rank {rank}", "no progress")
-    return (Fault(kind, f"rank {rank}", verdict, _step(dice), dice.uniform(0.0, 0.3)),), {"stall_seconds": 2.0}
+    step = dice.choice(
+        ["end", *range(60)]
+    )  # before the ranks have met nothing tells one that waits from one that hangs
+    return (Fault(kind, f"rank {rank}", verdict, step, dice.uniform(0.0, 0.3)),), {"stall_seconds": 2.0}
 
 
 def _memory(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:

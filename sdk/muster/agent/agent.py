@@ -25,6 +25,7 @@ from .scratch import remove_scratch
 from .sshd import Sshd
 from .stacks import ask_for_stacks
 from .usage import Usage
+from .waiting import connections_of, is_stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -252,7 +253,8 @@ class Agent:
 
     def _stacks_came(self, pid: int, text: str) -> None:
         child = self.processes.running.get(pid)
-        self._link.send(wire.Stacks(text, child.rank if child else None))
+        rank = child.rank if child else None
+        self._link.send(wire.Stacks(text, rank, is_stopped(pid), connections_of(pid)))
 
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:

@@ -182,7 +182,7 @@ def proportional_memory(pid: int) -> "int | None":
 def is_listening(port: int, pids: "list[int]") -> bool:
     """Whether one of ``pids`` listens on the TCP port."""
     sockets = _listening_sockets(port)
-    return bool(sockets) and any(not sockets.isdisjoint(_open_files(pid)) for pid in pids)
+    return bool(sockets) and any(not sockets.isdisjoint(open_files(pid)) for pid in pids)
 
 
 def _listening_sockets(port: int) -> "set[str]":
@@ -198,7 +198,8 @@ def _listening_sockets(port: int) -> "set[str]":
     return found
 
 
-def _open_files(pid: int) -> "set[str]":
+def open_files(pid: int) -> "set[str]":
+    """What the descriptors of ``pid`` are links to, such as ``socket:[4711]``."""
     folder = "/proc/{}/fd/".format(pid)
     found = set()
     try:

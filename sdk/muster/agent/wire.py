@@ -180,12 +180,31 @@ class Usage(NamedTuple):
     gpu_memory: "int | None" = None
 
 
-@_message("stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT))
+class Connection(NamedTuple):
+    """A TCP connection: its ends, bytes that wait to be read, and attempts to send that got no answer."""
+
+    local: str
+    remote: str
+    unread: int = 0
+    unanswered: int = 0
+
+
+def connection(value: "Any") -> Connection:
+    """A connection, from a list."""
+    local, remote, unread, unanswered = value
+    return Connection(text(100)(local), text(100)(remote), whole(0)(unread), whole(0)(unanswered))
+
+
+@_message(
+    "stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT), is_stopped=yes_or_no, connections=items(connection, 64)
+)
 class Stacks(NamedTuple):
-    """The Python stacks of one process."""
+    """Where one process stands: its Python stacks, whether it was told to stop, and how its connections do."""
 
     text: str
     rank: "int | None" = None
+    is_stopped: bool = False
+    connections: "tuple[Connection, ...]" = ()
 
 
 @_message("error", FROM_AGENT, text=text(LONGEST_TEXT))

@@ -22,6 +22,7 @@ from muster.errors import (
     WorkersMissing,
 )
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Bearing, Failure, FailureKind
+from muster.failure.waiting import Verdict
 
 OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
@@ -211,35 +212,20 @@ def not_up(
     )
 
 
-def stalled(
-    silent: Sequence[tuple[str, int | None]], seconds: float | None, stacks: Mapping[str, str], logs: Path
-) -> RunStalled:
-    """The error for a run in which processes (worker and rank) have been silent for too long.
-
-    When one hangs, the others soon wait for it: inside a library. So the one that is somewhere else is named, and where
-    there is none, the one that has been silent for longest, which is the first.
-    """
-    stuck = next((source for source in silent if is_in_own_code(stacks.get(who(*source), ""))), silent[0])
+def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunStalled:
+    """The error for a run in which nothing moves any more, with the process that the others wait for."""
+    worker, rank = verdict.source
+    names = who(*verdict.source) + (f" and {who(*verdict.other)}" if verdict.other else "")
+    have = "have" if verdict.other else "has"
     error = RunStalled(
-        f"{who(*stuck)} has shown no progress for {seconds:g} s.",
-        worker=stuck[0],
-        log=logs / f"{stuck[0]}.log",
+        f"{names} {have} shown no progress for {seconds:g} s. {verdict.why}".rstrip(),
+        worker=worker,
+        log=logs / f"{worker}.log",
         details=_joined(stacks),
         advice="see in the stacks where each rank stands: one that is not in a collective holds up the others",
     )
-    error.rank = stuck[1]
+    error.rank = rank
     return error
-
-
-def is_in_own_code(stack: str) -> bool:
-    """Whether the innermost frame of the main thread, whose stack is the last one, is in no installed package.
-
-    >>> is_in_own_code('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 7 in step')
-    True
-    """
-    _, _, main_thread = stack.rpartition("(most recent call first)")
-    frame = re.search(r'File "(.*?)"', main_thread)
-    return frame is not None and not re.search(r"/(site|dist)-packages/", frame.group(1))
 
 
 def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunTimeout:

@@ -19,6 +19,8 @@ from muster.agent import wire
 from muster.errors import MusterError, RunStopped, StartTimeout
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure, FailureKind
+from muster.failure.diagnosis import who
+from muster.failure.waiting import who_holds_up
 from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
@@ -238,7 +240,7 @@ class Orchestrator:
         for name in {worker for worker, _ in asked}:
             self.session.send(name, wire.AskStacks())
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
-        return dict(self.state.stacks)
+        return {who(*source): answer.text for source, answer in self.state.stacks.items()}
 
     # -- what tells it how things stand -------------------------------------------------------------------------------
 
@@ -382,7 +384,8 @@ class Orchestrator:
         limit = self.limits.stall or 0.0
         now = clock.now()
         silent = [source for heard_at, source in self._by_silence() if now - heard_at >= limit / 2]
-        return diagnosis.stalled(silent, limit, await self.stacks(), self._logs())
+        stacks = await self.stacks()
+        return diagnosis.stalled(who_holds_up(silent, self.state.stacks), limit, stacks, self._logs())
 
     def _log(self, name: str) -> Path:
         return self._logs() / f"{name}.log"

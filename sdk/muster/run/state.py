@@ -63,7 +63,7 @@ class RunState:
         listening: names of the workers whose server accepts connections.
         failures: everything that went wrong, in the order in which it became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
-        stacks: answers to the last question for stacks, by rank or worker.
+        stacks: answers to the last question for stacks, by process.
         metrics: what was last reported, by name.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         servers: names of the workers that never end by themselves; set once there is a plan.
@@ -82,7 +82,7 @@ class RunState:
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
         self.disconnected_at: dict[str, float] = {}
-        self.stacks: dict[str, str] = {}
+        self.stacks: dict[Source, wire.Stacks] = {}
         self.metrics: dict[str, float] = {}
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
@@ -364,7 +364,7 @@ class RunState:
         self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
-        self.stacks[who(worker, stacks.rank)] = stacks.text
+        self.stacks[worker, stacks.rank] = stacks
         self.emit("stacks", worker, rank=stacks.rank, text=stacks.text)
         self.changed.set()
 

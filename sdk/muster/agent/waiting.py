@@ -1,0 +1,49 @@
+"""What a process that shows no progress may wait for, as far as the kernel tells: whether it has been stopped, and
+which of its connections have something to read for it, or get no answer."""
+
+from . import linux, wire
+
+STOPPED = ("T", "t")  # states of a process: by SIGSTOP, and by a debugger
+ESTABLISHED, CLOSE_WAIT = "01", "08"
+RETRANSMITS = 2  # so many unanswered attempts are more than a lost packet
+MOST = 64  # connections of one process that are told of
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process does not run because it was told to stop."""
+    try:
+        with open("/proc/{}/stat".format(pid)) as file:
+            return file.read().rpartition(")")[2].split()[0] in STOPPED
+    except (OSError, IndexError):
+        return False
+
+
+def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
+    """The process's TCP connections, first those with which something is the matter."""
+    inodes = {name[len("socket:[") : -1] for name in linux.open_files(pid) if name.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        try:
+            with open("/proc/{}/net/{}".format(pid, table)) as file:
+                rows = [line.split() for line in file]
+        except OSError:
+            continue
+        found += [_connection(row) for row in rows if row[3] in (ESTABLISHED, CLOSE_WAIT) and row[9] in inodes]
+    return tuple(sorted(found, key=lambda connection: (-connection.unanswered, -connection.unread))[:MOST])
+
+
+def _connection(row: "list[str]") -> "wire.Connection":
+    """A row of the kernel's table: local and remote address, state, queues, timer and retransmissions."""
+    unsent, _, unread = row[4].partition(":")
+    is_closed = row[3] == CLOSE_WAIT  # the end of the connection is something to read as well
+    attempts = int(row[6], 16) if int(unsent, 16) and row[5].startswith("01") else 0
+    unanswered = attempts if attempts >= RETRANSMITS else 0
+    return wire.Connection(_address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered)
+
+
+def _address(field: str) -> str:
+    """``0100007F:1F90`` -> ``127.0.0.1:8080``; of IPv6 the words as the kernel shows them."""
+    host, _, port = field.partition(":")
+    if len(host) == 8:
+        host = ".".join(str(int(host[start : start + 2], 16)) for start in (6, 4, 2, 0))
+    return "{}:{}".format(host, int(port, 16))

@@ -1,0 +1,75 @@
+"""Who holds up a run in which nothing moves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from muster.agent import waiting
+from muster.agent.wire import Connection, Stacks
+from muster.failure.waiting import Verdict, who_holds_up
+from support import eventually
+
+ZERO, ONE, TWO = ("worker-0", 0), ("worker-1", 1), ("worker-2", 2)
+LIBRARY = (
+    'Current thread 0x1 (most recent call first):\n  File "/v/lib/site-packages/tensorflow/execute.py", line 1 in f'
+)
+OWN = (
+    'Thread 0x2 (most recent call first):\n  File "/v/site-packages/x.py", line 1\n\n'
+    'Current thread (most recent call first):\n  File "/me/train.py", line 1 in step'
+)
+
+
+def test_the_one_that_is_not_waiting_in_a_library_is_the_one_that_hangs() -> None:
+    assert who_holds_up([ZERO, ONE], {ZERO: Stacks(LIBRARY), ONE: Stacks(OWN)}).source == ONE
+    assert who_holds_up([ZERO, ONE], {}).source == ZERO
+
+
+def test_one_that_was_stopped_is_named_before_all_others() -> None:
+    found = who_holds_up([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks("", is_stopped=True)})
+    assert found.source == ONE
+    assert "SIGSTOP" in found.why
+
+
+def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
+    def answer(*unread: int) -> Stacks:
+        return Stacks(OWN, connections=tuple(Connection("a:1", "b:2", count) for count in unread))
+
+    answers = {ZERO: answer(0, 4096), ONE: answer(4096, 4096), TWO: answer(0, 0)}
+    assert who_holds_up([ZERO, TWO, ONE], answers).source == ONE
+    assert who_holds_up([ZERO, TWO, ONE], {**answers, ZERO: answer(1, 1)}).source == ZERO  # nobody stands out
+
+
+def test_the_two_ends_of_a_link_that_is_cut_are_named() -> None:
+    answers = {
+        ZERO: Stacks(OWN, connections=(Connection("h0:1", "h2:5", 4096), Connection("h0:2", "h1:3"))),
+        ONE: Stacks(OWN, connections=(Connection("h1:9", "h2:4", 0, unanswered=5),)),
+        TWO: Stacks(OWN, connections=(Connection("h2:4", "h1:9"), Connection("h2:5", "h0:1"))),
+    }
+    found = who_holds_up([ZERO, ONE, TWO], answers)
+    assert (found.source, found.other) == (ONE, TWO)
+    assert "h2:4" in found.why
+    assert who_holds_up([ZERO, ONE], {ONE: answers[ONE]}) == Verdict(ONE, found.why, None)
+
+
+def test_the_kernel_tells_of_stopped_processes_and_of_what_they_have_not_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = "import socket, sys; peer = socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
+        program += "; sys.stdin.read()"
+        port = str(listener.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", program, port], stdin=subprocess.PIPE) as process:
+            connection, address = listener.accept()
+            with connection:
+                connection.sendall(b"gradient")
+                assert not waiting.is_stopped(process.pid)
+                os.kill(process.pid, signal.SIGSTOP)
+                eventually(lambda: waiting.is_stopped(process.pid), "it stops")
+                [found] = waiting.connections_of(process.pid)
+                assert found == Connection(f"127.0.0.1:{address[1]}", f"127.0.0.1:{port}", unread=8)
+                connection.shutdown(socket.SHUT_WR)
+                process.kill()
+    assert waiting.connections_of(process.pid) == ()
+    assert not waiting.is_stopped(process.pid)
