@@ -67,7 +67,7 @@ def make_facts(job: Job, run_dir: Path, scratch: Path, *, library: Path | None =
         "MUSTER_TENSORBOARD": str(run_dir / TENSORBOARD),
     }
     return Facts(
-        run=run_dir.name,
+        run_id=run_dir.name,
         run_dir=run_dir,
         scratch=scratch,
         library=library,

@@ -46,7 +46,17 @@ class Option:
 def option(
     value: Any, help: str, *, default: str | None = None, metavar: str = "", minimum: float | None = None
 ) -> Any:
-    """A field of a dataclass that is an option: its default value, and what an :class:`Option` says about it."""
+    """Declare a field of a strategy or a platform that is an argument of ``run_cluster`` and a flag of ``muster run``.
+
+    Fields of other kinds than ``bool``, ``int``, ``float``, ``str``, ``Path`` and tuples of ``str`` are arguments only.
+
+    Args:
+        value: the default value.
+        help: what it is good for, as the help of a command says it, without a full stop.
+        default: what that is in words, where the value itself does not say it.
+        metavar: what stands for a value in help, such as ``NAME``; files are completed for ``PATH``.
+        minimum: the least number that makes sense.
+    """
     described = {"help": help, "default": default, "metavar": metavar, "minimum": minimum}
     return dataclasses.field(default=value, metadata={KEY: described})
 

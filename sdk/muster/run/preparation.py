@@ -80,7 +80,7 @@ def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: Key
             name=name,
             role=role,
             index=index,
-            run=facts.run,
+            run=facts.run_id,
             resources=checked.job.resources,
             log=facts.run_dir / "logs" / f"{name}.log",
             scratch=facts.scratch / name,

@@ -143,7 +143,7 @@ class RunContext:
     @property
     def run_id(self) -> str:
         """Id of the run; it marks every process of the run."""
-        return self.facts.run
+        return self.facts.run_id
 
     @property
     def run_dir(self) -> Path:

@@ -16,7 +16,7 @@ class Facts:
     """Everything that planning needs beside the job and its workers, found out beforehand.
 
     Attributes:
-        run: id of the run.
+        run_id: id of the run.
         run_dir: the run's folder, which keeps logs and results.
         scratch: the run's scratch folder on the session's side, mode 0700; relative paths of ``Plan.files`` start here.
         library: folder that workers see, to put on the script's ``PYTHONPATH``: a copy of ``muster.training``, of the
@@ -27,7 +27,7 @@ class Facts:
         probed: what the strategy's ``probe`` found.
     """
 
-    run: str
+    run_id: str
     run_dir: Path
     scratch: Path
     library: Path

@@ -92,7 +92,7 @@ def launcher_environment(facts: Facts) -> dict[str, str]:
         "PATH": f"{facts.scratch / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(facts.scratch),
         "LANG": "C.UTF-8",
-        "MUSTER_RUN_ID": facts.run,
+        "MUSTER_RUN_ID": facts.run_id,
     }
 
 
