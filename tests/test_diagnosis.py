@@ -121,3 +121,27 @@ def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
     )
     assert message.endswith("nothing tells which of them came first.")
     assert "Within" not in explain(RAISED, tmp_path, ties=[replace(RAISED, rank=0)], alike=2, total=2).message
+
+
+ADVICE = [
+    ("EOFError", "EOF when reading a line", "line 3\n    name = input()", "no standard input"),
+    ("OSError", "[Errno 98] Address already in use", "  File train.py\n    server.bind(('', 8000))", "bind port 0"),
+    ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),
+    ("UnknownError", "Could not start gRPC server", "tensorflow/python/training/server_lib.py", "worker_ports="),
+    ("AttributeError", "no attribute 'ref'", 'File "/x/horovod/_keras/callbacks.py"', "muster.training import keras"),
+    ("ValueError", "Horovod has not been initialized; use hvd.init().", "", "hvd.init()"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "traceback", "words"), ADVICE)
+def test_what_a_script_raised_has_advice_of_its_own(
+    kind: str, message: str, traceback: str, words: str, tmp_path: Path
+) -> None:
+    failure = Failure(FailureKind.EXCEPTION, 0.0, "worker-0", type=kind, message=message, traceback=traceback)
+    assert words in (explain(failure, tmp_path).advice or "")
+
+
+@pytest.mark.parametrize(("code", "words"), [(3, "sys.exit(3)"), (2, "args="), (127, "not there")])
+def test_an_exit_that_raised_nothing_has_advice(code: int, words: str, tmp_path: Path) -> None:
+    failure = Failure(FailureKind.EXIT, 0.0, "worker-0", exit_code=code)
+    assert words in (explain(failure, tmp_path).advice or "")

@@ -250,6 +250,20 @@ def test_workers_that_have_to_share_the_machine_are_noted_in_the_run(script: Any
     assert [note.partition(":")[0] for note in notes] == [f"2 x {cores} cores on this machine's {cores}"]
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("input('password: ')", "workers have no standard input"),
+        ("import sys; sys.exit(3)", "as by sys.exit(3)"),
+        ("import socket as s; first = s.create_server(('', 0)); s.create_server(first.getsockname())", "bind port 0"),
+    ],
+)
+def test_what_a_script_does_wrong_has_advice(script: Any, text: str, advice: str) -> None:
+    with pytest.raises(ScriptFailed) as caught:
+        run(script(text), n_workers=1)
+    assert advice in (caught.value.advice or "")
+
+
 def test_the_session_address_and_the_ports_can_be_fixed(script: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

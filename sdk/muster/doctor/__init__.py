@@ -6,8 +6,9 @@ and at this machine; :mod:`~muster.doctor.workers` launches the workers, asks th
 
 from __future__ import annotations
 
+from muster.doctor.horovod import try_allreduce
 from muster.doctor.report import Finding, Report
-from muster.doctor.session import CHECKS
+from muster.doctor.session import CHECKS, imported_of_horovod
 from muster.doctor.workers import visit
 from muster.run.cluster import Cluster
 from muster.run.request import CheckedRun
@@ -20,11 +21,14 @@ def examine(run: Cluster | CheckedRun, *, launch: bool = True) -> Report:
 
     Args:
         run: what is to be launched; it is not started.
-        launch: whether to launch workers like its own for some seconds, which shows what only they can tell.
+        launch: whether to launch workers like its own for some seconds, which shows what only they can tell, and
+            before that to try Horovod on two ranks here, where it is to be used.
 
     Raises:
         JobError, PlatformUnsupported: the cluster cannot be run as described, and so there is nothing to examine.
     """
     checked = run.check() if isinstance(run, Cluster) else run
     findings = [finding for check in CHECKS for finding in check(checked)]
+    if launch and checked.strategy.name == "horovod" and all(finding.level != "error" for finding in findings):
+        findings += try_allreduce(checked, imported_of_horovod(checked))
     return Report([*findings, *(visit(checked) if launch else ())])

@@ -2,7 +2,8 @@
 
     SCRIPT FOLDER      FOLDER comes first on the path when the script runs
 
-Prints JSON: ``problem``, of a file that does not compile, and ``missing``, what is imported and not there. Imports are
+Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``imported``,
+what is imported of Horovod; and ``keras``, the version of the Keras that is there. Imports are
 read, not run; those of files in the script's own folder are followed. It is certain that one fails where it is run in
 any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
@@ -26,6 +27,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
     """What was found of the script and of the files beside it that it imports."""
     sys.path[0] = folder
     missing, named, walked, touches_path = [], set(), set(), False
+    imported = set()
     todo = [(script, True)]  # files, and whether they are run in any case: those that are come first
     while todo:
         path, is_run = todo.pop(0)
@@ -44,6 +46,8 @@ def main(script: str, folder: str) -> "dict[str, Any]":
         finder = Imports(is_run)
         finder.visit(tree)
         for names, line, is_certain in finder.found:
+            if names[0] == "horovod":
+                imported.add(".".join(names))
             if not is_there(names) and (path, line, names[0]) not in named:
                 named.add((path, line, names[0]))
                 missing.append({"file": path, "line": line, "name": ".".join(names), "is_certain": is_certain})
@@ -51,7 +55,17 @@ def main(script: str, folder: str) -> "dict[str, Any]":
             todo = files + todo if is_certain else todo + files
     if touches_path:
         missing = [dict(found, is_certain=False) for found in missing]
-    return {"problem": None, "missing": missing}
+    return {"problem": None, "missing": missing, "imported": sorted(imported), "keras": version_of("keras")}
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package; empty where there is none, or an old Python cannot tell."""
+    try:
+        from importlib import metadata
+
+        return metadata.version(package)
+    except ImportError:  # PackageNotFoundError is one, too
+        return ""
 
 
 def is_sys_path(node: ast.AST) -> bool:

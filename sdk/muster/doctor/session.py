@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.interpreter import find_module
+from muster.doctor import horovod
 from muster.doctor.report import Finding, count_of
 from muster.errors import ResourceError
 from muster.job import Job
@@ -33,28 +34,16 @@ DISTRIBUTIONS = {
 
 
 def check_script(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether the worker's interpreter compiles the script, and has what it imports."""
+    """Whether the worker's interpreter compiles the script, and has what it imports; and what is known of that."""
     job = checked.job
     if job.script is None or job.script.kind not in {"file", "module"}:
         return
     path, folder = _source(job)
     if path is None:
         return
-    command = [job.python, "-c", IMPORTS.read_text(), path, folder]
-    environment = {**os.environ, **job.env}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, cwd=job.cwd, env=environment
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        mend = "python= an interpreter that runs"
-        yield Finding("error", "script", f"{job.python} cannot look at {path}", mend, details=error.stderr[-2000:])
-        return
-    except subprocess.TimeoutExpired:
-        yield Finding(
-            "error", "script", f"{job.python} has not looked at {path} within {PROBE_SECONDS:.0f} s", "try again"
-        )
+    answer = _look_at(job, path, folder)
+    if isinstance(answer, Finding):
+        yield answer
         return
     if answer["problem"]:
         yield _does_not_compile(job, answer["problem"])
@@ -63,6 +52,35 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
     yield from (_is_missing(job, missing) for missing in answer["missing"])
     if not answer["missing"]:
         yield Finding("ok", "imports", "what it imports is there")
+    yield from horovod.traps(answer["imported"], answer["keras"], {**os.environ, **job.env})
+
+
+def imported_of_horovod(checked: CheckedRun) -> list[str]:
+    """What the script imports of Horovod, as far as that can be seen."""
+    job = checked.job
+    if job.script is None or job.script.kind not in {"file", "module"}:
+        return []
+    path, folder = _source(job)
+    answer = _look_at(job, path, folder) if path else None
+    return answer.get("imported", []) if isinstance(answer, dict) else []
+
+
+def _look_at(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
+    """What the worker's interpreter says of a file, or why it does not."""
+    command = [job.python, "-c", IMPORTS.read_text(), path, folder]
+    environment = {**os.environ, **job.env}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, cwd=job.cwd, env=environment
+        )
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        mend = "python= an interpreter that runs"
+        return Finding("error", "script", f"{job.python} cannot look at {path}", mend, details=error.stderr[-2000:])
+    except subprocess.TimeoutExpired:
+        text = f"{job.python} has not looked at {path} within {PROBE_SECONDS:.0f} s"
+        return Finding("error", "script", text, "try again")
+    return answer
 
 
 def _source(job: Job) -> tuple[str | None, str]:

@@ -21,6 +21,7 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
+from muster.failure.advice import HOROVOD_KERAS
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Bearing, Failure, FailureKind
 from muster.failure.waiting import Verdict
 
@@ -28,6 +29,7 @@ OPEN_PORT = (
     "open that port of the session for the workers (a firewall's rule, a network policy), "
     "or session_address= an address and port that they reach"
 )
+BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
 
@@ -80,7 +82,9 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
             else f"ended with {_how(failure)}"
         )
         words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
-        error = ScriptFailed(f"{name} {verb}.", worker=failure.worker, log=log, details=words)
+        error = ScriptFailed(
+            f"{name} {verb}.", worker=failure.worker, log=log, details=words, advice=_advice_on_exit(failure)
+        )
     error.rank = failure.rank
     return error
 
@@ -284,17 +288,41 @@ def _first_line(text: str) -> str:
 
 
 def _advice_on_exception(failure: Failure) -> str | None:
+    if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
+        return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
+    if "Horovod has not been initialized" in failure.message:
+        return "hvd.init() at the beginning of the script, before anything else of Horovod"
+    if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
+        return "workers have no standard input: in place of input() give the script args= or env="
     if failure.type in {"ModuleNotFoundError", "ImportError"}:
         return "install the package for the script's interpreter, or python= one that has it"
     if failure.type == "FileNotFoundError":
         return "scripts run in the session's working directory; an absolute path is the same everywhere"
     if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
+        if BIND.search(failure.traceback):
+            return (
+                "the script itself listens on a port that is taken, perhaps by another rank of it: bind port 0, which "
+                "is any free one, or a port of each rank's own"
+            )
         return "another process took the port; run again, or give ports of their own with worker_ports="
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return "more memory= for the workers, or a smaller batch size"
     if failure.bearing >= Bearing.BROKEN:
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None
+
+
+def _advice_on_exit(failure: Failure) -> str | None:
+    if failure.kind is FailureKind.ENDED:
+        return "see the end of its log for what ended it"
+    if failure.exit_code == 2:
+        return "a script that does not know its arguments ends like this; see the end of its log, and args="
+    if failure.exit_code == 127:
+        return "a command that the script starts is not there; see the end of its log"
+    return (
+        f"the script ended itself, as by sys.exit({failure.exit_code}), and raised nothing: see the end of its log; "
+        "an exception in its place would be shown here"
+    )
 
 
 def _advice_on_loss(text: str) -> str:

@@ -95,14 +95,19 @@ def script_ended() -> None:
     """The script has ended well; warn where it was to train with others and did not."""
     if not _stages.is_over:
         _stages.end()
-        if stages.trains_alone():
-            warn(stages.ENDED_ALONE)
+        _warn_of_apart(stages.ENDED_ALONE)
 
 
 def _first_step() -> None:
     _stages.first_step()
+    _warn_of_apart(stages.ALONE)
+
+
+def _warn_of_apart(alone: str) -> None:
     if stages.trains_alone():
-        warn(stages.ALONE)
+        warn(alone)
+    elif stages.trains_apart():
+        warn(stages.APART)
 
 
 def _tell(message: Mapping[str, Any], seconds: float = 0.0) -> None:

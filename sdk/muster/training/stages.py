@@ -40,6 +40,11 @@ ENDED_ALONE = (
     "muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
 )
 
+APART = (
+    "trains with Horovod's own Keras integration, which does not average gradients under Keras 3: every rank trains a "
+    "model of its own. muster.training.keras takes its place"
+)
+
 Tell = Callable[[Dict[str, Any]], None]
 
 
@@ -157,11 +162,24 @@ def watch(stages: Stages, thread: int) -> None:
 
 def trains_alone() -> bool:
     """Whether ``horovodrun`` started this process as one of several, and it has never joined the others."""
-    if not os.environ.get("HOROVOD_SIZE", "1").isdigit() or int(os.environ.get("HOROVOD_SIZE", "1")) < 2:
+    if _ranks() < 2:
         return False
     modules = [sys.modules.get(name) for name in HOROVOD]
     basics = [getattr(module, "_basics", None) for module in modules if module is not None]
     return not any(_was_initialised(horovod) for horovod in basics)
+
+
+def trains_apart() -> bool:
+    """Whether one of several ranks uses Horovod's Keras integration with a Keras that it does not know."""
+    keras = str(getattr(sys.modules.get("keras"), "__version__", ""))
+    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    return "horovod._keras" in sys.modules and _ranks() > 1 and keras.startswith("3.") and not is_legacy
+
+
+def _ranks() -> int:
+    """How many ranks ``horovodrun`` has started; 1 where it has started none."""
+    size = os.environ.get("HOROVOD_SIZE", "1")
+    return int(size) if size.isdigit() else 1
 
 
 class _Registered:

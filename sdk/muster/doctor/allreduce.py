@@ -1,0 +1,88 @@
+"""Run in the worker's interpreter (``python -c``): whether two ranks of Horovod on this machine can talk.
+
+    MODULE...      what the script imports of Horovod; the first has the collectives
+
+Prints JSON: ``problem`` (empty where all is well) and ``details``. Python 3.6 syntax; Horovod and what it needs only.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+RANKS = 2
+RANK = """
+import importlib, json, sys, traceback
+
+def tell(problem, details=""):
+    print("\\n" + json.dumps({"problem": problem, "details": details[-3000:]}), flush=True)
+    sys.exit()
+
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        tell("{} cannot be imported: {}: {}".format(name, type(error).__name__, error), traceback.format_exc())
+hvd = sys.modules[sys.argv[1]]
+if not hvd.gloo_built():
+    tell("it was built without gloo, which horovodrun is told to use")
+try:
+    hvd.init()
+    if "torch" in sys.argv[1]:
+        import torch
+        total = float(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="doctor")[0])
+    else:
+        import tensorflow as tf
+        total = float(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="doctor")[0])
+except BaseException as error:
+    tell("an allreduce of two ranks fails: {}: {}".format(type(error).__name__, error), traceback.format_exc())
+tell("" if total == hvd.size() else "an allreduce of two ranks gave {} in place of {}".format(total, hvd.size()))
+"""
+
+
+def main(modules: "list[str]") -> dict:
+    """What two ranks say, or the first of them that has a problem."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    slots = get_host_assignments(parse_hosts(f"localhost:{RANKS}"), RANKS, RANKS)
+    server.init(slots)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK] + modules,
+            env=dict(os.environ, **environment(slot, port)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+        )
+        for slot in slots
+    ]
+    answers = [answer_of(rank) for rank in ranks]
+    return next((answer for answer in answers if answer["problem"]), answers[0])
+
+
+def environment(slot: object, port: int) -> "dict[str, str]":
+    """What tells a rank its place, and where to find the other one."""
+    names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    places = {"HOROVOD_" + name.upper(): str(getattr(slot, name)) for name in names}
+    gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo"}
+    gloo["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "30"
+    meeting = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
+    return dict(places, **dict(gloo, HOROVOD_HOSTNAME="localhost", TF_CPP_MIN_LOG_LEVEL="2", **meeting))
+
+
+def answer_of(rank: "subprocess.Popen") -> dict:
+    """What a rank says in its last line, or how it ended where it says nothing."""
+    output, errors = rank.communicate()
+    try:
+        answer = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"problem": f"a rank ended with status {rank.returncode}", "details": errors[-3000:]}
+    return dict(answer)
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(main(sys.argv[1:])), flush=True)
+    os._exit(0)  # the server's thread would go on

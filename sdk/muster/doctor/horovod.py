@@ -1,0 +1,84 @@
+"""Whether Horovod can do what the script wants of it: known traps, its extensions, and an allreduce of two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from muster.doctor.report import Finding
+from muster.failure.advice import HOROVOD_KERAS
+from muster.run.request import CheckedRun
+
+ALLREDUCE = Path(__file__).with_name("allreduce.py")
+ALLREDUCE_SECONDS = 120.0
+KERAS = ("horovod.keras", "horovod.tensorflow.keras")
+COLLECTIVES = ("horovod.tensorflow", "horovod.torch")
+BUILD_AGAIN = (
+    "HOROVOD_WITH_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 {python} -m pip install --no-cache-dir --force-reinstall --no-deps "
+    "--no-build-isolation horovod, or python= an interpreter whose Horovod works"
+)
+
+
+def modules_of(imported: Sequence[str]) -> list[str]:
+    """The modules of Horovod that a script needs, by what it imports; those with the collectives first."""
+    wanted = [name for name in (*COLLECTIVES, *KERAS) if any(f"{found}.".startswith(f"{name}.") for found in imported)]
+    has_collectives = any(name in COLLECTIVES for name in wanted)
+    return wanted if has_collectives else [COLLECTIVES[0], *wanted]
+
+
+def traps(imported: Sequence[str], keras: str, env: Mapping[str, str]) -> Iterator[Finding]:
+    """What is known to fail, whatever this machine is like."""
+    used = [name for name in KERAS if name in modules_of(imported)]
+    if used and keras.partition(".")[0].isdigit() and int(keras.partition(".")[0]) >= 3:
+        if env.get("TF_USE_LEGACY_KERAS", "").lower() in {"1", "true"}:
+            return
+        text = f"the script imports {used[0]}, which does not work with Keras {keras}"
+        yield Finding("error", "horovod", text, HOROVOD_KERAS)
+
+
+def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Finding]:
+    """Two ranks of the worker's interpreter on this machine import what the script does, and add up a number."""
+    job = checked.job
+    modules = modules_of(imported)
+    command = [job.python, "-c", ALLREDUCE.read_text(), *modules]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=job.cwd,
+        env={**os.environ, **job.env}, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate(timeout=ALLREDUCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text = f"two ranks on this machine have not found each other within {ALLREDUCE_SECONDS:.0f} s"
+            yield Finding("error", "horovod", text, "see whether something blocks connections on lo")
+            return
+        finally:
+            _kill_rest(process.pid)
+    answer = _answer(output, errors)
+    if not answer["problem"]:
+        yield Finding("ok", "horovod", f"two ranks import {', '.join(modules)} and add up a number over gloo")
+        return
+    keras = next((name for name in KERAS if name in answer["problem"]), None)
+    mend = HOROVOD_KERAS if keras else BUILD_AGAIN.format(python=job.python)
+    yield Finding("error", "horovod", f"Horovod of {job.python}: {answer['problem']}", mend, details=answer["details"])
+
+
+def _answer(output: str, errors: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"problem": (errors.strip().splitlines() or ["it said nothing"])[-1], "details": errors[-3000:]}
+    return answer
+
+
+def _kill_rest(group: int) -> None:
+    """End ranks that wait for one that has ended."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

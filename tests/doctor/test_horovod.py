@@ -1,0 +1,118 @@
+"""What the doctor finds of Horovod, in interpreters whose Horovod lacks something, and in this one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from muster.checks.script import make_script
+from muster.doctor import Report, examine
+from muster.doctor.horovod import modules_of, traps
+from muster.doctor.report import Finding
+from muster.job import Job
+from muster.run.cluster import Cluster
+
+FAKE = """
+import sys
+class Hvd:
+    Sum = 1
+    def gloo_built(self): return {gloo}
+    def init(self): pass
+    def size(self): return 2
+    def allreduce(self, tensor, op, name): return [{total}]
+hvd = Hvd()
+gloo_built, init, size, allreduce, Sum = hvd.gloo_built, hvd.init, hvd.size, hvd.allreduce, 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd\n")
+    return tmp_path
+
+
+def examined(folder: Path, python: str | Path = sys.executable) -> Report:
+    job = Job(make_script("train.py"), 1, python=str(python))
+    return examine(Cluster(job, strategy="horovod"))
+
+
+def python_with(folder: Path, **modules: str) -> Path:
+    """An interpreter with this one's Horovod, but for these modules of it, and a TensorFlow that does nothing."""
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    fake = folder / "site" / "horovod"
+    fake.mkdir(parents=True)
+    for entry in Path(spec.submodule_search_locations[0]).iterdir():
+        if entry.stem not in modules and entry.suffix != ".so":
+            (fake / entry.name).symlink_to(entry)
+    for name, text in modules.items():
+        (fake / f"{name}.py").write_text(text)
+    (folder / "site" / "tensorflow.py").write_text("def ones(shape): return shape\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={folder / "site"}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (
+            "raise ImportError('Extension horovod.tensorflow has not been built')",
+            "horovod.tensorflow cannot be imported",
+        ),
+        (FAKE.format(gloo=False, total=2), "built without gloo"),
+        (FAKE.format(gloo=True, total=1), "gave 1.0 in place of 2"),
+        ("import os; os.abort()", "ended with status -6"),
+    ],
+)
+def test_a_horovod_that_lacks_something_is_an_error_with_how_to_build_it(folder: Path, module: str, words: str) -> None:
+    report = examined(folder, python_with(folder, tensorflow=module))
+    (finding,) = report.of("horovod")
+    assert finding.level == "error"
+    assert words in finding.text
+    assert "HOROVOD_WITH_GLOO=1" in finding.mend
+    assert not report.is_fine
+
+
+def test_one_that_does_what_it_should_is_fine(folder: Path) -> None:
+    (finding,) = examined(folder).of("horovod")
+    assert (finding.level, finding.text) == (
+        "ok",
+        "two ranks import horovod.tensorflow and add up a number over gloo",
+    )
+
+
+def test_horovods_own_keras_integration_is_named_with_what_takes_its_place(folder: Path) -> None:
+    (folder / "train.py").write_text("from horovod.tensorflow import keras as hvd\n")
+    (finding,) = examined(folder).of("horovod")
+    assert finding.level == "error"
+    assert "horovod.tensorflow.keras, which does not work with Keras 3" in finding.text
+    assert "from muster.training import keras" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("imported", "keras", "env", "is_trap"),
+    [
+        (["horovod.keras"], "3.12.4", {}, True),
+        (["horovod.tensorflow.keras.callbacks"], "3.0.0", {}, True),
+        (["horovod.keras"], "2.15.0", {}, False),
+        (["horovod.keras"], "3.12.4", {"TF_USE_LEGACY_KERAS": "1"}, False),
+        (["horovod.tensorflow"], "3.12.4", {}, False),
+        (["horovod.keras"], "", {}, False),
+    ],
+)
+def test_which_integration_is_a_trap(imported: list[str], keras: str, env: dict[str, str], is_trap: bool) -> None:
+    found: list[Finding] = list(traps(imported, keras, env))
+    assert bool(found) == is_trap
+
+
+def test_which_modules_are_tried() -> None:
+    assert modules_of([]) == ["horovod.tensorflow"]
+    assert modules_of(["horovod.torch"]) == ["horovod.torch"]
+    assert modules_of(["horovod.keras"]) == ["horovod.tensorflow", "horovod.keras"]
+    assert modules_of(["horovod.tensorflow.keras.callbacks"]) == ["horovod.tensorflow", "horovod.tensorflow.keras"]
