@@ -40,7 +40,7 @@ tell("" if total == hvd.size() else "an allreduce of two ranks gave {} in place 
 """
 
 
-def main(modules: "list[str]") -> dict:
+def main(modules: "list[str]") -> "dict[str, str]":
     """What two ranks say, or the first of them that has a problem."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
@@ -73,7 +73,7 @@ def environment(slot: object, port: int) -> "dict[str, str]":
     return dict(places, **dict(gloo, HOROVOD_HOSTNAME="localhost", TF_CPP_MIN_LOG_LEVEL="2", **meeting))
 
 
-def answer_of(rank: "subprocess.Popen") -> dict:
+def answer_of(rank: "subprocess.Popen[str]") -> "dict[str, str]":
     """What a rank says in its last line, or how it ended where it says nothing."""
     output, errors = rank.communicate()
     try:

@@ -73,9 +73,14 @@ def report(
 
 
 def warn(text: str) -> None:
-    """Say something about this process that whoever trains should know; the session shows it with the run."""
-    sys.stderr.write("muster: this process {}\n".format(text))
-    _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
+    """Say something about this process that whoever trains should know; the session shows it with the run.
+
+    It is not printed, but where there is no session: what the script prints is its own.
+    """
+    if os.environ.get(ADDRESS_VARIABLE):
+        _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
+    else:
+        sys.stderr.write("muster: this process {}\n".format(text))
 
 
 def watch_stages() -> None:
