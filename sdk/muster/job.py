@@ -169,6 +169,8 @@ class WorkerSpec:
         ports: how many free ports to find and hold.
         port_range: where to look for them, first and last; None for any.
         generation: counts the workers that had this name and place before it.
+        places: folders on the worker that files can be put into and got from, by name: ``library``, ``run``,
+            ``scratch`` and ``project``. Where it has a ``run`` the worker's log is in there.
     """
 
     name: str
@@ -186,6 +188,7 @@ class WorkerSpec:
     ports: int = 0
     port_range: tuple[int, int] | None = None
     generation: int = 0
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,16 @@ from muster.platforms import get_platform
 from muster.platforms.base import Platform
 from support import Run, StubSession, environment, eventually, handles_of, shell
 
-PLATFORMS = ["local", pytest.param("workbench", marks=pytest.mark.slow)]
+from tests.platforms.isolated import isolated
+
+PLATFORMS = ["local", "isolated", pytest.param("workbench", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=PLATFORMS)
 def platform(request: pytest.FixtureRequest, run: Run) -> Iterator[Platform]:
     if request.param == "workbench":
         request.getfixturevalue("workbench_session")
-    platform = get_platform(request.param)
+    platform = isolated() if request.param == "isolated" else get_platform(request.param)
     yield platform
     platform.close()
 

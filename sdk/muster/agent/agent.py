@@ -14,6 +14,7 @@ import time
 
 from . import fields, frames, linux, wire
 from .environment import worker_environment
+from .files import Files
 from .gpus import GpuMeter
 from .link import Link
 from .logfile import LogFile, RankLogs
@@ -59,9 +60,11 @@ class Agent:
         self._upstream = upstream
         self._scratch: str = config["scratch"]
         self._loop = Loop()
+        os.makedirs(os.path.dirname(config["log"]), 0o700, exist_ok=True)
         self._log = LogFile(config["log"], config["log_cap"])
         self._rank_logs = RankLogs(self._log)
         self._link = Link(self._loop, self._obey, self._session_lost)
+        self._files = Files(self._loop, self._link.send, config["places"])
         self.processes = Processes(self._loop, self._log.descriptor)
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ports: "list[PortHold]" = []
@@ -81,6 +84,11 @@ class Agent:
             wire.Release: self._release,
             wire.Stop: self._stop,
             wire.End: lambda order: self._leave(),
+            wire.Put: self._files.put,
+            wire.Get: self._files.get,
+            wire.Have: self._files.have,
+            wire.Chunk: self._files.chunk,
+            wire.Missing: self._files.missing,
         }
 
     def run(self) -> "dict[str, object]":
@@ -106,7 +114,10 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if self.config["cores"]:
             os.sched_setaffinity(0, self.config["cores"])  # inherited by everything that this worker starts
-        for folder in (self._scratch, os.path.join(self._scratch, "tmp")):
+        folders = [self._scratch, os.path.join(self._scratch, "tmp")]
+        if "run" in self.config["places"]:
+            folders.append(os.path.join(self.config["places"]["run"], "results"))
+        for folder in folders:
             os.makedirs(folder, 0o700, exist_ok=True)
         if self.config["ssh"]:
             self._start_sshd()  # first of all: it starts while the rest is done
@@ -332,6 +343,7 @@ class Agent:
         linux.kill_descendants()
         self._send_output()
         self._link.close()
+        self._files.close()
         for port in self._ports:
             port.close()
         remove_scratch(self._scratch, self.config["session_process"])

@@ -75,9 +75,11 @@ class Files:
 
     def _begin(self, order: "wire.Put | wire.Get", make: "Callable[[], Incoming | Outgoing]") -> None:
         number = order.transfer
-        if number in self._transfers or len(self._transfers) >= MOST_TRANSFERS:
-            self._send(wire.Missing(number, "too many transfers at a time, or two with the same number"))
+        if number in self._transfers:
+            self._send(wire.Missing(number, "there is a transfer with this number already"))
             return
+        if len(self._transfers) >= MOST_TRANSFERS:  # the oldest was torn with its connection
+            self._end(next(iter(self._transfers)))
 
         def begin() -> None:
             self._transfers[number] = made = make()

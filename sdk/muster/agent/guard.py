@@ -192,6 +192,7 @@ class Guard:
                     self._let_go()
                     ours.close()
                     os.setsid()
+                    linux.hide(config["hidden"])
                     agent.main(config, theirs.detach())
             finally:
                 os._exit(0)

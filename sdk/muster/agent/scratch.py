@@ -7,6 +7,7 @@ import stat
 
 from . import linux
 
+COMMON = {"lib", "run"}  # what workers have in common that are on one machine and share nothing with their session
 PREFIX = "muster-"  # begins the name of a run's scratch folder
 
 
@@ -20,8 +21,9 @@ def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     around = os.path.dirname(scratch)
     if session is None:
-        with contextlib.suppress(OSError):  # another worker of the run is on this machine
-            os.rmdir(around)
+        with contextlib.suppress(OSError):
+            if set(os.listdir(around)) <= COMMON and _is_private(around):  # no other worker of the run is here
+                shutil.rmtree(around, ignore_errors=True)
     elif not linux.is_running(*session) and _is_private(around):
         shutil.rmtree(around, ignore_errors=True)
 

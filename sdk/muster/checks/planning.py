@@ -48,7 +48,15 @@ def _check_texts(job: Job) -> None:
         raise JobError("An argument of the script has a NUL character in it.")
 
 
-def make_facts(job: Job, run_dir: Path, scratch: Path, *, library: Path | None = None, probed: object = None) -> Facts:
+def make_facts(
+    job: Job,
+    run_dir: Path,
+    scratch: Path,
+    *,
+    library: Path | None = None,
+    probed: object = None,
+    run_place: Path | None = None,
+) -> Facts:
     """Everything that planning needs and that does not depend on the workers.
 
     Args:
@@ -56,15 +64,17 @@ def make_facts(job: Job, run_dir: Path, scratch: Path, *, library: Path | None =
         scratch: the folder that goes when the run ends.
         library: where the workers find what is shipped to them; by default in the scratch folder.
         probed: what the strategy's ``probe`` found.
+        run_place: the folder that stands for the run's on workers which do not see that; None where they do.
     """
     library = library or scratch / "lib"
+    there = run_place or run_dir
     python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     environment = {
         **job.env,
         "PYTHONPATH": os.pathsep.join([str(library), *([python_path] if python_path else [])]),
-        "MUSTER_RUN_DIR": str(run_dir),
-        "MUSTER_RESULTS": str(run_dir / "results"),
-        "MUSTER_TENSORBOARD": str(run_dir / TENSORBOARD),
+        "MUSTER_RUN_DIR": str(there),
+        "MUSTER_RESULTS": str(there / "results"),
+        "MUSTER_TENSORBOARD": str(there / TENSORBOARD),
     }
     return Facts(
         run_id=run_dir.name,

@@ -31,7 +31,7 @@ def agent_config(spec: WorkerSpec, cap: int) -> dict[str, Any]:
         "cpu": spec.resources.cpu,
         "memory": spec.resources.memory_bytes,
         "gpu": spec.resources.gpu,
-        "log": str(spec.log),
+        "log": f"{spec.places['run']}/logs/{spec.log.name}" if "run" in spec.places else str(spec.log),
         "log_cap": cap,
         "scratch": str(spec.scratch),
         "cwd": spec.cwd,
@@ -41,6 +41,7 @@ def agent_config(spec: WorkerSpec, cap: int) -> dict[str, Any]:
         "process": spec.process and _process(spec.process),
         "ports": spec.ports,
         "port_range": spec.port_range,
+        "places": dict(spec.places),
     }
 
 

@@ -23,7 +23,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Platform, read_log
+from muster.platforms.base import Platform, Storage, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.runs import muster_home
 
@@ -193,7 +193,15 @@ class LocalPlatform(Platform):
             "identity": self._identity(spec, handle),
             "address_variables": ["CDSW_IP_ADDRESS"],
             "may_move": True,
+            "hidden": self._hidden(spec),
         }
+
+    def _hidden(self, spec: WorkerSpec) -> tuple[str, ...]:
+        """Folders of the session that the worker does not see, where it shares nothing with it."""
+        if self.storage is not Storage.NOTHING:
+            return ()
+        run_dir = (str(spec.log.parent.parent),) if spec.places else ()
+        return (str(spec.scratch.parent), *run_dir)
 
     def _identity(self, spec: WorkerSpec, handle: str) -> dict[str, str]:
         """What the workbench would tell the worker, so that scripts written for it run here, too."""

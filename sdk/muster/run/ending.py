@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from muster.agent import wire
+from muster.errors import MusterError
 from muster.job import Plan, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.launcher import LauncherProcess
@@ -22,6 +23,7 @@ LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after 
 KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
 HANG_UP_SECONDS = 1.0  # how long agents may take to leave
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
+COLLECT_SECONDS = 300.0  # how long it may take to get what workers that share nothing have written
 CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
 LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
 
@@ -35,6 +37,7 @@ class Ending:
         calls: makes the platform's calls, and is closed after the last.
 
     Attributes:
+        collect: gets what the workers have written, before their agents leave; None where that is not needed.
         handles: of the workers that the platform has taken.
         is_urgent: whether processes get no time to end by themselves; may be set while they have it.
     """
@@ -49,6 +52,7 @@ class Ending:
     ) -> None:
         self.is_urgent = False
         self.handles: list[str] = []
+        self.collect: Callable[[], Awaitable[None]] | None = None
         self._session = session
         self._state = state
         self._launcher = launcher
@@ -64,9 +68,19 @@ class Ending:
         decisive = list(plan.decides or plan.processes) if plan else []
         for names in (decisive, [name for name in self._state.members if name not in decisive]):
             await self._stop_those_of(names, deadline)
+        if self.collect is not None and not self.is_urgent:
+            await self._collect(self.collect)
         for name in self._state.members:
             self._session.send(name, wire.End())
         await self._state.wait_while(lambda: bool(self._session.connected), HANG_UP_SECONDS)
+
+    async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
+        """Get what workers have written, as far as they still tell; what cannot be had is told."""
+        try:
+            await asyncio.wait_for(collect(), COLLECT_SECONDS)
+        except (MusterError, OSError, asyncio.TimeoutError) as error:
+            why = str(error) or f"it took longer than {COLLECT_SECONDS:g} s"
+            self._state.emit("note", text=f"Not all results of the workers could be got: {why}")
 
     async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""

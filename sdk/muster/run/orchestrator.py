@@ -24,6 +24,7 @@ from muster.failure.waiting import who_holds_up
 from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
+from muster.run.exchange import Exchange
 from muster.run.launcher import LauncherProcess
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
@@ -47,6 +48,7 @@ class Orchestrator:
         context: what to run, with its folders and the specs of its workers.
         session: where their agents dial in.
         state: what is known of the workers.
+        exchange: brings files to workers that share none with the session, and back; None where they share them.
         on_plan: called with the plan once it is made, on a thread.
         on_up: called when every server listens or every rank runs.
 
@@ -62,6 +64,7 @@ class Orchestrator:
         context: RunContext,
         session: Endpoint,
         state: RunState,
+        exchange: Exchange | None = None,
         *,
         on_plan: Callable[[Plan], None],
         on_up: Callable[[], None],
@@ -85,6 +88,9 @@ class Orchestrator:
         self._submitted_at = 0.0
         self._phase: tuple[str, float] | None = None
         self._ending = Ending(context, session, state, self._launcher, self._calls)
+        self._exchange = exchange
+        if exchange is not None:
+            self._ending.collect = exchange.collect
         self.watch = PlatformWatch(self.platform, state, session, self._calls)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
@@ -175,6 +181,8 @@ class Orchestrator:
         self.state.expected = Counter(plan.ranks.values())
         await in_thread(self._write_files, plan)
         self._raise_if_over()
+        if self._exchange is not None:
+            await self._ship(self._exchange)
         if plan.launcher:
             for name, process in plan.processes.items():
                 self.session.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
@@ -187,6 +195,21 @@ class Orchestrator:
             self.session.send(name, wire.Watch(port))
         if not await self._until(self._is_up, self._start_deadline):
             raise self._not_up()
+
+    async def _ship(self, exchange: Exchange) -> None:
+        """Have everything brought to the workers that these need, while it is watched how they are."""
+        shipping = asyncio.ensure_future(exchange.ship())
+        shipping.add_done_callback(lambda _: self.state.changed.set())
+        try:
+            if not await self._until(shipping.done, self._start_deadline):
+                raise self._not_up()
+            error = shipping.exception()
+            if error is not None:  # it may be the echo of a failure that is heard of next
+                deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
+                await self._until(lambda: False, lambda: deadline)
+                raise error
+        finally:
+            shipping.cancel()
 
     def _splits(self, worker: str) -> bool:
         """Whether each rank of a worker gets a log of its own."""

@@ -13,6 +13,7 @@ from muster.job import Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Platform, Storage
 from muster.pools.endpoint import Endpoint
 from muster.records import runs
+from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import CheckedRun, RunContext
 from muster.run.state import RunState
@@ -41,8 +42,10 @@ async def prepare(
         JobError: the session cannot listen on its address.
     """
     job, strategy = checked.job, checked.strategy
-    library = None if checked.platform.storage is Storage.ALL else runs.library(run_dir)
-    facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed)
+    storage = checked.platform.storage
+    library = runs.library(run_dir) if storage is Storage.PROJECT else None
+    run_place = scratch / "run" if storage is Storage.NOTHING else None
+    facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, run_place=run_place)
     await in_thread(ship_library, facts.library, strategy.programs)
     if job.script and job.script.pickled:
         await in_thread((facts.library / FUNCTION_FILE).write_bytes, job.script.pickled)
@@ -57,10 +60,13 @@ async def prepare(
     listen = _listen_address(checked.platform, checked.session_address[0])
     await session.open(scratch, *checked.session_address, listen=listen)
     context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, session, login))
-    state = RunState(context.specs, emit)
-    orchestrator = Orchestrator(context, session, state, on_plan=on_plan, on_up=on_up)
+    exchange = Exchange(context, session) if storage is Storage.NOTHING else None
+    state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+    orchestrator = Orchestrator(context, session, state, exchange, on_plan=on_plan, on_up=on_up)
     session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
     session.on_cut, session.on_back = orchestrator.watch.on_cut, orchestrator.watch.on_back
+    if exchange:
+        exchange.listen()
     return orchestrator
 
 
@@ -91,6 +97,12 @@ def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: Key
             ssh=SshIdentity(generate_key_pair().private, login.public) if login else None,
             ports=checked.strategy.ports_per_worker,
             port_range=checked.worker_ports,
+            places={
+                "library": str(facts.library),
+                "run": str(Path(facts.environment["MUSTER_RESULTS"]).parent),
+                "scratch": str(facts.scratch / name),
+                "project": checked.job.cwd,
+            },
         )
         for name, role, index in checked.members
     ]

@@ -1,0 +1,165 @@
+"""Whole runs on workers that share no files with the session: what they need is sent, what they leave is got."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.errors import ScriptFailed, WorkerLost
+from muster.records import runs
+from support import Run, eventually, shell
+
+from tests.plain import Plain
+from tests.platforms.isolated import Isolated, isolated
+
+
+@pytest.fixture
+def platform(run: Run) -> Iterator[Isolated]:
+    platform = isolated()
+    yield platform
+    platform.close()
+
+
+@pytest.fixture
+def cluster(platform: Isolated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., muster.Cluster]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(script: Any, n: int = 2, **options: Any) -> muster.Cluster:
+        options = {"strategy": Plain(), "memory": 0.5, **options}
+        return muster.run_cluster(n, worker_script=script, platform=platform, **options).cluster
+
+    return run
+
+
+def test_workers_do_not_see_the_sessions_folders(platform: Isolated, run: Run) -> None:
+    (run.scratch / "secret").write_text("secret")
+    worker = platform.launch([run.spec(process=shell(f"ls {run.scratch}"))])[0]
+    eventually(lambda: platform.poll([worker.id])[0].status.is_final, "it has ended")
+    assert list(platform.logs(worker.id)) == ["worker-0"]
+
+
+def test_values_results_and_logs_come_over_the_wire(cluster: Callable[..., muster.Cluster]) -> None:
+    def leave() -> str:
+        import os
+        from pathlib import Path
+
+        worker = os.environ["MUSTER_WORKER"]
+        assert not list(Path(os.environ["HOMES"]).glob("runs/*/*")), "the run's folder can be seen"
+        print("a line of", worker, flush=True)
+        sys.stdout.buffer.write(b"no text: \xff\xfe\n")
+        Path(os.environ["MUSTER_RESULTS"], worker + ".bin").write_bytes(worker.encode() * 100_000)
+        events = Path(os.environ["MUSTER_TENSORBOARD"], worker)
+        events.mkdir(parents=True)
+        (events / "events.out").write_text("events")
+        return worker
+
+    found = cluster(leave, env={"HOMES": os.environ["MUSTER_HOME"]})
+    assert found.result.values == ["worker-0", "worker-1"]
+    for worker in ("worker-0", "worker-1"):
+        assert (found.run_dir / "results" / f"{worker}.bin").read_bytes() == worker.encode() * 100_000
+        assert (found.run_dir / "tensorboard" / worker / "events.out").read_text() == "events"
+        log = found.run_dir / "logs" / f"{worker}.log"
+        assert log.read_bytes() == f"a line of {worker}\n".encode() + b"no text: \xff\xfe\n"
+        assert log.stat().st_mode & 0o777 == 0o600
+    assert not list(found.run_dir.rglob("*.part"))
+
+
+def test_logs_are_exact_and_are_rotated(
+    cluster: Callable[..., muster.Cluster], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MUSTER_LOG_CAP", "500000")
+    (tmp_path / "talk.py").write_text("for number in range(100_000): print(number)")
+    found = cluster("talk.py", 1)
+    log = found.run_dir / "logs" / "worker-0.log"
+    assert log.stat().st_size <= 500_000
+    kept = (log.with_name("worker-0.log.1").read_text() + log.read_text()).split()
+    assert kept[-1] == "99999"
+    assert [int(line) for line in kept[1:]] == list(range(int(kept[1]), 100_000))
+
+
+def test_what_a_script_raised_is_told_with_its_log_and_results_come_all_the_same(
+    cluster: Callable[..., muster.Cluster], tmp_path: Path
+) -> None:
+    (tmp_path / "fail.py").write_text(
+        "import os, pathlib\nprint('before')\n"
+        "pathlib.Path(os.environ['MUSTER_RESULTS'], 'kept.txt').write_text('kept')\nraise ValueError('of the script')\n"
+    )
+    with pytest.raises(ScriptFailed, match="of the script") as raised:
+        cluster("fail.py", 1)
+    assert "before" in Path(raised.value.log).read_text()
+    assert (runs.open_run().path / "results" / "kept.txt").read_text() == "kept"
+
+
+def test_results_whose_names_lead_out_are_not_followed(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link.py").write_text(
+        "import os\n"
+        "os.chdir(os.environ['MUSTER_RESULTS'])\n"
+        f"os.symlink({str(tmp_path / 'secret')!r}, 'link')\nos.symlink({str(tmp_path)!r}, 'folder')\n"
+        "os.mkfifo('pipe')\nopen('good', 'w').close()\n"
+    )
+    found = cluster("link.py", 1)
+    assert [path.name for path in (found.run_dir / "results").iterdir()] == ["good"]
+
+
+def test_a_worker_that_is_killed_while_it_trains(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "kill.py").write_text(
+        "import os, signal\nprint('about to', flush=True)\n"
+        "if os.environ['MUSTER_WORKER'] == 'worker-1': os.kill(os.getppid(), signal.SIGKILL)\n"
+        "signal.pause()\n"
+    )
+    with pytest.raises(WorkerLost) as raised:
+        cluster("kill.py")
+    assert raised.value.worker == "worker-1"
+
+
+def test_ranks_that_agents_start(cluster: Callable[..., muster.Cluster]) -> None:
+    def rank() -> int:
+        import os
+
+        print("rank", os.environ["RANK"])
+        return int(os.environ["RANK"])
+
+    found = cluster(rank, strategy="processes", slots=2)
+    assert found.result.values == [0, 1, 2, 3]
+    assert (found.run_dir / "logs" / "ranks" / "rank-3.log").read_text() == "rank 3\n"
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_mpi(cluster: Callable[..., muster.Cluster], tmp_path: Path, flavour: str) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
+    if not mpiexec:
+        pytest.skip(f"{flavour} is not installed here")
+    (tmp_path / "rank.py").write_text(
+        "import os\nnames = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK')\n"
+        "print('rank', next(os.environ[name] for name in names if name in os.environ))\n"
+    )
+    found = cluster("rank.py", strategy="mpi", mpiexec=mpiexec)
+    assert sorted(found.logs(worker) for worker in ("worker-0", "worker-1")) == ["rank 0\n", "rank 1\n"]
+
+
+@pytest.mark.slow
+def test_horovod(cluster: Callable[..., muster.Cluster]) -> None:
+    def total() -> float:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
+
+    assert cluster(total, strategy="horovod", memory=2, timeout_seconds=120).result.values == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_parameter_servers(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "def run(cluster, server, task_index):\n    print('task', task_index, 'of', cluster.num_tasks('worker'))\n"
+    )
+    found = cluster("task.py", 1, n_ps=1, strategy="parameter_server", memory=2, timeout_seconds=120)
+    assert "task 0 of 1" in found.logs("worker-0")
