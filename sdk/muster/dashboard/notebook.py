@@ -36,7 +36,7 @@ class LiveView(Protocol):
 
 
 MakeView = Callable[[LiveState, Callable[[], Path], Controls], LiveView]
-SECONDS_PER_PICTURE = 15.0  # while nothing happens that a saved notebook should tell
+SECONDS_PER_PICTURE = 5.0  # while nothing happens that a saved notebook should tell
 
 
 class NotebookDashboard:

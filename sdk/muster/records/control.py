@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import RunUnreachable
+from muster.runtime.background import on_background_thread
 
 SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
 SECONDS_TO_ANSWER = 10.0
@@ -27,6 +28,8 @@ def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
         RunUnreachable: it does not answer, or refuses.
     """
     name = run_dir.name
+    if on_background_thread():  # which would have to answer
+        raise RunUnreachable(f"Run {name} cannot be asked by an observer.", advice="ask on a thread of your own")
     control = _await_control(run_dir)
     if control is None:
         raise RunUnreachable(

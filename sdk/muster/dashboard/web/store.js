@@ -25,6 +25,7 @@ class Store {
     this.version += 1;
     if (message.kind === "snapshot") {
       ({ run: this.run, names: this.names, columns: this.columns } = message);
+      this.places = null;
       this.curves = new Map(Object.entries(message.curves));
       return true;
     }
@@ -64,6 +65,16 @@ class Store {
     return counts;
   }
 
+  // The place of each row in natural order; names are compared once, since that is slow.
+  naturalPlaces() {
+    if (this.places?.length !== this.names.length) {
+      const rows = this.names.map((_, row) => row).sort((a, b) => naturally.compare(this.names[a], this.names[b]));
+      this.places = [];
+      rows.forEach((row, place) => { this.places[row] = place; });
+    }
+    return this.places;
+  }
+
   // The rows to show, in order: the culprit and other failures first unless something else is asked for.
   order({ words, status, by, descending }) {
     const { columns, names, run } = this;
@@ -74,7 +85,8 @@ class Store {
       || seen.some((title) => String(columns[title][row] ?? "").toLowerCase().includes(wanted)));
     const rows = names.map((_, row) => row).filter(matches);
     const urgency = (row) => (names[row] === run.culprit ? 0 : FAILURES.has(columns.status[row]) ? 1 : 2);
-    const natural = (a, b) => naturally.compare(names[a], names[b]);
+    const places = this.naturalPlaces();
+    const natural = (a, b) => places[a] - places[b];
     if (!by) return rows.sort((a, b) => urgency(a) - urgency(b) || natural(a, b));
     if (by === "worker") return rows.sort(descending ? (a, b) => natural(b, a) : natural);
     const key = by === "progress" ? (row) => fraction(this.worker(row))
