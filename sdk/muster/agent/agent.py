@@ -36,6 +36,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked un
 TICK = 0.1  # seconds between two looks at what the kernel gives no notice of: output, listening ports, orphans
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
+REPORTS_AT_ONCE = 100
 
 
 class Agent:
@@ -250,6 +251,10 @@ class Agent:
         """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
         self._link.send(message)
 
+    def remark(self, text: str) -> None:
+        """Say something in the worker's log alone."""
+        self._log.write(text)
+
     def complain(self, text: str) -> None:
         """Tell the session and the log about something that could not be done."""
         self._log.write(text)
@@ -286,8 +291,8 @@ class Agent:
 
     def _send_output(self) -> None:
         self._rank_logs.copy()
-        while self._link.takes_output and self._log.has_more():
-            text = self._log.read()
+        for _ in range(self._log.unread()):  # and no more: a process that prints without end must hold up nothing else
+            text = self._log.read() if self._link.takes_output else ""
             if text:
                 self._link.send(wire.Output(text))
 
@@ -302,7 +307,7 @@ class Agent:
 
     def _forward_reports(self) -> None:
         try:
-            while True:
+            for _ in range(REPORTS_AT_ONCE):
                 data = self._reports.recv(LARGEST_REPORT)
                 if self._link.takes_reports:
                     self._forward_report(data)

@@ -6,7 +6,6 @@ to be given up is said in the log, and in what is shown of it even where the log
 
 import codecs
 import contextlib
-import itertools
 import os
 import shutil
 
@@ -53,9 +52,9 @@ class LogFile:
         """Its size in bytes."""
         return os.fstat(self.descriptor).st_size
 
-    def has_more(self) -> bool:
-        """Whether there is something to read."""
-        return bool(self._remarks) or self._is_unread()
+    def unread(self) -> int:
+        """How many calls of ``read`` it takes to get what is there by now."""
+        return len(self._remarks) + -(-max(0, self.size() - self._reader.tell()) // CHUNK)
 
     def write(self, text: str) -> None:
         """Add a remark of the agent's own, as a line of its own. It is shown even where it cannot be written."""
@@ -149,7 +148,7 @@ class RankLog(LogFile):
 
     def copy_to(self, log: LogFile, is_over: bool = False) -> None:
         """Append to ``log`` what has been printed since the last call: whole lines, so that ranks do not mix theirs."""
-        for _ in itertools.count() if is_over else range(COPIED_AT_ONCE):
+        for _ in range(self.unread() + 2 if is_over else COPIED_AT_ONCE):
             if not log.append(self._waiting):
                 break
             data = self._reader.read(CHUNK)

@@ -43,11 +43,16 @@ if TYPE_CHECKING:
 
         def complain(self, text: str) -> None: ...  # noqa: D102
 
+        def remark(self, text: str) -> None: ...  # noqa: D102
+
 
 HANG_UP_DELAY = 0.2  # seconds in which a rank may end by itself whose launcher has gone: it may have told it to
 CANCEL_GRACE = 1.0  # seconds that it gets to end after that
 CANNOT_START = 127  # what a shell exits with in that case
 DESCRIPTOR = struct.Struct("i")
+MOST_RANKS = 1 << 24
+MOST_SILENT = 64  # connections that have asked for nothing yet
+ANSWER_SECONDS = 0.2  # for an answer to be taken: whoever asks waits for it
 
 
 class Ranks:
@@ -62,6 +67,7 @@ class Ranks:
     def __init__(self, loop: Loop, agent: "Agent", path: str) -> None:
         self._loop = loop
         self._agent = agent
+        self._silent: "list[Request]" = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(128)
@@ -73,11 +79,22 @@ class Ranks:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return
-        Request(self._loop, self._agent, connection)
+        except OSError:  # too many descriptors
+            while self._silent:
+                self._silent.pop().close()
+            return
+        self._silent = [request for request in self._silent if request.is_silent]
+        if len(self._silent) >= MOST_SILENT:
+            self._silent.pop(0).close()
+        self._silent.append(Request(self._loop, self._agent, connection))
 
 
 class Request:
-    """One entry that has connected: a rank to start, or a question for the worker's environment."""
+    """One entry that has connected: a rank to start, or a question for the worker's environment.
+
+    Attributes:
+        is_silent: whether it is open and has asked for nothing yet.
+    """
 
     def __init__(self, loop: Loop, agent: "Agent", connection: socket.socket) -> None:
         self._loop = loop
@@ -86,6 +103,8 @@ class Request:
         self._decoder = frames.Decoder()
         self._child: "Child | None" = None
         self._descriptor: "int | None" = None
+        self.is_silent = True
+        self._is_open = True
         connection.setblocking(False)
         loop.on_readable(connection, self._receive)
 
@@ -98,25 +117,44 @@ class Request:
         except (OSError, frames.ProtocolError):
             data = b""
         if not data:
-            self._close()
-            if self._child is not None:  # ssh is gone, and so is the launcher or its interest in this rank
-                self._agent.tell_session(wire.HungUp(self._child.rank))
-                self._loop.call_later(HANG_UP_DELAY, self._cancel)
+            self._end()
             return
         for message in messages:
-            if message["type"] == "rank":
-                self._start(message["argv"], message["env"], message["rank"], message.get("cores"))
-            elif message["type"] == "broken":
-                self._agent.tell_session(wire.Broken(message["code"]))
-            else:
-                self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
+            self.is_silent = False
+            if self._is_open:
+                try:
+                    self._obey(message)
+                except (KeyError, TypeError, ValueError) as error:  # any process of the worker may ask for anything
+                    self._agent.remark("a login asked for what makes no sense: {!r}".format(error))
+                    self._end()
+
+    def _end(self) -> None:
+        """Hang up. Where there is a rank, ssh is gone, and so is the launcher or its interest in this rank."""
+        self.close()
+        if self._child is not None:
+            self._agent.tell_session(wire.HungUp(self._child.rank))
+            self._loop.call_later(HANG_UP_DELAY, self._cancel)
+
+    def _obey(self, message: "dict[str, Any]") -> None:
+        if message["type"] == "rank":
+            argv, env, rank, cores = (message.get(name) for name in ("argv", "env", "rank", "cores"))
+            if not (_are_texts(argv) and argv and type(env) is dict and _are_texts([*env, *env.values()])):
+                raise ValueError("no command, or no environment")
+            if type(rank) is not int or not 0 <= rank < MOST_RANKS or self._child is not None:
+                raise ValueError("no rank")
+            self._start(argv, env, rank, cores)
+        elif message["type"] == "broken":
+            self._agent.tell_session(wire.Broken(int(message["code"])))
+        else:
+            self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
     def _receive_data(self) -> bytes:
         """The next bytes, and with the first of them perhaps a descriptor that the rank is to inherit."""
         data, control, _, _ = self._connection.recvmsg(
-            1 << 16, socket.CMSG_SPACE(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+            1 << 16, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
         )
         for _, _, content in control:
+            self._close_descriptor()
             (self._descriptor,) = DESCRIPTOR.unpack(content)
         return data
 
@@ -151,22 +189,30 @@ class Request:
 
     def _answer(self, kind: str, **fields: object) -> None:
         try:
-            self._connection.setblocking(True)
-            self._connection.settimeout(1)
+            self._connection.settimeout(ANSWER_SECONDS)
             self._connection.sendall(frames.encode(kind, **fields))
             self._connection.setblocking(False)
-        except OSError:
-            pass  # the entry has gone; what matters of that is done on end of file
+        except OSError:  # the entry has gone, which is acted upon at the end of file, or does not take its answer
+            with contextlib.suppress(OSError):
+                self._connection.setblocking(False)
+                self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _close(self) -> None:
-        self._loop.forget(self._connection)
-        self._connection.close()
-        self._close_descriptor()
+    def close(self) -> None:
+        """Hang up."""
+        if self._is_open:
+            self._is_open = self.is_silent = False
+            self._loop.forget(self._connection)
+            self._connection.close()
+            self._close_descriptor()
 
     def _close_descriptor(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,134 @@
+"""A process of a worker has two sockets to its agent. Whatever it sends there, the agent serves on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from muster.platforms.local import LocalPlatform
+from support import Run, StubSession, fresh_identity, is_gone
+
+from tests.agent.test_agent import Launched
+
+FLOOD = """
+import os, socket, time
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+print("up", flush=True)
+while True:
+    try:
+        sender.sendto(b'{"kind": "progress", "step": 3}', os.environ["MUSTER_REPORT"])
+    except OSError:
+        pass
+"""
+SEND = """
+import os, socket, sys, time
+path = os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock")
+connections = []
+for _ in range(int(sys.argv[2])):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(path)
+    connection.settimeout(0.5)
+    connections.append(connection)
+    try:
+        connection.sendall(eval(sys.argv[1]))
+    except OSError:
+        pass
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def worker(run: Run, stub_session: StubSession) -> Iterator[Launched]:
+    """A worker that can be logged in to."""
+    platform = LocalPlatform()
+    try:
+        yield Launched(run, stub_session, platform, ssh=fresh_identity())
+    finally:
+        platform.close()
+
+
+def assert_serves(worker: Launched) -> None:
+    """The agent starts a process, and tells of its end, at once."""
+    began = time.monotonic()
+    before = len(worker.session.received("exited"))
+    worker.send("start", argv=["/bin/true"], env={}, cwd=None)
+    ends = worker.session.wait_for("exited", count=before + 1, timeout=5)
+    assert ends
+    assert time.monotonic() - began < 2
+    assert not is_gone(worker.hello["pid"])
+
+
+def test_a_flood_of_reports_holds_up_nothing(worker: Launched) -> None:
+    for _ in range(2):
+        worker.python(FLOOD)
+    worker.output_with("up\nup")
+    assert_serves(worker)
+    worker.send("stop", grace=0.1)
+    assert len(worker.session.wait_for("exited", count=3, timeout=5)) == 3
+
+
+def test_a_flood_of_output_holds_up_nothing(worker: Launched) -> None:
+    worker.sh("echo up; exec yes")
+    worker.output_with("up")
+    assert_serves(worker)
+    worker.send("stop", grace=0.1)
+    assert len(worker.session.wait_for("exited", count=2, timeout=5)) == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "rank"},
+        {"type": "rank", "argv": 5, "env": [], "rank": {}},
+        {"type": "rank", "argv": [], "env": {}, "rank": 0},
+        {"type": "rank", "argv": ["/bin/true"], "env": {"a": 1}, "rank": 0},
+        {"type": "rank", "argv": ["/bin/true"], "env": {"a=b": "\0"}, "rank": 0},
+        {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": -(10**30)},
+        {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": 0, "cores": [100000]},
+        {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": 0, "cores": "all"},
+        {"type": "broken"},
+        {"type": "broken", "code": {}},
+        {"type": "dance"},
+    ],
+    ids=json.dumps,
+)
+def test_a_request_that_makes_no_sense_is_refused(worker: Launched, message: object) -> None:
+    worker.send("expect", argv=["/bin/true"], env={}, cwd=None, split=True)
+    worker.python(SEND, repr(json.dumps(message).encode() + b"\n"), "1")
+    worker.output_with("sent")
+    assert_serves(worker)
+
+
+@pytest.mark.parametrize(
+    ("what", "count"),
+    [
+        ("b'not json' * 100 + b'\\n'", 1),
+        ("b'[' * 200_000 + b'\\n'", 1),
+        ("b'x' * 900_000", 50),
+        ('b\'{"type": "environment"}\\n\' * 20_000', 3),
+        ("b''", 1500),
+    ],
+)
+def test_connections_that_ask_too_much_hold_up_nothing(worker: Launched, what: str, count: int) -> None:
+    worker.python(SEND, what, str(count))
+    worker.output_with("sent")
+    assert_serves(worker)
+
+
+def test_descriptors_that_nobody_needs_are_not_kept(worker: Launched) -> None:
+    worker.python(
+        """
+        import array, os, socket, time
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock"))
+        for _ in range(2000):
+            connection.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+        print("sent", flush=True)
+        time.sleep(600)
+        """
+    )
+    worker.output_with("sent")
+    assert_serves(worker)
