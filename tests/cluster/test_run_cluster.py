@@ -75,15 +75,15 @@ def test_what_a_function_returns_comes_back_in_order() -> None:
 
 def test_what_a_function_is_called_with_is_written_nowhere(muster_home: Path) -> None:
     def train(password: str, rate: float) -> str:
-        return "trained" if password == "hunter2" and rate == 0.125 else "wrong"
+        return "trained" if password == "hunter2" and rate == 7310.58578125 else "wrong"
 
-    cluster = run(functools.partial(train, "hunter2"), n_workers=1, kwargs={"rate": 0.125}).cluster
+    cluster = run(functools.partial(train, "hunter2"), n_workers=1, kwargs={"rate": 7310.58578125}).cluster
     assert cluster.result.value == "trained"
     written = [path for path in muster_home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert {"events.jsonl", "plan.json", "result.json"} <= {path.name for path in written}
     for path in written:
         assert b"hunter2" not in path.read_bytes(), path
-        assert b"0.125" not in path.read_bytes(), path
+        assert b"7310.58578125" not in path.read_bytes(), path
     assert re.fullmatch(r"\d+-\d+-train-\w{4}", cluster.run)
 
 
