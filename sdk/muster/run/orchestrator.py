@@ -16,16 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.agent import wire
-from muster.errors import MusterError, RunStopped, StartTimeout
-from muster.failure import causes, diagnosis
+from muster.errors import MusterError, RunStopped
+from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import who
-from muster.failure.waiting import who_holds_up
 from muster.job import Plan, Process, Status
 from muster.pools.endpoint import Endpoint
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
 from muster.run.launcher import LauncherProcess
+from muster.run.reasons import Reasons
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
 from muster.run.tasks import Tasks
@@ -87,6 +87,7 @@ class Orchestrator:
         self._stop_reason: str | None = None
         self._submitted_at = 0.0
         self._phase: tuple[str, float] | None = None
+        self._reasons = Reasons(context, state)
         self._ending = Ending(context, session, state, self._launcher, self._calls)
         self._exchange = exchange
         if exchange is not None:
@@ -144,13 +145,13 @@ class Orchestrator:
             finally:
                 submission.cancel()
         except TimeoutError:
-            raise self._workers_missing() from None
+            raise await self._workers_missing() from None
         self.state.submitted(self._ending.handles, self._submitted_at)
 
     async def _connect(self) -> None:
         self._enter("connecting")
         if not await self._until(lambda: not self.state.missing, self._start_deadline):
-            raise self._workers_missing()
+            raise await self._workers_missing()
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
@@ -194,7 +195,7 @@ class Orchestrator:
         for name, port in plan.servers.items():
             self.session.send(name, wire.Watch(port))
         if not await self._until(self._is_up, self._start_deadline):
-            raise self._not_up()
+            raise await self._reasons.not_up(plan)
 
     async def _ship(self, exchange: Exchange) -> None:
         """Have everything brought to the workers that these need, while it is watched how they are."""
@@ -232,7 +233,7 @@ class Orchestrator:
         while not await self._until(done, lambda: min(filter(None, (deadline, self._stalls_at())), default=None)):
             now = clock.now()
             if deadline and now >= deadline:
-                raise await self._run_timed_out()
+                raise await self._reasons.timed_out(await self.stacks())
             stalls_at = self._stalls_at()
             if stalls_at and now >= stalls_at:
                 raise await self._stalled()
@@ -364,51 +365,20 @@ class Orchestrator:
                 break
             await self.state.changed.next(settled_at)
         assert cause is not None, "only called once something has failed"
-        plan = self.plan
-        if plan is None and cause.worker:
-            return diagnosis.did_not_come_up(cause, self._logs())
-        total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
-        failures = self.state.failures
-        alike, ties = causes.alike(cause, failures), causes.ties(cause, failures)
-        return diagnosis.explain(cause, self._logs(), alike=alike, total=total, ties=ties)
+        return await self._reasons.explain(cause, self.plan)
 
     def _will_exit(self, failure: Failure) -> bool:
         """Whether it is an exception whose process has yet to exit, and whose agent will tell."""
         is_running = (failure.worker, failure.rank) in self.state.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.session.connected
 
-    def _workers_missing(self) -> MusterError:
-        if not self.state.missing:
-            return StartTimeout(f"The platform has not said within {self.limits.start:g} s that it has launched all.")
-        known = {name: worker.status for name, worker in self.state.workers.items()}
-        queued = self.state.queued
-        if queued and self.limits.queue and clock.now() >= self._submitted_at + self.limits.queue:
-            return diagnosis.still_queued(queued, len(self.state.specs), self.limits.queue)
-        late = [name for name in self.state.missing if name not in queued]
-        missing = {name: known.get(name) for name in [*late, *queued]}
-        return diagnosis.workers_missing(
-            missing, len(self.state.specs), self.limits.start, self._logs(), self.watch.trouble
-        )
-
-    def _not_up(self) -> MusterError:
-        plan, state = self._planned(), self.state
-        missing: list[Source]
-        if plan.ranks:
-            missing = [(worker, rank) for rank, worker in plan.ranks.items() if (worker, rank) not in state.started]
-        else:
-            deaf = [name for name in plan.servers if name not in state.listening]
-            missing = [(name, None) for name in deaf or plan.processes]
-        return diagnosis.not_up(missing, plan.launcher.name if plan.launcher else "", self.limits.start, self._logs())
-
-    async def _run_timed_out(self) -> MusterError:
-        return diagnosis.timed_out(self.limits.run, await self.stacks(), self._logs())
+    async def _workers_missing(self) -> MusterError:
+        return await self._reasons.workers_missing(self._submitted_at, self.watch.trouble)
 
     async def _stalled(self) -> MusterError:
-        limit = self.limits.stall or 0.0
-        now = clock.now()
+        now, limit = clock.now(), self.limits.stall or 0.0
         silent = [source for heard_at, source in self._by_silence() if now - heard_at >= limit / 2]
-        stacks = await self.stacks()
-        return diagnosis.stalled(who_holds_up(silent, self.state.stacks), limit, stacks, self._logs())
+        return await self._reasons.stalled(silent, await self.stacks())
 
     def _log(self, name: str) -> Path:
         return self._logs() / f"{name}.log"
