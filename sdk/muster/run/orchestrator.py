@@ -203,7 +203,7 @@ class Orchestrator:
         shipping.add_done_callback(lambda _: self.state.changed.set())
         try:
             if not await self._until(shipping.done, self._start_deadline):
-                raise self._not_up()
+                raise await self._reasons.not_up(self._planned())
             error = shipping.exception()
             if error is not None:  # it may be the echo of a failure that is heard of next
                 deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
