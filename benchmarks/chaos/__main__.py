@@ -8,14 +8,16 @@ python -m benchmarks.chaos --seed 7 --only 23      the 23rd of them once more
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import shutil
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chaos import faults, harness
+from benchmarks.chaos import faults, harness, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 
@@ -26,18 +28,27 @@ def main() -> int:
     )
     parser.add_argument("-n", type=int, default=100, metavar="N", help="how many faults; default: 100")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
-    parser.add_argument("--strategies", default="processes", help="of processes, openmpi, mpich")
+    possible = ["processes", *(name for name in ("openmpi", "mpich") if shutil.which(f"mpiexec.{name}"))]
+    parser.add_argument(
+        "--strategies", default=",".join(possible), help="of processes, openmpi, mpich; default: all here"
+    )
     parser.add_argument("--faults", default=",".join(faults.FAMILIES), help=f"of {', '.join(faults.FAMILIES)}")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only the fault of that number")
     parser.add_argument("--keep", type=Path, default=Path("/tmp/muster-chaos"), help="where runs told wrong are kept")
     arguments = parser.parse_args()
+    families = arguments.faults.split(",")
+    if "cut link" in families and surroundings.ISOLATED in os.environ:
+        surroundings.prepare_network()
+    elif "cut link" in families and surroundings.can_isolate():
+        surroundings.isolate()
+    elif "cut link" in families:
+        print("cut links are left out: that takes root, unshare and ip")
+        families.remove("cut link")
     print(f"seed {arguments.seed}", flush=True)
     started = time.monotonic()
     results = []
     for number in range(arguments.n) if arguments.only is None else [arguments.only]:
-        case = faults.make(
-            arguments.seed, number, tuple(arguments.faults.split(",")), tuple(arguments.strategies.split(","))
-        )
+        case = faults.make(arguments.seed, number, tuple(families), tuple(arguments.strategies.split(",")))
         outcome = harness.run(case, arguments.keep / str(arguments.seed))
         results.append((case, outcome))
         print(line(case, outcome), flush=True)

@@ -39,8 +39,8 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: as ``ranks.py`` knows it, or ``send SIGNAL`` for one that comes from outside.
-        victim: ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``, ``sshd worker-1``.
+        kind: as ``ranks.py`` knows it, or from outside ``send SIGNAL``, ``cut``, ``slow``, ``jump SECONDS``.
+        victim: ``link 0 1``, ``clock``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``, ``sshd worker-1``.
         step: when, for what a rank does itself; ``start`` is before it has met the others, ``end`` when all is done.
         delay: seconds after all have met, for what comes from outside.
         verdict: what must come of it.
@@ -55,7 +55,7 @@ class Fault:
     @property
     def is_from_outside(self) -> bool:
         """Whether the harness does it, rather than the rank itself."""
-        return self.kind.startswith("send ")
+        return self.kind.split()[0] in ("send", "cut", "slow", "jump")
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,30 @@ def _step(dice: random.Random) -> int | str:
     return dice.choice(["start", "end", *[dice.randrange(60) for _ in range(6)]])
 
 
+def _two_ranks(dice: random.Random, rank: int, ranks: int) -> str:
+    """Two ranks between which there is a link in every topology, the sender first."""
+    return f"link {rank} {(rank + 1) % ranks}"
+
+
+def _slow(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    return (Fault("slow", _two_ranks(dice, rank, ranks), Verdict(""), delay=dice.uniform(0.01, 0.05)),), {}
+
+
+def _cut(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    verdict = Verdict("RunStalled", words="the network between them is cut")
+    delay = dice.uniform(0.0, 0.2)
+    return (Fault("cut", _two_ranks(dice, rank, ranks), verdict, delay=delay),), {"stall_seconds": 3.0}
+
+
+def _clock(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+    """The clocks of all workers are set, by up to a day; in half of the cases something fails after that."""
+    jump = Fault(f"jump {dice.randrange(-86400, 86400)}", "clock", Verdict(""), delay=dice.uniform(0.0, 0.1))
+    if dice.random() < 0.5:
+        return (jump,), {}
+    (fault,), _ = dice.choice([_exception, _exit])(dice, rank, slots, ranks)
+    return (replace(fault, step="end"), replace(jump, verdict=fault.verdict)), {}
+
+
 FAMILIES: dict[str, Callable[..., Made]] = {
     "exception": _exception,
     "exit": _exit,
@@ -175,6 +199,9 @@ FAMILIES: dict[str, Callable[..., Made]] = {
     "disk": _disk,
     "agent": _outside("agent {worker}", "WorkerLost", "{worker} was lost"),
     "guard": _outside("guard", "WorkerLost", "guards the workers"),
+    "slow link": _slow,
+    "cut link": _cut,
+    "clock": _clock,
     "launcher": _outside("launcher", "DriverFailed", "itself failed", ("SIGKILL", "SIGTERM", "SIGSEGV")),
     "sshd": _outside("sshd {worker}", "WorkerLost", "{worker} was lost"),
 }

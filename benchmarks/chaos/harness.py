@@ -23,6 +23,7 @@ from muster.strategies.base import Strategy
 from muster.strategies.mpi import MPI
 from muster.strategies.processes import Processes
 
+from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -62,6 +63,8 @@ class Stage:
         self.pids: dict[str, int] = {}
         self.ending_at: float | None = None
         self.struck_at: float | None = None
+        self.clock = surroundings.Clock(folder) if case.family == "clock" else None
+        self.cut: tuple[int, int] | None = None
 
     def on_event(self, event: Event) -> None:
         """Take note of processes and of the end."""
@@ -80,9 +83,17 @@ class Stage:
         """Do what comes from outside."""
         _wait(self.are_ready, UP_SECONDS)
         time.sleep(fault.delay)
+        what, _, argument = fault.kind.partition(" ")
+        if what == "jump" and self.clock:
+            self.clock.jump(int(argument))
+            return
         self.struck_at = time.monotonic()
+        if what == "cut":
+            self.cut = (int(fault.victim.split()[1]), int(fault.victim.split()[2]))
+            surroundings.cut_link(*self.cut)
+            return
         with contextlib.suppress(ProcessLookupError):  # another fault was faster
-            os.kill(self.pid_of(fault.victim), int(fault.kind.split()[1]))
+            os.kill(self.pid_of(fault.victim), int(argument))
 
     def pid_of(self, victim: str) -> int:
         """The process that is meant."""
@@ -113,7 +124,11 @@ def run(case: Case, keep: Path) -> Outcome:
     os.environ.update(MUSTER_HOME=str(base / "home"), TMPDIR=str(base / "tmp"), MUSTER_DASHBOARD="off")
     tempfile.tempdir = str(base / "tmp")
     try:
-        outcome = _run(case, Stage(case, base / "meet"))
+        stage = Stage(case, base / "meet")
+        with stage.clock.shown() if stage.clock else contextlib.nullcontext():
+            outcome = _run(case, stage)
+        if stage.cut:
+            surroundings.mend_link(*stage.cut)
     finally:
         tempfile.tempdir = None
         for name, value in before.items():
@@ -141,7 +156,12 @@ def _run(case: Case, stage: Stage) -> Outcome:
         "reaction": case.reaction,
         "faults": own,
     }
-    strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in case.faults if fault.is_from_outside]
+    slow = [fault for fault in case.faults if fault.kind == "slow"]
+    orders["relayed"] = [[int(rank) for rank in fault.victim.split()[1:]] for fault in slow]
+    for fault in slow:
+        surroundings.SlowLink(stage.folder, *map(int, fault.victim.split()[1:]), delay=fault.delay).start()
+    outside = [fault for fault in case.faults if fault.is_from_outside and fault not in slow]
+    strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in outside]
     error: Exception | None = None
     run_dir = Path()
     try:
@@ -194,9 +214,11 @@ def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
     verdict = fault.verdict
     if not verdict.error or error is None:
         return not verdict.error and error is None
-    kind, _, which = verdict.victim.partition(" ")
+    kind, _, which = (verdict.victim or fault.victim).partition(" ")
     named: tuple[Any, Any] = getattr(error, "worker", None), getattr(error, "rank", None)
-    if kind == "rank":
+    if kind == "link":
+        is_named = all(f"rank {rank} (" in str(error) for rank in which.split())
+    elif kind == "rank":
         is_named = named == (f"worker-{int(which) // case.slots}", int(which))
     else:
         is_named = named[0] == (verdict.victim or named[0])

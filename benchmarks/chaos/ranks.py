@@ -44,13 +44,16 @@ def meet(orders, rank, size):
         targets, sources = [(rank + 1) % size], [(rank - 1) % size]
     else:
         targets = sources = [other for other in range(size) if other != rank]
-    listener = socket.create_server(("127.0.0.1", 0))
+    own = address_of_rank(rank)
+    listener = socket.create_server((own, 0))
     listener.settimeout(PATIENCE)
     path = os.path.join(orders["folder"], f"address-{rank}")
     with open(path + ".part", "w") as file:
-        file.write(str(listener.getsockname()[1]))
+        file.write("{} {}".format(*listener.getsockname()))
     os.rename(path + ".part", path)
-    outgoing = [socket.create_connection(address_of(orders, rank, target)) for target in targets]
+    outgoing = [
+        socket.create_connection(address_of(orders, rank, target), source_address=(own, 0)) for target in targets
+    ]
     incoming = [listener.accept()[0] for _ in sources]
     listener.close()
     for connection in incoming + outgoing:
@@ -70,7 +73,13 @@ def address_of(orders, rank, target):
             raise TimeoutError(f"rank {target} was never there")
         time.sleep(0.002)
     with open(path) as file:
-        return "127.0.0.1", int(file.read())
+        host, port = file.read().split()
+    return host, int(port)
+
+
+def address_of_rank(rank):
+    """An address of its own on loopback, so that the link between two ranks can be cut."""
+    return f"127.0.100.{rank + 1}"
 
 
 def exchange(peers, reaction):

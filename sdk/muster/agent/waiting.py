@@ -36,7 +36,8 @@ def _connection(row: "list[str]") -> "wire.Connection":
     """A row of the kernel's table: local and remote address, state, queues, timer and retransmissions."""
     unsent, _, unread = row[4].partition(":")
     is_closed = row[3] == CLOSE_WAIT  # the end of the connection is something to read as well
-    attempts = int(row[6], 16) if int(unsent, 16) and row[5].startswith("01") else 0
+    timer = row[5].partition(":")[0] if int(unsent, 16) else ""
+    attempts = {"01": int(row[6], 16), "04": int(row[8])}.get(timer, 0)  # sent again, and asked whether there is room
     unanswered = attempts if attempts >= RETRANSMITS else 0
     return wire.Connection(_address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered)
 

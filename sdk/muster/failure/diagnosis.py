@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from muster.errors import (
@@ -307,7 +308,7 @@ def _advice_on_exception(failure: Failure) -> str | None:
         return "another process took the port; run again, or give ports of their own with worker_ports="
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return "more memory= for the workers, or a smaller batch size"
-    if failure.bearing >= Bearing.BROKEN:
+    if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # by its own words
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None
 
