@@ -98,3 +98,16 @@ def test_remarks_are_shown_where_they_cannot_be_written(run: Run, stub_session: 
         assert stub_session.wait_for("exited")["exit_code"] == 0
     finally:
         platform.close()
+
+
+def test_an_agent_ends_with_its_session_all_the_same(run: Run, stub_session: StubSession, small_disk: Disk) -> None:
+    disk = small_disk(64)
+    platform = LocalPlatform()
+    try:
+        worker = Launched(run, stub_session, platform, log=disk / "worker-0.log")
+        pid = worker.sh("sleep 60")
+        fill(disk)
+        stub_session.hang_up("worker-0")
+        eventually(lambda: is_gone(pid) and is_gone(worker.hello["pid"]), "agent and process are gone")
+    finally:
+        platform.close()

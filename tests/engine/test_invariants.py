@@ -19,7 +19,7 @@ from muster.errors import (
     WorkerOutOfMemory,
 )
 from muster.job import Limits, Status, Worker
-from muster.run.ending import CLOSE_SECONDS
+from muster.pools.pool import CLOSE_SECONDS
 from muster.run.orchestrator import AT_ONCE
 from muster.strategies.horovod import Horovod
 from muster.strategies.parameter_server import ParameterServer

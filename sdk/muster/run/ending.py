@@ -9,12 +9,10 @@ from collections.abc import Awaitable, Callable, Collection
 from muster.agent import wire
 from muster.errors import MusterError
 from muster.job import Plan, Status
-from muster.pools.endpoint import Endpoint
+from muster.pools.pool import Pool
 from muster.run.launcher import LauncherProcess
-from muster.run.request import RunContext
 from muster.run.state import RunState
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
 
@@ -22,43 +20,26 @@ STOP_GRACE = 1.5  # seconds between asking processes to end and ending them: who
 LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after others
 KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
 HANG_UP_SECONDS = 1.0  # how long agents may take to leave
-GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
 COLLECT_SECONDS = 300.0  # how long it may take to get what workers that share nothing have written
-CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
-LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
 
 
 class Ending:
     """Leaves nothing behind.
 
     Args:
-        context: the run, with its platform.
-        session, state, launcher: where its agents are connected, what is known of them, and what has started them.
-        calls: makes the platform's calls, and is closed after the last.
+        pool, state, launcher: the run's workers, what is known of them, and what has started their ranks.
 
     Attributes:
         collect: gets what the workers have written, before their agents leave; None where that is not needed.
-        handles: of the workers that the platform has taken.
         is_urgent: whether processes get no time to end by themselves; may be set while they have it.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        session: Endpoint,
-        state: RunState,
-        launcher: LauncherProcess,
-        calls: BlockingCalls,
-    ) -> None:
+    def __init__(self, pool: Pool, state: RunState, launcher: LauncherProcess) -> None:
         self.is_urgent = False
-        self.handles: list[str] = []
         self.collect: Callable[[], Awaitable[None]] | None = None
-        self._session = session
+        self._pool = pool
         self._state = state
         self._launcher = launcher
-        self._platform = context.platform
-        self._calls = calls
-        self._owns_platform = context.owns_platform
 
     async def stop_processes(self, plan: Plan | None) -> None:
         """Stop whatever runs: first what decides the run, then what that depends on, then the agents."""
@@ -71,8 +52,8 @@ class Ending:
         if self.collect is not None and not self.is_urgent:
             await self._collect(self.collect)
         for name in self._state.members:
-            self._session.send(name, wire.End())
-        await self._state.wait_while(lambda: bool(self._session.connected), HANG_UP_SECONDS)
+            self._pool.send(name, wire.End())
+        await self._state.wait_while(lambda: bool(self._pool.connected), HANG_UP_SECONDS)
 
     async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
         """Get what workers have written, as far as they still tell; what cannot be had is told."""
@@ -84,17 +65,11 @@ class Ending:
 
     async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
-        self._session.close()
         try:
-            if self._owns_platform:
-                await self._calls.call(self._platform.close, seconds=CLOSE_SECONDS)
-            else:
-                await self._calls.call(lambda: self._platform.stop(self.handles), seconds=CLOSE_SECONDS)
-                await self._wait_until_gone()
+            await self._pool.close()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
             self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
             logger.warning("the platform did not let go of the workers as it should: %r", error)
-        self._calls.close()
         for name in self._state.workers:
             self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
 
@@ -108,22 +83,14 @@ class Ending:
         """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""
 
         def are_running() -> bool:  # as far as anybody would tell: those of a lost agent are gone too
-            return self._state.has_running(self._session.connected.intersection(workers))
+            return self._state.has_running(self._pool.connected.intersection(workers))
 
         grace = max(deadline - clock.now(), LEAST_GRACE)
         if not self.is_urgent:
             for name in workers:
-                self._session.send(name, wire.Stop(grace))
+                self._pool.send(name, wire.Stop(grace))
             await self._state.wait_while(lambda: are_running() and not self.is_urgent, grace)
         if are_running():
             for name in workers:
-                self._session.send(name, wire.Stop(0))
+                self._pool.send(name, wire.Stop(0))
             await self._state.wait_while(are_running, KILL_SECONDS)
-
-    async def _wait_until_gone(self) -> None:
-        deadline = clock.now() + GONE_SECONDS
-        while clock.now() < deadline:
-            polled = await self._calls.call(self._platform.poll, self.handles, seconds=CLOSE_SECONDS)
-            if all(worker.status.is_final for worker in polled):
-                return
-            await asyncio.sleep(self._platform.poll_seconds[0] / LOOKS_AT_THE_END)

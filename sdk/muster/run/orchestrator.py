@@ -21,7 +21,7 @@ from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import who
 from muster.job import Plan, Process, Status
-from muster.pools.endpoint import Endpoint
+from muster.pools.pool import Pool
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
 from muster.run.launcher import LauncherProcess
@@ -31,7 +31,7 @@ from muster.run.state import RunState, Source
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls, in_thread
+from muster.runtime.background import in_thread
 from muster.security.ssh import write_private
 
 logger = logging.getLogger("muster")
@@ -46,7 +46,7 @@ class Orchestrator:
 
     Args:
         context: what to run, with its folders and the specs of its workers.
-        session: where their agents dial in.
+        pool: the workers that it borrows.
         state: what is known of the workers.
         exchange: brings files to workers that share none with the session, and back; None where they share them.
         on_plan: called with the plan once it is made, on a thread.
@@ -62,7 +62,7 @@ class Orchestrator:
     def __init__(
         self,
         context: RunContext,
-        session: Endpoint,
+        pool: Pool,
         state: RunState,
         exchange: Exchange | None = None,
         *,
@@ -75,24 +75,24 @@ class Orchestrator:
         self.platform = context.platform
         self.limits = context.limits
         self.facts = context.facts
-        self.session = session
+        self.pool = pool
         self.state = state
         self.plan: Plan | None = None
         self.timings: dict[str, float] = {}
         self._on_plan = on_plan
         self._on_up = on_up
-        self._calls = BlockingCalls(f"muster-platform-{context.run_id}")
         self._tasks = Tasks(state.changed.set)
         self._launcher = LauncherProcess(self._log("driver"), self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
         self._submitted_at = 0.0
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
-        self._ending = Ending(context, session, state, self._launcher, self._calls)
+        self._ending = Ending(pool, state, self._launcher)
         self._exchange = exchange
         if exchange is not None:
             self._ending.collect = exchange.collect
-        self.watch = PlatformWatch(self.platform, state, session, self._calls)
+        self.watch = PlatformWatch(pool, state)
+        pool.listen(state.on_message, self.watch.on_lost, self.watch.on_cut, self.watch.on_back)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
@@ -132,12 +132,10 @@ class Orchestrator:
         if launcher:
             await self._launcher.start(Process(launcher.prestart, launcher.env, launcher.cwd))
 
-        def submit() -> None:  # where that takes too long nobody waits for it, but its workers are stopped all the same
-            self._ending.handles += self.platform.submit(list(self.state.specs.values()), self.context.run_id)
-
         self._submitted_at = clock.now()
         try:
-            submission = asyncio.ensure_future(self._calls.call(submit, seconds=self.limits.start))
+            specs = list(self.state.specs.values())
+            submission = asyncio.ensure_future(self.pool.submit(specs, self.context.run_id, self.limits.start))
             submission.add_done_callback(lambda _: self.state.changed.set())
             try:
                 await self._until(submission.done, lambda: None)
@@ -146,7 +144,7 @@ class Orchestrator:
                 submission.cancel()
         except TimeoutError:
             raise await self._workers_missing() from None
-        self.state.submitted(self._ending.handles, self._submitted_at)
+        self.state.submitted(self.pool.handles, self._submitted_at)
 
     async def _connect(self) -> None:
         self._enter("connecting")
@@ -186,14 +184,14 @@ class Orchestrator:
             await self._ship(self._exchange)
         if plan.launcher:
             for name, process in plan.processes.items():
-                self.session.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
+                self.pool.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
             self._launcher.go(plan.launcher.argv)
         else:
             for name, rank, process in plan.starts():
                 order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
-                self.session.send(name, order)
+                self.pool.send(name, order)
         for name, port in plan.servers.items():
-            self.session.send(name, wire.Watch(port))
+            self.pool.send(name, wire.Watch(port))
         if not await self._until(self._is_up, self._start_deadline):
             raise await self._reasons.not_up(plan)
 
@@ -226,7 +224,7 @@ class Orchestrator:
         deadline = clock.deadline_in(self.limits.run)
         await self._train_until(self._has_returned, deadline)
         for name in self._planned().processes:
-            self.session.send(name, wire.Release())
+            self.pool.send(name, wire.Release())
         await self._train_until(self._is_decided, deadline)
 
     async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
@@ -262,7 +260,7 @@ class Orchestrator:
         self.state.stacks.clear()
         asked = set(self.state.running)
         for name in {worker for worker, _ in asked}:
-            self.session.send(name, wire.AskStacks())
+            self.pool.send(name, wire.AskStacks())
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
         return {who(*source): answer.text for source, answer in self.state.stacks.items()}
 
@@ -370,7 +368,7 @@ class Orchestrator:
     def _will_exit(self, failure: Failure) -> bool:
         """Whether it is an exception whose process has yet to exit, and whose agent will tell."""
         is_running = (failure.worker, failure.rank) in self.state.running
-        return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.session.connected
+        return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.pool.connected
 
     async def _workers_missing(self) -> MusterError:
         return await self._reasons.workers_missing(self._submitted_at, self.watch.trouble)

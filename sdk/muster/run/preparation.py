@@ -12,6 +12,7 @@ from muster.events import Event
 from muster.job import Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Platform, Storage
 from muster.pools.endpoint import Endpoint
+from muster.pools.pool import Pool
 from muster.records import runs
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
@@ -56,15 +57,14 @@ async def prepare(
     def on_plan(plan: Plan) -> None:
         runs.write_json(run_dir / "plan.json", describe(plan, job))
 
-    session = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
+    endpoint = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
     listen = _listen_address(checked.platform, checked.session_address[0])
-    await session.open(scratch, *checked.session_address, listen=listen)
-    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, session, login))
-    exchange = Exchange(context, session) if storage is Storage.NOTHING else None
+    await endpoint.open(scratch, *checked.session_address, listen=listen)
+    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
+    pool = Pool(context.run_id, checked.platform, endpoint, owns_platform=checked.owns_platform)
+    exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
     state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
-    orchestrator = Orchestrator(context, session, state, exchange, on_plan=on_plan, on_up=on_up)
-    session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
-    session.on_cut, session.on_back = orchestrator.watch.on_cut, orchestrator.watch.on_back
+    orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
     if exchange:
         exchange.listen()
     return orchestrator

@@ -7,12 +7,11 @@ import logging
 from dataclasses import replace
 
 from muster.job import Worker
-from muster.platforms.base import Platform, PollBackoff
-from muster.pools.endpoint import Endpoint
+from muster.platforms.base import PollBackoff
+from muster.pools.pool import Pool
 from muster.run.changes import Changes
 from muster.run.state import RunState
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls
 
 logger = logging.getLogger("muster")
 
@@ -24,7 +23,8 @@ class PlatformWatch:
     """Asks the platform about all workers of a run at once, again and again, and tells the run's state.
 
     Args:
-        calls: makes the calls, so that none holds up the event loop.
+        pool: the run's workers.
+        state: what is known of them.
 
     Attributes:
         silent_since: when the platform began to leave looks without an answer, on the monotonic clock; None while it
@@ -32,11 +32,10 @@ class PlatformWatch:
         trouble: why the platform could not be asked at the last look; empty where it could.
     """
 
-    def __init__(self, platform: Platform, state: RunState, session: Endpoint, calls: BlockingCalls) -> None:
-        self._platform = platform
+    def __init__(self, pool: Pool, state: RunState) -> None:
+        self._pool = pool
+        self._platform = pool.platform
         self._state = state
-        self._session = session
-        self._calls = calls
         self.trouble = ""
         self.silent_since: float | None = None
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
@@ -111,7 +110,7 @@ class PlatformWatch:
         names = {worker.id: name for name, worker in self._state.workers.items()}
         seconds = self._platform.explain_seconds if self._is_urgent() else ANSWER_SECONDS
         try:
-            answer = await self._calls.call(self._platform.poll, list(names), seconds=seconds)
+            answer = await self._pool.poll(names, seconds)
             polled = [replace(worker, name=names[worker.id]) for worker in answer if worker.id in names]
         except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
             if str(error) != self.trouble:
@@ -122,5 +121,5 @@ class PlatformWatch:
                 self._state.changed.set()
             return None
         self.trouble, self.silent_since = "", None
-        self._state.polled(polled, self._session.connected)
+        self._state.polled(polled, self._pool.connected)
         return polled

@@ -15,6 +15,7 @@ from muster.events import Event, Observer, Observers
 from muster.job import Job, Limits, Script, WorkerSpec
 from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
+from muster.pools.pool import Pool
 from muster.run.orchestrator import Orchestrator
 from muster.run.preparation import make_specs
 from muster.run.request import CheckedRun, RunContext
@@ -198,14 +199,13 @@ class Scene:
         for folder in (scratch, run_dir / "logs"):
             folder.mkdir(parents=True)
         facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
-        session = Endpoint(list(self.workers), checked.platform.lease_seconds)
-        await session.open(scratch, "127.0.0.1")
+        endpoint = Endpoint(list(self.workers), checked.platform.lease_seconds)
+        await endpoint.open(scratch, "127.0.0.1")
         login = KeyPair("", "") if checked.strategy.needs_ssh else None
-        context = RunContext(checked, facts, make_specs(checked, facts, session, login))
+        context = RunContext(checked, facts, make_specs(checked, facts, endpoint, login))
+        pool = Pool("scene", checked.platform, endpoint, owns_platform=checked.owns_platform)
         state = RunState(context.specs, self._observers.tell)
-        orchestrator = Orchestrator(context, session, state, on_plan=lambda plan: None, on_up=self._up)
-        session.on_message, session.on_lost = state.on_message, orchestrator.watch.on_lost
-        session.on_cut, session.on_back = orchestrator.watch.on_cut, orchestrator.watch.on_back
+        orchestrator = Orchestrator(context, pool, state, on_plan=lambda plan: None, on_up=self._up)
         return orchestrator
 
     def _note_launch(self, event: Event) -> None:

@@ -1,0 +1,125 @@
+"""Workers that are up: where their agents dial in, the platform that they run on, and which have been submitted.
+
+A run borrows the workers of a pool: it gives them orders, hears of them, and learns from the platform what they cannot
+say. Today each run makes a pool of its own and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from muster.job import Worker, WorkerSpec
+from muster.platforms.base import Platform
+from muster.pools.endpoint import Endpoint
+from muster.runtime import clock
+from muster.runtime.background import BlockingCalls
+
+GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
+CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
+LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
+
+
+class Pool:
+    """Some workers of one platform.
+
+    Its methods are called on one event loop. The platform's own calls block, and are made one after the other on a
+    thread of the pool's.
+
+    Args:
+        name: what its thread is called after.
+        platform: where the workers run.
+        owns_platform: whether that ends with the pool.
+        endpoint: where the agents dial in. It listens already.
+
+    Attributes:
+        platform, endpoint: the same.
+        handles: of all workers that the platform has taken.
+    """
+
+    def __init__(self, name: str, platform: Platform, endpoint: Endpoint, *, owns_platform: bool) -> None:
+        self.platform = platform
+        self.endpoint = endpoint
+        self.handles: list[str] = []
+        self._owns_platform = owns_platform
+        self._calls = BlockingCalls(f"muster-platform-{name}")
+        self._generations: dict[str, tuple[str, WorkerSpec]] = {}  # the handle of each worker's present one
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """Names of the workers whose agents are connected."""
+        return self.endpoint.connected
+
+    def send(self, worker: str, message: tuple[Any, ...]) -> bool:
+        """Send a message to a worker's agent; False if it is not there and will not be."""
+        return self.endpoint.send(worker, message)
+
+    def listen(
+        self, on_message: Callable[[str, Any], None], on_lost: Callable[[str], None], on_cut: Callable[[str], None],
+        on_back: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Have the run that borrows the workers told what they say and what becomes of their connections."""
+        self.endpoint.on_message, self.endpoint.on_lost = on_message, on_lost
+        self.endpoint.on_cut, self.endpoint.on_back = on_cut, on_back
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    async def submit(self, specs: Sequence[WorkerSpec], run_key: str, seconds: float | None = None) -> list[str]:
+        """Have the platform launch workers, and return their handles.
+
+        Raises:
+            TimeoutError: it has not said so within ``seconds``. Whatever it launches later ends with the pool.
+            PlatformError: it refuses.
+        """
+
+        def submit() -> list[str]:  # where that takes too long nobody waits, and its workers are ended all the same
+            handles = self.platform.submit(specs, run_key)
+            self.handles += handles
+            for spec, handle in zip(specs, handles, strict=True):
+                self._generations[spec.name] = (handle, spec)
+            return handles
+
+        return await self._calls.call(submit, seconds=seconds)
+
+    async def poll(self, handles: Iterable[str], seconds: float) -> list[Worker]:
+        """What the platform says of the workers with these handles. Raises what it raises, or TimeoutError."""
+        return await self._calls.call(self.platform.poll, list(handles), seconds=seconds)
+
+    async def replace(self, worker: str, run_key: str, seconds: float | None = None) -> str:
+        """Submit the next generation of a worker, and return its handle.
+
+        Raises:
+            LeaseHeld: the one before may still act.
+            TimeoutError, PlatformError: as ``submit``.
+        """
+        _, spec = self._generations[worker]
+        generation = self.endpoint.renew(worker)
+        spec = replace(spec, generation=generation, session=self.endpoint.address_for(worker))
+        (handle,) = await self.submit([spec], run_key, seconds)
+        return handle
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End all workers, and the platform with them where it is the pool's own. Raises what the platform raises."""
+        self.endpoint.close()
+        try:
+            if self._owns_platform:
+                await self._calls.call(self.platform.close, seconds=CLOSE_SECONDS)
+            else:
+                await self._calls.call(lambda: self.platform.stop(self.handles), seconds=CLOSE_SECONDS)
+                await self._wait_until_gone()
+        finally:
+            self._calls.close()
+
+    async def _wait_until_gone(self) -> None:
+        deadline = clock.now() + GONE_SECONDS
+        while clock.now() < deadline:
+            polled = await self.poll(self.handles, CLOSE_SECONDS)
+            if all(worker.status.is_final for worker in polled):
+                return
+            await asyncio.sleep(self.platform.poll_seconds[0] / LOOKS_AT_THE_END)
