@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 
-SILENCE = 60.0  # seconds after which a connection that says nothing is closed
+SILENCE = 10.0  # seconds after which a connection that says nothing is closed
 PR_SET_PDEATHSIG = 1
 
 

@@ -70,12 +70,13 @@ class Record:
     def forget(self, worker_id: str) -> None:
         """Delete a worker's code and log."""
         for path in self.folder.glob(f"{worker_id}.*"):
-            path.unlink()
+            with contextlib.suppress(OSError):  # what cannot be tidied up is no reason to refuse anything
+                path.unlink()
 
     def close(self) -> None:
         """The service has ended, and all its workers with it."""
         self.keys.unlink(missing_ok=True)
-        self._owner.unlink()
+        self._owner.unlink(missing_ok=True)
 
 
 def clean_up() -> list[str]:
@@ -93,8 +94,9 @@ def clean_up() -> list[str]:
             except MusterError as error:
                 troubles.append(f"What {owner.parent.name}, which was killed, left cannot be ended: {error.message}")
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
-    for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):  # another service that starts now is doing the same
+        for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
     return troubles
 
 
