@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from muster.dashboard.base import Controls
 from muster.dashboard.notebook import NotebookDashboard
-from muster.dashboard.outlet import Outlet
 from muster.records import runs
 from muster.runtime.background import call_in_background
+from muster.runtime.outlet import Outlet
 from support import IMPORT_PATH, TESTS, eventually
 
 from tests.dashboard.scenes import failing
@@ -80,6 +80,30 @@ def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
         process.send_signal(signal.SIGINT)
         eventually(lambda: status() == "stopped", "stopped", timeout=10)
         assert process.wait(20) == 130
+
+
+LOGS = """
+import logging
+from muster.runtime.background import call_in_background
+for number in range(1000):
+    call_in_background(lambda: logging.getLogger("muster").warning("x" * 100))
+open("logged", "w").close()
+"""
+
+
+def test_what_the_engine_logs_holds_it_up_no_more(tmp_path: Path) -> None:
+    with in_a_full_terminal(tmp_path, LOGS) as process:
+        assert process.wait(20) == 0
+    assert (tmp_path / "logged").exists()
+
+
+def test_what_the_engine_logs_is_seen(tmp_path: Path) -> None:
+    program = LOGS.replace("1000", "3")
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stderr == f"{'x' * 100}\n" * 3
 
 
 class StuckView:

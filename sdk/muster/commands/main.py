@@ -18,7 +18,6 @@ from muster.commands.plan import plan
 from muster.commands.recorded import explain, logs, runs, show
 from muster.commands.serve import serve
 from muster.commands.trust import trust
-from muster.dashboard.outlet import write_within
 from muster.errors import (
     JobError,
     MusterError,
@@ -29,6 +28,7 @@ from muster.errors import (
     RunTimeout,
     StartTimeout,
 )
+from muster.runtime.outlet import write_within
 from muster.text.cleaning import clean
 
 FAILED, INTERRUPTED = 1, 130

@@ -6,10 +6,10 @@ import threading
 from typing import TextIO
 
 from muster.dashboard.model import RunView, WorkerView, fold
-from muster.dashboard.outlet import Outlet
 from muster.dashboard.text import duration, first_line, number, rate
 from muster.dashboard.ticker import seconds_to_finish
 from muster.events import Event
+from muster.runtime.outlet import Outlet
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
 

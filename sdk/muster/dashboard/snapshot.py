@@ -80,8 +80,8 @@ def _live(view: RunView) -> str:
     run = escape(view.run)
     return (
         f'<div style="color:{GREY}">As it was at {taken}. Live: <code>muster show {run}</code> in a terminal, or '
-        f'<code>muster.open_run("{run}")</code> in a cell. A run with <code>wait=False</code> stays live here when the '
-        "page is loaded again.</div>"
+        f'<code>muster.open_run("{run}")</code> in a cell; <code>muster stop {run}</code> ends it. '
+        "A run with <code>wait=False</code> stays live here when the page is loaded again.</div>"
     )
 
 

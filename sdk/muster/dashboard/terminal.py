@@ -20,11 +20,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muster.dashboard import outlet
 from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
 from muster.dashboard.ticker import Ticker
 from muster.events import Event
+from muster.runtime import outlet
 
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
 MAX_CAUSE_LINES = 6

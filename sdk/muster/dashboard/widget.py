@@ -145,7 +145,7 @@ class RunWidget(anywidget.AnyWidget):
             self.send({"kind": "log", "worker": worker, **news})
 
     def __repr__(self) -> str:
-        return f"<live view of run {self._state.view.run or self._state.view.name or 'that has not started'}>"
+        return f"<live view of run {self._state.view.run or self._state.view.name or 'last'}; elsewhere: muster show>"
 
 
 def _is_jupyter() -> bool:

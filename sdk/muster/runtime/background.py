@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from muster.runtime.forks import in_forked_children
+from muster.runtime.outlet import log_without_waiting
 
 Result = TypeVar("Result")
 
@@ -31,6 +32,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _loop_lock:
         if _loop is None:
+            log_without_waiting()
             _loop = asyncio.SelectorEventLoop(_Gathering())
             threading.Thread(target=_loop.run_forever, name="muster", daemon=True).start()
         return _loop

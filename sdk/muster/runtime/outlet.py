@@ -7,12 +7,15 @@ no lock that anybody else needs: also none of Python's buffers, which the interp
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
+import sys
 import threading
 from collections import deque
 from typing import TextIO
 
+SECONDS_AT_EXIT = 1.0
 MOST_TEXTS = 10_000  # that wait for a stream that takes nothing; older ones are left out
 
 
@@ -74,7 +77,7 @@ class Outlet:
             if len(self._texts) > MOST_TEXTS:
                 self._texts.popleft()
                 self._left_out += 1
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # it stays behind in the parent of a fork
                 self._thread = threading.Thread(target=self._run, name="muster-outlet", daemon=True)
                 self._thread.start()
             self._news.notify()
@@ -106,3 +109,38 @@ class Outlet:
             self._texts.clear()
             self._left_out = 0
             return text or None
+
+
+class OutletHandler(logging.Handler):
+    """Writes what is logged to standard error as Python does where nobody has set up logging, but waits for nobody.
+
+    The engine logs, and standard error may be the terminal that takes nothing. Where others handle what is logged this
+    handler does nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._outlet: Outlet | None = None
+        self._stream: TextIO | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have it written."""
+        if logging.getLogger().handlers:
+            return
+        if self._outlet is None or self._stream is not sys.stderr:
+            self._stream = sys.stderr
+            self._outlet = Outlet(sys.stderr)
+        self._outlet.put(self.format(record) + "\n")
+
+    def close(self) -> None:
+        """Wait a moment for what has yet to be written."""
+        if self._outlet is not None:
+            self._outlet.close(SECONDS_AT_EXIT)
+        super().close()
+
+
+def log_without_waiting() -> None:
+    """Have Muster's own warnings written without holding up whoever logs them. Idempotent."""
+    logger = logging.getLogger("muster")
+    if not any(isinstance(handler, OutletHandler) for handler in logger.handlers):
+        logger.addHandler(OutletHandler())
