@@ -184,6 +184,18 @@ class TestPlan:
         assert plan["processes"]["worker-1"]["argv"][-1].endswith("task.py")
 
 
+OUTCOME = [
+    "id", "name", "status", "strategy", "started_at", "seconds", "path", "timings", "metrics", "exit_codes", "error",
+    "reason", "advice", "worker", "notes", "workers",
+]  # fmt: skip
+
+
+def test_every_key_that_is_printed_as_json_is_documented() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+    for key in (*OUTCOME, "details", "first_step", "explanation", "findings", "is_fine", "warnings", "cluster_spec"):
+        assert f"`{key}`" in guide
+
+
 @pytest.mark.usefixtures("programs")
 class TestRun:
     def test_success(self, script: str) -> None:
@@ -205,6 +217,36 @@ class TestRun:
         assert "failed first" not in result.stdout
         assert "worker-0.log" in result.stderr
         assert "cluster.py" not in result.stderr
+
+    def test_json(self, script: str) -> None:
+        printed = json.loads(muster("run", "--json", "-n", "2", script).stdout)
+
+        assert list(printed) == OUTCOME
+        assert (printed["status"], printed["error"], printed["metrics"]["test_accuracy"]) == ("succeeded", None, 0.97)
+        assert printed["id"] == runs.open_run("last").id
+        assert [worker["name"] for worker in printed["workers"]] == ["worker-0", "worker-1"]
+        assert printed["workers"][0] | {"address": ""} == {
+            "name": "worker-0", "status": "succeeded", "address": "", "reason": "", "exit_code": 0, "signal": None,
+            "step": 2, "steps": 2, "epoch": 3, "epochs": 3,
+        }  # fmt: skip
+        assert printed == json.loads(muster("show", "--json").stdout)
+
+    def test_json_of_a_failure(self, script: str) -> None:
+        result = muster("run", "--json", script, "--fail")
+
+        assert result.exit_code == 1
+        assert "the shard is empty" in result.stderr
+        printed = json.loads(result.stdout)
+        assert (printed["status"], printed["error"], printed["worker"]) == ("failed", "ScriptFailed", "worker-0")
+        explained = json.loads(muster("explain", "--json").stdout)
+        assert list(explained) == [*OUTCOME[:-1], "details", "first_step", "explanation"]
+        assert "ValueError: the shard is empty" in explained["details"]
+        assert explained["explanation"] == runs.open_run("last").explain()
+
+    def test_json_of_what_is_no_job_is_nothing(self) -> None:
+        result = muster("run", "--json", "absent.py")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "does not exist" in result.stderr
 
     def test_quiet_says_nothing_but_errors(self, script: str) -> None:
         assert muster("run", "-q", script).output == ""

@@ -190,7 +190,8 @@ def make_request(
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
 @click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
-def run(quiet: bool, **options: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print what came out as JSON, and nothing else but errors.")
+def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
     """Run SCRIPT on a cluster of workers and wait until it has ended.
 
     SCRIPT is a file, or with -m a module. Options may stand before and after it; those that are none of muster's, and
@@ -211,19 +212,24 @@ def run(quiet: bool, **options: Any) -> None:
 
     The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
     """
+    from muster.commands import as_json
     from muster.dashboard import NoDashboard, choose
+    from muster.records.runs import Run
     from muster.run.cluster import Cluster
     from muster.run.request import check
 
     request = make_request(**options)
     checked = check(request)
-    dashboard = NoDashboard() if quiet else choose()
+    dashboard = NoDashboard() if quiet or json_wanted else choose()
+    cluster = Cluster.of(checked, [_without_cause(dashboard)])
     with _terminated_like_interrupted():
         try:
-            with Cluster.of(checked, [_without_cause(dashboard)]) as cluster:
+            with cluster:
                 cluster.wait()
         finally:
             dashboard.close()
+            if json_wanted and cluster.run:
+                click.echo(as_json.dump(as_json.outcome(Run(cluster.run_dir))))
 
 
 def _without_cause(dashboard: Dashboard) -> Observer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.commands import completion
+from muster.commands import as_json, completion
 from muster.commands.launch import as_options
 from muster.dashboard.text import COLOURS, GLYPHS, duration
 from muster.records import runs as recorded
@@ -32,7 +31,7 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -49,7 +48,7 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
     "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="With --prune: and all that are newer."
 )
 def runs(
-    as_json: bool, limit: int | None, name: str | None, status: tuple[str, ...],
+    json_wanted: bool, limit: int | None, name: str | None, status: tuple[str, ...],
     prune: bool, keep: int, older_than: float | None,
 ) -> None:  # fmt: skip
     """List the recorded runs, newest first.
@@ -67,15 +66,15 @@ def runs(
         if limit or name or status:
             raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
         deleted = recorded.prune(keep, older_than)
-        click.echo(json.dumps(deleted) if as_json else "\n".join([*deleted, f"{len(deleted)} runs deleted"]))
+        click.echo(as_json.dump(deleted) if json_wanted else "\n".join([*deleted, f"{len(deleted)} runs deleted"]))
         return
     listed = [
         run
         for run in recorded.list_runs()
         if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
     ]
-    if as_json:
-        click.echo(json.dumps([_as_data(run) for run in listed[:limit]], indent=2))
+    if json_wanted:
+        click.echo(as_json.dump([as_json.summary(run) for run in listed[:limit]]))
         return
     limit = limit or SHOWN_RUNS
     if listed and sys.stdout.isatty():
@@ -116,19 +115,18 @@ def _took(run: recorded.Run) -> str:
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
-def _as_data(run: recorded.Run) -> dict[str, object]:
-    facts = {"id": run.id, "name": run.name, "status": run.status, "strategy": run.strategy}
-    return {**facts, "started_at": run.started_at, "seconds": run.seconds, "path": str(run.path)}
-
-
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.run_ids)
-def explain(run: str) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
+def explain(run: str, json_wanted: bool) -> None:
     """Say what failed first in RUN, why, and what to try.
 
     It is shown with its traceback, or the end of its log. RUN is an id, the beginning of one, or "last", which is the
     default.
     """
+    if json_wanted:
+        click.echo(as_json.dump(as_json.explanation(recorded.open_run(run))))
+        return
     lines = recorded.open_run(run).explain().split("\n")
     click.echo("\n".join(as_options(line) if line.startswith("Try: ") else line for line in lines))
 
@@ -139,7 +137,8 @@ def explain(run: str) -> None:
     "--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
     help="Write one page instead, which needs nothing else, with the logs in it.",
 )  # fmt: skip
-def show(run: str, html: Path | None) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
+def show(run: str, html: Path | None, json_wanted: bool) -> None:
     """Show RUN as it ended, or live while it runs.
 
     It is shown live in a terminal only. RUN is an id, the beginning of one, or "last", which is the default.
@@ -150,7 +149,9 @@ def show(run: str, html: Path | None) -> None:
       muster show last --html run.html
     """
     opened = recorded.open_run(run)
-    if html is not None:
+    if json_wanted:
+        click.echo(as_json.dump(as_json.outcome(opened)))
+    elif html is not None:
         from muster.dashboard.html_page import html_page
 
         html.write_text(html_page(opened), encoding="utf-8")
