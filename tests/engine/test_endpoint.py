@@ -8,6 +8,7 @@ import pytest
 from muster.agent import frames, wire
 from muster.errors import WorkerLost, WorkersMissing
 from muster.job import Limits
+from muster.pools.listener import HELLO_SECONDS
 from muster.testing import Outcome, Scene
 
 
@@ -36,6 +37,17 @@ def test_a_hello_that_is_refused(hello: dict[str, Any], why: str) -> None:
     assert outcome.error.worker == "worker-1"
     assert len(refused) == 1
     assert why in refused[0][1]["text"]
+
+
+def test_who_does_not_say_hello_is_not_kept_for_long() -> None:
+    with Scene() as scene:
+        silent = scene.workers["worker-0"]
+        scene.at(0.05, setattr, silent, "say", lambda *_, **__: None)
+        scene.start()
+        scene.advance(1)
+        assert silent.is_connected
+        scene.advance(HELLO_SECONDS)
+        assert not silent.is_connected
 
 
 @pytest.mark.parametrize("data", [b"nonsense\n", b"[]\n", b"{}\n", b"\xff\xfe\n", b"x" * (frames.MAX_LINE + 2)])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.pools.listener import Guest, Listener
+from muster.pools.listener import HELLO_SECONDS, Guest, Listener
 
 Protocol = asyncio.Protocol
 
@@ -123,6 +123,20 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
+class MemoryGuest(Guest):
+    """A connection in memory that has not said yet whose it is."""
+
+    protocol: Any = None
+
+    def __init__(self, address: str) -> None:
+        with socket.socket() as nowhere:
+            super().__init__(nowhere, address)
+
+    def send_away(self) -> None:
+        """End the connection."""
+        self.protocol.transport.abort()
+
+
 class MemoryListener(Listener):
     """Listens in memory, for an endpoint. TLS is left out: what it protects does not leave the process."""
 
@@ -132,17 +146,22 @@ class MemoryListener(Listener):
         """Start to listen, and return the port."""
 
         def made() -> Protocol:
-            guest = Guest(socket.socket(), host)
-            guest.socket.close()
-            return self._make_protocol(guest)
+            guest = MemoryGuest(host)
+            self._guests[guest] = None
+            asyncio.get_running_loop().call_later(HELLO_SECONDS, self._expire, guest)
+            protocol = guest.protocol = self._make_protocol(guest)
+            assert isinstance(protocol, Protocol)
+            return protocol
 
         self._server = server = await asyncio.get_running_loop().create_server(made, listen, port)
         return int(server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and end those that nobody has taken over."""
         if self._server is not None:
             self._server.close()
+        for guest in list(self._guests):
+            guest.send_away()
 
 
 class MemorySocket:
