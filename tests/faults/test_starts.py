@@ -96,8 +96,8 @@ def test_horovod_without_openssh_says_what_to_install(
     [
         ({"n_workers": 0}, JobError, "n_workers is 0"),
         ({"n_workers": 10**9}, JobError, "n_workers is 1000000000"),
-        ({"memory": 1e6}, ResourceError, "worker-0 asks for .* of memory; this machine has"),
-        ({"cpu": 10_000}, ResourceError, "worker-0 asks for 10000 cores; this machine has"),
+        ({"memory": 1e6}, ResourceError, "each worker asks for .* of memory; this machine has"),
+        ({"cpu": 10_000}, ResourceError, "each worker asks for 10000 cores; this machine has"),
         ({"nvidia_gpu": 800}, ResourceError, "800 GPUs; this machine has"),
         ({"env": {"A=B": "secret"}}, JobError, "'A=B' has an impossible name"),
         ({"env": {"KEY": "sec\0ret"}}, JobError, "'KEY' has .* a NUL character"),

@@ -219,7 +219,7 @@ def test_the_token_is_on_no_command_line_and_in_no_record(scene: Scene) -> None:
 
     def remember(self: Endpoint, *args: object, **options: object) -> None:
         original(self, *args, **options)  # type: ignore[arg-type]
-        tokens.append(self._token)
+        tokens.append(self._token("worker-0", 0))
 
     with pytest.MonkeyPatch.context() as patch, all_command_lines() as seen:
         patch.setattr(Endpoint, "__init__", remember)
