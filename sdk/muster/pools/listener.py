@@ -26,6 +26,7 @@ SAFE_SECONDS = 0.5  # how long none has to make room for another
 SPARE = 64  # connections that may be held beside those of the agents that are expected
 AT_ONCE = 64  # connections that are accepted before others have their turn
 RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
+SILENT_SECONDS = 5  # until a machine that does not answer is asked for a sign of life; as long again until it is lost
 WARNINGS = 5  # that are written in
 WARNING_SECONDS = 10.0  # so many seconds; others are counted
 
@@ -154,7 +155,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, guest)  # behind a hello that lies in the inbox
         try:
-            guest.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _configure(guest.socket)
             await loop.connect_accepted_socket(
                 lambda: self._make_protocol(guest),
                 guest.socket,
@@ -188,6 +189,19 @@ class Listener:
     def _accept_again(self) -> None:
         if self._socket is not None:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+
+
+def _configure(connection: socket.socket) -> None:
+    """Send at once, and notice a machine that is gone without a word; one that is only suspended answers all the same.
+
+    It is the kernels that ask and answer, so that a process may be held up for as long as it likes.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * SILENT_SECONDS * 1000)
 
 
 class RareWarnings:
