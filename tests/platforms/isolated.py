@@ -16,6 +16,7 @@ class Isolated(LocalPlatform):
     """Each worker has a view of the files in which the session's scratch folder and the run's folder are empty."""
 
     storage = Storage.NOTHING
+    lease_seconds = 15.0
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent.places import resolve
 from muster.checks.planning import describe, make_facts, member_names, preview
 from muster.errors import JobError, PlatformUnsupported
-from muster.job import Job, Member, Script
+from muster.job import Job, Member, Plan, Script
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.horovod import Horovod
@@ -43,6 +44,10 @@ def strategy(request: pytest.FixtureRequest, mpiexecs: dict[str, str]) -> Strate
     return get_strategy(request.param, **options)
 
 
+def plan_of(strategy: Strategy, job: Job, given: Facts) -> Plan:
+    return strategy.plan(job, members(job, strategy), given)
+
+
 class TestContract:
     """What holds for every strategy; a new one is in ``STRATEGIES``, and so is tested here."""
 
@@ -55,6 +60,28 @@ class TestContract:
         job = JOBS[strategy.name]
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert list(plan.processes) == [name for name, _, _ in member_names(job, strategy)]
+
+    def test_where_nothing_is_shared_processes_name_places_and_no_folder_of_the_session(
+        self, strategy: Strategy
+    ) -> None:
+        job = JOBS[strategy.name]
+        scratch, run_dir = Path("/tmp/scratch"), Path("/home/runs/run-1")
+        given = make_facts(job, run_dir, scratch, probed=strategy.probe(), run_place=scratch / "run")
+        plan = plan_of(strategy, job, given)
+        there = {"library": "/other/lib", "run": "/other/run"}
+        for process in plan.processes.values():
+            words = [resolve(word, there) for word in (*process.argv, *process.env.values(), process.cwd or "")]
+            assert not [word for word in words if "/tmp/scratch" in word or "/home/runs" in word or "\0" in word]
+            assert "/other/run/results" in words
+            assert "/other/lib/runner.py" in words
+        usual = plan_of(strategy, job, facts(job, strategy))
+        here = {**given.places, "run": str(run_dir)}
+        if plan.launcher and usual.launcher:
+            assert tuple(resolve(word, here) for word in plan.launcher.argv) == usual.launcher.argv
+        for name, process in plan.processes.items():
+            assert tuple(resolve(word, here) for word in process.argv) == usual.processes[name].argv
+            assert {key: resolve(value, here) for key, value in process.env.items()} == usual.processes[name].env
+        assert "<library>/runner.py" in json.dumps(describe(plan, job))
 
     def test_somebody_decides_the_end(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]

@@ -19,6 +19,7 @@ from .gpus import GpuMeter
 from .link import Link
 from .logfile import LogFile, RankLogs
 from .loop import Loop
+from .places import resolve
 from .ports import PortHold, hold_ports
 from .processes import Child, Processes, cannot_start, outcome_of
 from .ranks import Ranks
@@ -193,9 +194,9 @@ class Agent:
 
     def _start(self, order: wire.Start) -> None:
         self._rank_logs.are_wanted = order.split
-        argv = list(order.argv)
+        argv, env, cwd = self._resolved(order)
         try:
-            self.start_process(argv, order.env, order.cwd, order.rank, self.process_ended)
+            self.start_process(argv, env, cwd, order.rank, self.process_ended)
         except OSError as error:
             text = cannot_start(argv, error)
             self.complain(text)
@@ -205,7 +206,14 @@ class Agent:
 
     def _expect(self, order: wire.Expect) -> None:
         self._rank_logs.are_wanted = order.split
-        self.expected = {"argv": list(order.argv), "env": order.env, "cwd": order.cwd}
+        argv, env, cwd = self._resolved(order)
+        self.expected = {"argv": argv, "env": env, "cwd": cwd}
+
+    def _resolved(self, order: "wire.Start | wire.Expect") -> "tuple[list[str], dict[str, str], str | None]":
+        """Command line, environment and working directory, with this worker's paths of the places that they name."""
+        places = self.config["places"]
+        env = {name: resolve(value, places) for name, value in order.env.items()}
+        return [resolve(word, places) for word in order.argv], env, order.cwd and resolve(order.cwd, places)
 
     def _watch(self, order: wire.Watch) -> None:
         self._watched_ports.add(order.port)

@@ -3,6 +3,8 @@
 import os.path
 import re
 
+from .places import resolve
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -39,7 +41,7 @@ def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str
     """
     environment = _inherited(config["environ"])
     environment.update(_from_resources(config))
-    environment.update(config["env"])
+    environment.update((name, resolve(value, config["places"])) for name, value in config["env"].items())
     environment.update(_identity(config, address))
     return environment
 

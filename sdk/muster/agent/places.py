@@ -11,11 +11,24 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator
+    from typing import Iterator, Mapping
 
 MOST_FILES = 10000  # in one listing
 DEEPEST = 32  # folders in one another
 PART = ".part"  # ends the name of a file that has not come in full
+
+
+def symbol(place: str) -> str:
+    """What stands for the path of a place in the texts of a plan. No argument or variable of a user's can hold it."""
+    return "\0{}\0".format(place)
+
+
+def resolve(text: str, places: "Mapping[str, str]") -> str:
+    """The text with the paths of places in the stead of their symbols."""
+    if "\0" in text:
+        for place, path in places.items():
+            text = text.replace(symbol(place), path)
+    return text
 
 
 def split(path: str) -> "list[str]":

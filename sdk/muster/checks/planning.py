@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from muster.agent.places import symbol
 from muster.checks.arguments import whole_number
 from muster.errors import JobError
 from muster.job import Job, Launcher, Member, Plan, Process
@@ -64,10 +66,15 @@ def make_facts(
         scratch: the folder that goes when the run ends.
         library: where the workers find what is shipped to them; by default in the scratch folder.
         probed: what the strategy's ``probe`` found.
-        run_place: the folder that stands for the run's on workers which do not see that; None where they do.
+        run_place: the folder that stands for the run's on workers which do not see that; None where they do. Plans
+            then name places by symbols, which each agent resolves.
     """
     library = library or scratch / "lib"
-    there = run_place or run_dir
+    there = run_dir
+    places = {}
+    if run_place is not None:
+        places = {"library": str(library), "run": str(run_place)}
+        library, there = Path(symbol("library")), Path(symbol("run"))
     python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     environment = {
         **job.env,
@@ -85,6 +92,7 @@ def make_facts(
         session_python=sys.executable,
         environment=environment,
         probed=probed,
+        places=places,
     )
 
 
@@ -106,7 +114,24 @@ def preview(job: Job, strategy: Strategy, probed: object) -> Plan:
 
 
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
-    """The plan as plain data to be recorded or printed, without the values of the user's environment variables."""
+    """The plan as plain data to be recorded or printed, without the values of the user's environment variables.
+
+    Places that it names by symbols are in angle brackets, such as ``<library>``.
+    """
+    described: dict[str, Any] = _named(_describe(plan, job))
+    return described
+
+
+def _named(data: Any) -> Any:
+    """The same with symbols of places in angle brackets."""
+    if isinstance(data, str):
+        return re.sub("\0(.*?)\0", r"<\1>", data)
+    if isinstance(data, dict):
+        return {key: _named(value) for key, value in data.items()}
+    return [_named(value) for value in data] if isinstance(data, list) else data
+
+
+def _describe(plan: Plan, job: Job) -> dict[str, Any]:
     return {
         "resources": asdict(job.resources),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},

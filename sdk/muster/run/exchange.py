@@ -37,7 +37,7 @@ class Exchange:
     """
 
     def __init__(self, context: RunContext, session: Endpoint) -> None:
-        self._library = context.facts.library
+        self._library = context.facts.library_here
         self._run_dir = context.run_dir
         self._session = session
         self._names = [spec.name for spec in context.specs]

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from muster.agent import wire
+from muster.agent.places import resolve
 from muster.errors import MusterError, RunStopped
 from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
@@ -130,7 +131,7 @@ class Orchestrator:
         self._raise_if_over()
         launcher = self.strategy.launcher(self.job, self.facts)
         if launcher:
-            await self._launcher.start(Process(launcher.prestart, launcher.env, launcher.cwd))
+            await self._launcher.start(Process(self._resolved(launcher.prestart), launcher.env, launcher.cwd))
 
         self._submitted_at = clock.now()
         try:
@@ -185,7 +186,7 @@ class Orchestrator:
         if plan.launcher:
             for name, process in plan.processes.items():
                 self.pool.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
-            self._launcher.go(plan.launcher.argv)
+            self._launcher.go(self._resolved(plan.launcher.argv))
         else:
             for name, rank, process in plan.starts():
                 order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
@@ -209,6 +210,10 @@ class Orchestrator:
                 raise error
         finally:
             shipping.cancel()
+
+    def _resolved(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """A command line for the launcher, which runs here, with the paths of the places that it names."""
+        return tuple(resolve(word, self.facts.places) for word in argv)
 
     def _splits(self, worker: str) -> bool:
         """Whether each rank of a worker gets a log of its own."""

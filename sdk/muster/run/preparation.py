@@ -47,9 +47,9 @@ async def prepare(
     library = runs.library(run_dir) if storage is Storage.PROJECT else None
     run_place = scratch / "run" if storage is Storage.NOTHING else None
     facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, run_place=run_place)
-    await in_thread(ship_library, facts.library, strategy.programs)
+    await in_thread(ship_library, facts.library_here, strategy.programs)
     if job.script and job.script.pickled:
-        await in_thread((facts.library / FUNCTION_FILE).write_bytes, job.script.pickled)
+        await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled)
     login = generate_key_pair() if strategy.needs_ssh else None
     if login:
         write_private(identity(facts), login.private)
@@ -98,8 +98,8 @@ def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: Key
             ports=checked.strategy.ports_per_worker,
             port_range=checked.worker_ports,
             places={
-                "library": str(facts.library),
-                "run": str(Path(facts.environment["MUSTER_RESULTS"]).parent),
+                "library": str(facts.library_here),
+                "run": facts.places.get("run", str(facts.run_dir)),
                 "scratch": str(facts.scratch / name),
                 "project": checked.job.cwd,
             },

@@ -25,6 +25,8 @@ class Facts:
         session_python: the interpreter of the session.
         environment: what every process of the script gets, beside what the worker has by itself.
         probed: what the strategy's ``probe`` found.
+        places: where the session has the places that ``library`` and the environment name by symbols only, as workers
+            may have them elsewhere (:mod:`muster.agent.places`); empty where they name the paths.
     """
 
     run_id: str
@@ -35,6 +37,12 @@ class Facts:
     session_python: str
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     probed: Any = None
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def library_here(self) -> Path:
+        """Where the session has the library."""
+        return Path(self.places.get("library", self.library))
 
 
 class Strategy(ABC):
