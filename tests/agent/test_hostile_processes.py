@@ -53,7 +53,7 @@ def assert_serves(worker: Launched) -> None:
     """The agent starts a process, and tells of its end, soon."""
     before = len(worker.session.received("exited"))
     worker.send("start", argv=["/bin/true"], env={}, cwd=None)
-    assert worker.session.wait_for("exited", count=before + 1, timeout=5)
+    assert worker.session.wait_for("exited", count=before + 1)
     assert not is_gone(worker.hello["pid"])
 
 
@@ -63,7 +63,7 @@ def test_a_flood_of_reports_holds_up_nothing(worker: Launched) -> None:
     worker.output_with("up\nup")
     assert_serves(worker)
     worker.send("stop", grace=0.1)
-    assert len(worker.session.wait_for("exited", count=3, timeout=5)) == 3
+    assert len(worker.session.wait_for("exited", count=3)) == 3
 
 
 def test_a_flood_of_output_holds_up_nothing(worker: Launched) -> None:
@@ -71,7 +71,7 @@ def test_a_flood_of_output_holds_up_nothing(worker: Launched) -> None:
     worker.output_with("up")
     assert_serves(worker)
     worker.send("stop", grace=0.1)
-    assert len(worker.session.wait_for("exited", count=2, timeout=5)) == 2
+    assert len(worker.session.wait_for("exited", count=2)) == 2
 
 
 NO_REQUESTS = [

@@ -38,6 +38,8 @@ TICK = 0.1  # seconds between two looks at what the kernel gives no notice of: o
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
 REPORTS_AT_ONCE = 100
+OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
+OUTPUT_AT_END = 256  # of a process
 
 
 class Agent:
@@ -247,7 +249,7 @@ class Agent:
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
         self._rank_logs.close(child.rank)
-        self._send_output()  # so that its last words come before its end
+        self._send_output(OUTPUT_AT_END)  # so that its last words come before its end
         facts = {name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory")}
         self._link.send(wire.Exited(time=child.ended_at[0], monotonic=child.ended_at[1], **facts))
         if self._outcome["status"] != "failed":
@@ -297,9 +299,9 @@ class Agent:
         self._send_output()
         self._log.rotate_when_full(wait_for_reader=self._link.is_open)
 
-    def _send_output(self) -> None:
+    def _send_output(self, most: int = OUTPUT_AT_ONCE) -> None:
         self._rank_logs.copy()
-        for _ in range(self._log.unread()):  # and no more: a process that prints without end must hold up nothing else
+        for _ in range(min(self._log.unread(), most)):  # a process that prints without end must hold up nothing else
             text = self._log.read() if self._link.takes_output else ""
             if text:
                 self._link.send(wire.Output(text))
