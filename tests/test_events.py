@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from muster.commands.main import main
-from muster.events import Event
+from muster.events import Event, Observers
 from muster.records.journal import PROGRESS_PER_SECOND, Journal
 from plain import Plain
 
@@ -71,3 +72,32 @@ def test_progress_of_many_ranks_is_journalled_less_often_and_the_last_always(
     events = [Event.from_json(line) for line in journal.path.read_text().splitlines()]
     steps = [event.data["step"] for event in events if event.worker == "worker-1"]
     assert steps == [*range(0, 25, seconds_between), *([24] if seconds_between > 1 else [])]
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), SystemExit(3), asyncio.CancelledError()])
+def test_an_observer_that_raises_is_dropped(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Event] = []
+
+    def observer(event: Event) -> None:
+        raise error
+
+    observers = Observers([observer, told.append])
+    observers.tell(Event("note"))
+    observers.tell(Event("note"))
+    assert len(told) == 2
+    assert caplog.text.count("is dropped") == 1
+
+
+def test_an_interrupt_while_an_observer_runs_is_not_its_own() -> None:
+    told: list[Event] = []
+
+    def interrupted(event: Event) -> None:
+        told.append(event)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+
+    observers = Observers([interrupted])
+    with pytest.raises(KeyboardInterrupt):
+        observers.tell(Event("note"))
+    observers.tell(Event("note"))
+    assert len(told) == 2

@@ -120,6 +120,6 @@ class Pool:
         deadline = clock.now() + GONE_SECONDS
         while clock.now() < deadline:
             polled = await self.poll(self.handles, CLOSE_SECONDS)
-            if all(worker.status.is_final for worker in polled):
+            if all(worker.status.is_final for worker in polled if worker.id in self.handles):
                 return
             await asyncio.sleep(self.platform.poll_seconds[0] / LOOKS_AT_THE_END)

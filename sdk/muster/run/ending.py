@@ -57,11 +57,19 @@ class Ending:
 
     async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
         """Get what workers have written, as far as they still tell; what cannot be had is told."""
+        collecting = asyncio.ensure_future(collect())
+        collecting.add_done_callback(lambda _: self._state.changed.set())
+        await self._state.wait_while(lambda: not (collecting.done() or self.is_urgent), COLLECT_SECONDS)
+        why = "the run was to end at once" if self.is_urgent else f"it took longer than {COLLECT_SECONDS:g} s"
         try:
-            await asyncio.wait_for(collect(), COLLECT_SECONDS)
+            if collecting.cancel():
+                await asyncio.wait([collecting], timeout=KILL_SECONDS)
+            else:
+                collecting.result()
+                return
         except (MusterError, OSError, asyncio.TimeoutError) as error:
-            why = str(error) or f"it took longer than {COLLECT_SECONDS:g} s"
-            self._state.emit("note", text=f"Not all results of the workers could be got: {why}")
+            why = str(error)
+        self._state.emit("note", text=f"Not all results of the workers could be got: {why}")
 
     async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""

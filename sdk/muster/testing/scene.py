@@ -91,6 +91,7 @@ class Scene:
         owns_platform: bool = True,
     ) -> None:
         self.loop = SimulatedLoop()
+        self.loop.programs = lambda argv: self.launcher
         platform = platform or ScriptedPlatform()
         play = platform.player if isinstance(platform, ScriptedPlatform) else ScriptedWorker
         self.platform: Any = platform  # tests know which it is
@@ -141,7 +142,6 @@ class Scene:
 
     def start(self) -> None:
         """Start it."""
-        self.loop.programs = lambda argv: self.launcher
         self._run = self.loop.run_until_complete(self._begin())
 
     def advance(self, seconds: float) -> None:
