@@ -20,7 +20,7 @@ from muster.checks.script import make_script
 from muster.commands.main import main
 from muster.doctor import Finding, Report, examine, workers
 from muster.doctor.workers import _check_interfaces, _check_logins
-from muster.job import Job, Member, Resources, WorkerSpec
+from muster.job import Job, Member, Resources, Status, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
 from muster.records.runs import list_runs
@@ -66,6 +66,23 @@ class Firewalled(LocalPlatform):
         """Launch workers that dial a port where nobody listens."""
         unreachable = [replace(spec, session=spec.session and replace(spec.session, port=1)) for spec in specs]
         return super().submit(unreachable, run_key)
+
+
+class Full(LocalPlatform):
+    """A platform that has no place for any worker."""
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Queue them."""
+        self.status = Status.SCHEDULING
+        return [spec.name for spec in specs]
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """They are queued, until they are stopped."""
+        return [Worker(handle, handle, self.status) for handle in handles]
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Drop them from the queue."""
+        self.status = Status.STOPPED
 
 
 @pytest.fixture(autouse=True)
@@ -291,6 +308,12 @@ class TestTheWorkers:
         assert finding.level == "error"
         assert finding.worker in {"worker-0", "worker-1"}
         assert "session" in finding.text + finding.mend
+
+    def test_a_platform_that_has_no_place_for_them(self) -> None:
+        with contextlib.closing(Full()) as platform:
+            (finding,) = look(launch=True, platform=platform, timeout_seconds=1).of("launch")
+        assert finding.level == "error"
+        assert "2 of 2 workers were still queued after 1 s" in finding.text
 
     def test_versions_that_differ_are_told_by_worker(self, folder: Path) -> None:
         for worker, version in (("worker-0", "1.0"), ("worker-1", "2.0")):

@@ -77,13 +77,14 @@ def visit(checked: CheckedRun) -> list[Finding]:
     """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
     strategy = Visit(checked.strategy)
     began = time.monotonic()
+    seconds = checked.limits.start or START_SECONDS
     try:
         cluster = Cluster.of(
             replace(
                 checked,
                 strategy=strategy,
                 platform=make_platform(checked.request),
-                limits=Limits(start=checked.limits.start or START_SECONDS),
+                limits=Limits(start=seconds, queue=seconds),  # whoever asks does not wait for a place all night
             )
         )
         try:
