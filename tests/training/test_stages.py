@@ -16,6 +16,7 @@ from muster.records.first_step import first_step
 from muster.training import stages
 from muster.training.stages import BUILDING, RUNNING, SILENT_SECONDS, Stages
 from plain import Plain
+from support import environment
 
 
 class Watched:
@@ -186,6 +187,36 @@ def test_who_has_left_the_others_again_had_joined_them(now: bool, ever: bool, sa
     program = HOROVOD.format(now=now, ever=ever)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == said
+
+
+CONTEXT = """
+import sys, types
+from muster.training import stages
+if {context!r}:
+    module = types.ModuleType("tensorflow.python.eager.context")
+    module._context = types.SimpleNamespace(**{context})
+    sys.modules[module.__name__] = module
+print(stages.lacks_strategy())
+"""
+TWO = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'
+
+
+@pytest.mark.parametrize(
+    ("config", "context", "lacks"),
+    [
+        (TWO, {}, True),
+        (TWO, {"_collective_ops_server_def": None}, True),
+        (TWO, {"_collective_ops_server_def": "one"}, False),
+        (TWO, {"another": "version"}, False),
+        (TWO.replace(', "b:2"', ""), {}, False),
+        ("nonsense", {}, False),
+    ],
+)
+def test_workers_that_have_made_no_strategy_are_told_apart(config: str, context: dict[str, Any], lacks: bool) -> None:
+    env = environment(TF_CONFIG=config, MUSTER_SERVES="1")
+    command = [sys.executable, "-c", CONTEXT.format(context=context)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == f"{lacks}\n"
 
 
 def test_looking_costs_little(folder: Path) -> None:

@@ -31,8 +31,13 @@ import tensorflow as tf
 
 from . import communication, horovod
 from .checkpoint import Checkpoint
-from .progress import report
+from .progress import report, warn
 from .store import write_durably
+
+SAME_EXAMPLES = (
+    "reads the same examples as all other ranks, as their losses say: all do the same work. muster.training.partition "
+    "gives each rank its share"
+)
 
 Logs = Optional[Dict[str, Any]]
 BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size; what it holds is in memory twice more
@@ -155,13 +160,27 @@ class BroadcastVariables(keras.callbacks.Callback):
     def __init__(self, root_rank: int = 0) -> None:
         super().__init__()
         self.root_rank = root_rank
+        self._steps = 0  # that were told
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Check how the model is compiled, then broadcast; raises ValueError."""
+        self._steps = 0
         if horovod.size() > 1:
             _check_compiled(self.model)
             _check_steps(self.params.get("steps"))
         broadcast_variables(self.model, self.model.optimizer, self.root_rank)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """After the second step, warn of ranks that read the same examples: those have the same loss to the last bit.
+
+        After the first step others may have it, too: that of a model whose output begins with zeros.
+        """
+        if self._steps < 2 and logs and horovod.size() > 1:
+            self._steps += 1
+            if self._steps == 2 and "loss" in logs:
+                loss = zlib.crc32(repr(float(logs["loss"])).encode())
+                if not horovod.differing([loss], "second_loss"):
+                    warn(SAME_EXAMPLES)
 
 
 def _check_compiled(model: keras.Model) -> None:

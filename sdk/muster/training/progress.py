@@ -113,6 +113,8 @@ def _warn_of_apart(alone: str) -> None:
         warn(alone)
     elif stages.trains_apart():
         warn(stages.APART)
+    elif stages.lacks_strategy():
+        warn(stages.NO_STRATEGY)
 
 
 def _tell(message: Mapping[str, Any], seconds: float = 0.0) -> None:

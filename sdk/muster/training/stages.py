@@ -5,6 +5,7 @@ ten times a second what the main thread is at, and ends with the first step. Sta
 """
 
 import atexit
+import json
 import os
 import sys
 import threading
@@ -40,6 +41,10 @@ ENDED_ALONE = (
     "muster.training.horovod.init(), or hvd.init(), and a DistributedOptimizer"
 )
 
+NO_STRATEGY = (
+    "has not made a tf.distribute.MultiWorkerMirroredStrategy(), as others have not perhaps: every worker trains a "
+    "model of its own, and none learns from the others"
+)
 APART = (
     "trains with Horovod's own Keras integration, which does not average gradients under Keras 3: every rank trains a "
     "model of its own. muster.training.keras takes its place"
@@ -174,6 +179,20 @@ def trains_apart() -> bool:
     keras = str(getattr(sys.modules.get("keras"), "__version__", ""))
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     return "horovod._keras" in sys.modules and _ranks() > 1 and keras.startswith("3.") and not is_legacy
+
+
+def lacks_strategy() -> bool:
+    """Whether this is one of several workers for a MultiWorkerMirroredStrategy, and its script has made none."""
+    if not os.environ.get("MUSTER_SERVES"):
+        return False
+    try:
+        workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+    except (KeyError, TypeError, ValueError):
+        return False
+    if len(workers) < 2:
+        return False
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    return context is None or getattr(context, "_collective_ops_server_def", ()) is None
 
 
 def _ranks() -> int:
