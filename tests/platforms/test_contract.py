@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from muster.errors import JobError, LaunchRefused, MusterError, ResourceError
@@ -74,6 +75,23 @@ def test_the_same_run_key_again_starts_nothing(platform: Platform, run: Run) -> 
         assert eventually(lambda handle=handle: list(platform.logs(handle)), "it has printed") == ["started"]
     another = platform.submit([run.spec("worker-2")], f"{run.id}-again")
     assert handles_of(platform.list()) == [*handles, *another]
+
+
+def test_the_next_generation_of_a_worker_is_another_one(platform: Platform, run: Run) -> None:
+    spec = run.spec(process=shell("echo $MUSTER_WORKER; sleep 600"))
+    (first,) = platform.submit([spec], run.id)
+    running(platform, platform.poll([first]))
+    platform.stop([first])
+    ended(platform, platform.poll([first]))
+    (second,) = platform.submit([replace(spec, generation=1)], f"{run.id}.1")
+    assert second != first
+    running(platform, platform.poll([second]))
+    assert [(worker.name, worker.status) for worker in platform.poll([first, second])] == [
+        ("worker-0", Status.STOPPED), ("worker-0", Status.RUNNING),
+    ]  # fmt: skip
+    assert handles_of(platform.list()) == [first, second]
+    platform.stop([first])
+    assert platform.poll([second])[0].status is Status.RUNNING
 
 
 def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platform, run: Run) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import muster
 import pytest
 from muster.errors import ScriptFailed, WorkerLost
+from muster.job import SessionAddress, WorkerSpec
 from muster.records import runs
 from support import Run, eventually, shell
 
 from tests.plain import Plain
 from tests.platforms.isolated import Isolated, isolated
+from tests.pools.test_cut_links import Proxy
 
 
 @pytest.fixture
@@ -81,6 +86,57 @@ def test_logs_are_exact_and_are_rotated(
     kept = (log.with_name("worker-0.log.1").read_text() + log.read_text()).split()
     assert kept[-1] == "99999"
     assert [int(line) for line in kept[1:]] == list(range(int(kept[1]), 100_000))
+
+
+class Cut(Isolated):
+    """The same, with a link to the session that can be cut."""
+
+    proxy: Proxy
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        address = specs[0].session
+        assert address is not None
+        self.proxy = Proxy(address.host, address.port)
+        return super().submit([replace(spec, session=self._through_proxy(spec)) for spec in specs], run_key)
+
+    def _through_proxy(self, spec: WorkerSpec) -> SessionAddress:
+        assert spec.session is not None
+        return replace(spec.session, port=self.proxy.port)
+
+
+def test_a_link_that_is_cut_while_results_come(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolated()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large.py").write_text(
+        "import os, pathlib\n"
+        "pathlib.Path(os.environ['MUSTER_RESULTS'], 'large').write_bytes(os.urandom(1 << 20) * 64)\n"
+    )
+    platform = Cut()
+    cuts = []
+
+    def cut_while_it_comes() -> None:
+        folder = Path(os.environ["MUSTER_HOME"]) / "runs"
+        eventually(
+            lambda: any(path.stat().st_size > 1 << 22 for path in folder.glob("*/results/.large*")), "it comes", 40
+        )
+        platform.proxy.cut()
+        (part,) = folder.glob("*/results/.large*")
+        cuts.append(part.stat().st_size)
+        time.sleep(0.3)
+        platform.proxy.restore()
+
+    cutting = threading.Thread(target=cut_while_it_comes)
+    cutting.start()
+    try:
+        cluster = muster.run_cluster(
+            1, worker_script="large.py", strategy=Plain(), memory=0.5, platform=platform
+        ).cluster
+        assert (cluster.run_dir / "results" / "large").stat().st_size == 64 << 20
+        assert 1 << 22 <= cuts[0] < 64 << 20, "the link was cut in the middle"
+    finally:
+        cutting.join()
+        platform.close()
+        platform.proxy.close()
 
 
 def test_what_a_script_raised_is_told_with_its_log_and_results_come_all_the_same(

@@ -96,7 +96,7 @@ def _facts(guard: Guard | None) -> dict[str, dict[str, Any]]:
 
 def _unknown(handle: str, guard: Guard | None) -> Worker:
     match = HANDLE.fullmatch(handle)
-    name = match["name"].rpartition(".")[2] if match else handle
+    name = match["name"].split(".")[1] if match and "." in match["name"] else handle
     reason = "This platform does not know the worker."
     if guard is not None and not linux.is_running(*guard):
         reason = "The session that launched it is gone, and its workers with it."
