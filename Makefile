@@ -33,7 +33,7 @@ matrix: setup  ## run the quick tests on other Pythons that are here, and with t
 	$(PYTHON) scripts/matrix.py $(ARGS)
 
 coverage: setup  ## run the engine's own tests, and say how much of the engine they run
-	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine tests/pools/test_endpoint.py $(ARGS)
+	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine tests/pools/test_endpoint.py tests/pools/test_leases.py tests/pools/test_pool.py $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
 
 docs: setup  ## make the documentation, in docs/_build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from muster.checks.planning import member_names
 from muster.errors import JobError, MusterError
 from muster.events import Observers
 from muster.job import Job, Script
+from muster.platforms.base import Storage
 from muster.records.journal import Journal
 from muster.run import execution, preparation
 from muster.run.execution import Execution
@@ -149,3 +151,36 @@ def test_nothing_that_blocks_is_done_on_the_loop(
         made.begin(checked)
         finish(loop, made)
     assert called == {name: True for _, name in places}
+
+
+def test_workers_that_share_nothing_get_files_and_give_theirs(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, tmp_path: Path
+) -> None:
+    assert isinstance(checked.platform, ScriptedPlatform)
+    checked.platform.storage = Storage.NOTHING
+    players = [checked.platform.player(name) for name, _, _ in checked.members]
+    for player in players:
+        player.places = {place: str(tmp_path / player.name / place) for place in ("run", "library")}
+        results = tmp_path / player.name / "run" / "results"
+        results.mkdir(parents=True)
+        (results / f"{player.name}.pkl").write_bytes(b"a value")
+        (tmp_path / player.name / "library").mkdir()
+    loop.call_later(5, lambda: players[0].say("output", text="words\n"))
+    loop.call_later(6, lambda: players[0].say("output", text="and more\n"))
+    made.begin(checked)
+    result = finish(loop, made)
+    assert result.error is None
+    assert (tmp_path / "worker-1" / "library" / "muster" / "training" / "progress.py").exists()
+    assert (made.run_dir / "results" / "worker-0.pkl").read_bytes() == b"a value"
+    assert (made.run_dir / "logs" / "worker-0.log").read_text() == "words\nand more\n"
+
+
+@pytest.mark.parametrize("when", [2, 5])
+def test_workers_that_share_nothing_and_get_lost(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, when: float
+) -> None:
+    assert isinstance(checked.platform, ScriptedPlatform)
+    checked.platform.storage = Storage.NOTHING  # and they take no files: they have no places
+    loop.call_later(when, checked.platform.player("worker-1").hang_up)
+    made.begin(checked)
+    assert finish(loop, made).error is not None

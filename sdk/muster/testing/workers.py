@@ -10,12 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.agent import frames, wire
+from muster.agent.files import Files
 from muster.job import WorkerSpec
 from muster.runtime import clock
 from muster.testing.loop import SimulatedLoop
 
 Rank = int | None
 HOST_KEY = "ssh-ed25519 " + "A" * 68
+
+FILE_ORDERS = frozenset(["put", "get", "have", "missing", "chunk"])
+
+
+class _FilesLoop:
+    """What the agent's side of a transfer needs of a loop."""
+
+    def call_later(self, delay: float, call: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(delay, call)
 
 
 @dataclass
@@ -58,6 +68,8 @@ class ScriptedWorker(asyncio.Protocol):
         orders: every message that the session has sent it, in order: its type and the fields.
         running: its processes: pid by rank (None where there are no ranks).
         on_order: called with each of them.
+        places: folders of its own by the name of the place, such as "run" and "library", where its platform shares
+            nothing with the session.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,6 +82,8 @@ class ScriptedWorker(asyncio.Protocol):
         self._decoder = frames.Decoder(limit=None)
         self._transport: asyncio.Transport | None = None
         self._pid = 100
+        self.places: dict[str, str] = {}
+        self._files: Files | None = None
         self._dialling: asyncio.Task[None] | None = None
 
     @property
@@ -188,11 +202,19 @@ class ScriptedWorker(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Orders have come."""
         for message in self._decoder.feed(data):
+            if message["type"] in FILE_ORDERS:
+                self._take_file_order(message)
+                continue
             kind = message.pop("type")
             self.orders.append((kind, message))
             self.on_order(kind, message)
             if kind not in self.manners.deaf_to:
                 getattr(self, "_on_" + kind, lambda **_: None)(**message)
+
+    def _take_file_order(self, message: dict[str, Any]) -> None:
+        if self._files is None:
+            self._files = Files(_FilesLoop(), lambda said: self.send(wire.encode(said)), self.places)  # type: ignore[arg-type]
+        getattr(self._files, message["type"])(wire.from_session(message))
 
     def _on_ping(self, number: int, **_: Any) -> None:
         self.say("clock", number=number, **self._clocks())
