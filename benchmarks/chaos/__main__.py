@@ -29,9 +29,7 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=100, metavar="N", help="how many faults; default: 100")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
     possible = ["processes", *(name for name in ("openmpi", "mpich") if shutil.which(f"mpiexec.{name}"))]
-    parser.add_argument(
-        "--strategies", default=",".join(possible), help="of processes, openmpi, mpich; default: all here"
-    )
+    parser.add_argument("--strategies", default=",".join(possible), help="of processes, openmpi, mpich, horovod")
     parser.add_argument("--faults", default=",".join(faults.FAMILIES), help=f"of {', '.join(faults.FAMILIES)}")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only the fault of that number")
     parser.add_argument("--keep", type=Path, default=Path("/tmp/muster-chaos"), help="where runs told wrong are kept")

@@ -88,6 +88,8 @@ def make(seed: int, number: int, families: tuple[str, ...], strategies: tuple[st
     rank = dice.randrange(workers * slots)
     faults, options = FAMILIES[family](dice, rank, slots, workers * slots)
     topology, reaction = dice.choice(TOPOLOGIES), dice.choice(REACTIONS)
+    if strategy == "horovod":
+        topology = "allreduce"
     return Case(number, family, strategy, topology, workers, slots, reaction, faults, options)
 
 

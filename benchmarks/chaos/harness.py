@@ -20,6 +20,7 @@ from muster.agent import linux
 from muster.errors import MusterError
 from muster.events import Event
 from muster.strategies.base import Strategy
+from muster.strategies.horovod import Horovod
 from muster.strategies.mpi import MPI
 from muster.strategies.processes import Processes
 
@@ -102,7 +103,7 @@ class Stage:
         if victim == "guard":
             return _child_of(os.getpid(), "agent/__main__.py guard")
         if victim == "launcher":
-            return _child_of(os.getpid(), "mpi_rank.py")
+            return _child_of(os.getpid(), "horovod" if self.case.strategy == "horovod" else "mpi_rank.py")
         return _child_of(self.pids[victim.replace("sshd", "agent")], "sshd_config")
 
     def fault_time(self) -> float | None:
@@ -181,7 +182,7 @@ def _run(case: Case, stage: Stage) -> Outcome:
         cluster.wait()
     except MusterError as raised:
         error = raised
-    run = run_dir.name or next((path.name for path in (Path(os.environ["MUSTER_HOME"]) / "runs").iterdir()), "")
+    run = run_dir.name or next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
     left = _what_is_left(run)
     gone_at = time.monotonic()
     for striker in strikers:
@@ -202,6 +203,8 @@ def _run(case: Case, stage: Stage) -> Outcome:
 def _strategy(case: Case) -> Strategy:
     if case.strategy == "processes":
         return Processes(slots=case.slots)
+    if case.strategy == "horovod":
+        return Horovod(slots=case.slots)
     return MPI(slots=case.slots, mpiexec=f"mpiexec.{case.strategy}")
 
 

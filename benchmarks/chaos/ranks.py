@@ -22,9 +22,13 @@ PATIENCE = 60.0  # seconds
 
 def main(orders):
     """Live one rank's life."""
-    rank, size = int(os.environ["MUSTER_RANK"]), int(os.environ["MUSTER_WORLD_SIZE"])
+    place = ("HOROVOD_RANK", "HOROVOD_SIZE") if "HOROVOD_RANK" in os.environ else ("MUSTER_RANK", "MUSTER_WORLD_SIZE")
+    rank, size = (int(os.environ[name]) for name in place)
     fault = orders["faults"].get(str(rank), {})
     strike_at(orders, rank, fault, "start")
+    if orders["topology"] == "allreduce":
+        reduce_all(orders, rank, fault)
+        return
     peers = meet(orders, rank, size)
     note(orders, "ready", rank)
     for step in range(orders["steps"]):
@@ -36,6 +40,20 @@ def main(orders):
         time.sleep(orders["pause"])
     strike_at(orders, rank, fault, "end")
     part(peers)
+
+
+def reduce_all(orders, rank, fault):
+    """The same with Horovod's own collectives, which say by themselves that a rank is gone."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    note(orders, "ready", rank)
+    for step in range(orders["steps"]):
+        strike_at(orders, rank, fault, step)
+        hvd.allreduce(tf.ones(100))
+        time.sleep(orders["pause"])
+    strike_at(orders, rank, fault, "end")
 
 
 def meet(orders, rank, size):

@@ -82,6 +82,7 @@ class RunState:
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
         self.disconnected_at: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
         self.metrics: dict[str, float] = {}
         self.first_step_at: float | None = None
@@ -209,12 +210,14 @@ class RunState:
 
     def lost(self, worker: str, reason: str) -> None:
         """A worker is gone, for this reason; since its connection ended, if it had one."""
-        self.fail(Failure(FailureKind.LOST, self.disconnected_at.get(worker, clock.now()), worker, message=reason))
+        when = self.disconnected_at.get(worker, clock.now())
+        self.fail(Failure(FailureKind.LOST, when, worker, message=reason, since=self._heard_at.get(worker)))
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
         """One message of a worker's agent (:mod:`muster.agent.wire`), or how far its clock is from the session's."""
+        self._heard_at[worker] = clock.now()
         handler = self._handlers.get(type(message))
         if handler is None:
             logger.warning("%s sent a %s, which no run expects", worker, type(message).__name__)
