@@ -402,7 +402,7 @@ def _may_be_deleted(run: Run) -> bool:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # one record that cannot be read must not hide the others
         return None
     return data if isinstance(data, dict) else None
 
