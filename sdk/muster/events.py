@@ -2,7 +2,27 @@
 
 An event is one timestamped fact. Its ``kind`` is one of:
 
-===================  ==================================================================================
+===================  =================================================================================================
+``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run`` (its id)
+``run_phase``        ``phase``: launching, connecting, starting, training, ending
+``run_ended``        ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``worker``, ``error`` (class name)
+``note``             ``text``: something the user should read
+``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``; whatever of these is news
+``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has said hello
+``process_started``  ``pid``, ``rank`` (None where there are no ranks)
+``process_exited``   ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or None)
+``listening``        ``port``: the server of this worker accepts connections
+``usage``            ``cpu`` (1.0 is one busy core), ``memory`` (bytes), where GPUs tell ``gpu`` (how many are busy) and
+                     ``gpu_memory``; about once a second, and not journalled
+``output``           ``text``: what the worker printed; not journalled, the logs have it
+``progress``         ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``bytes_sent``, ``metrics``:
+                     what of these the script reported; in JSON, metrics that are not finite are "NaN", "Infinity",
+                     "-Infinity"
+``stage``            ``rank``, ``stage``: what it is at before its first step, ``seconds`` that the one before took
+``exception``        ``rank``, ``type``, ``message``, ``traceback``: a script raised
+``stacks``           ``rank``, ``text``: Python stacks, asked for by the session
+===================  =================================================================================================
+
 ``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run.
 """
 
