@@ -168,6 +168,17 @@ def test_what_is_there_already_is_not_sent_again(worker: Worker, source: Path, t
     assert (tmp_path / "run" / "file").read_bytes() == source.read_bytes()
 
 
+def test_what_has_been_got_already_does_not_come_again(worker: Worker, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "file").write_bytes(source.read_bytes())
+    worker.get("file", tmp_path / "back")
+    worker.get("file", tmp_path / "back")
+    assert worker.bytes == LARGE
+    (tmp_path / "run" / "file").write_bytes(os.urandom(LARGE))
+    worker.get("file", tmp_path / "back")
+    assert worker.bytes == 2 * LARGE
+    assert (tmp_path / "back" / "file").read_bytes() == (tmp_path / "run" / "file").read_bytes()
+
+
 @pytest.mark.parametrize("chunks", [0, 1, 5, 11])
 def test_a_torn_transfer_goes_on_where_it_ended(worker: Worker, source: Path, tmp_path: Path, chunks: int) -> None:
     worker.cut_after = chunks

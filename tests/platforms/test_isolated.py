@@ -14,9 +14,12 @@ from typing import Any
 
 import muster
 import pytest
+from muster.doctor import examine
 from muster.errors import ScriptFailed, WorkerLost
-from muster.job import SessionAddress, WorkerSpec
+from muster.job import Resources, SessionAddress, WorkerSpec
 from muster.records import runs
+from muster.run.cluster import Cluster
+from muster.run.request import RunRequest
 from support import Run, eventually, shell
 
 from tests.plain import Plain
@@ -173,6 +176,29 @@ def test_a_worker_that_is_killed_while_it_trains(cluster: Callable[..., muster.C
     with pytest.raises(WorkerLost) as raised:
         cluster("kill.py")
     assert raised.value.worker == "worker-1"
+
+
+def test_results_can_be_got_while_it_runs(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "go_on.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path(os.environ['MUSTER_RESULTS'], 'so-far').write_text('1')\n"
+        "print('written', flush=True)\ntime.sleep(60)\n"
+    )
+    running = cluster("go_on.py", 1, wait=False)
+    eventually(lambda: "written" in running.logs("worker-0"), "it has written")
+    running.collect()
+    assert (running.run_dir / "results" / "so-far").read_text() == "1"
+    running.stop()
+
+
+def test_the_doctor_looks_at_workers_that_share_nothing(platform: Isolated, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    request = RunRequest(
+        script=tmp_path / "train.py", n_workers=2, resources=Resources(1, 0.5), strategy="processes", platform=platform
+    )
+    report = str(examine(Cluster.of(request)))
+    assert "2 workers came up" in report
+    assert "✗" not in report
 
 
 def test_ranks_that_agents_start(cluster: Callable[..., muster.Cluster]) -> None:

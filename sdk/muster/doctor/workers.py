@@ -118,6 +118,7 @@ def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[
     while time.monotonic() < deadline and not all(path.exists() for path in paths.values()):
         if not cluster.is_running:
             cluster.wait()
+        cluster.collect()
         time.sleep(0.02)
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 

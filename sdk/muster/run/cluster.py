@@ -287,6 +287,19 @@ class Cluster:
         future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
         return future.result(timeout=10)
 
+    def collect(self) -> None:
+        """Get what the workers have written so far: their results, their TensorBoard files, and their ranks' logs.
+
+        Nothing has to be got where they share files with this session, nor once the run has ended: then it is here.
+
+        Raises:
+            PlatformError: something cannot be got.
+        """
+        self._refuse_unless_usable()
+        orchestrator = self._execution.orchestrator
+        if orchestrator is not None and self.is_running:
+            asyncio.run_coroutine_threadsafe(orchestrator.collect(), background_loop()).result()
+
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Have ``observer`` called with every event from now on. Returns what ends that."""
         self._observers.add(observer)

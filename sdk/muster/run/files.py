@@ -130,6 +130,9 @@ class Transfers:
             if limit is not None and found.size > limit:
                 self._tell(worker, wire.Missing(number, "it is too large"))
                 raise TransferFailed(f"{path} of {worker} is too large: {found.size} bytes.", worker=worker)
+            if await in_thread(_is_there, target / path, found):
+                self._tell(worker, wire.Have(number, found.size))
+                return
             part = await in_thread(_Part, target, parts, found, worker)
             try:
                 self._tell(worker, wire.Have(number, part.offset))
@@ -298,6 +301,14 @@ class _Part:
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self._folder = -1
+
+
+def _is_there(path: Path, found: wire.Found) -> bool:
+    """Whether a file has been got already."""
+    try:
+        return path.stat().st_size == found.size and _describe(path)[1] == found.sha256
+    except OSError:
+        return False
 
 
 def _describe(source: Path) -> tuple[int, str, int]:

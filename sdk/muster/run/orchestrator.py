@@ -269,6 +269,11 @@ class Orchestrator:
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
         return {who(*source): answer.text for source, answer in self.state.stacks.items()}
 
+    async def collect(self) -> None:
+        """Get what workers that share no files with the session have written so far. Raises PlatformError, OSError."""
+        if self._exchange is not None:
+            await self._exchange.collect()
+
     # -- what tells it how things stand -------------------------------------------------------------------------------
 
     def _launcher_ended(self, code: int) -> None:
