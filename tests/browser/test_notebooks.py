@@ -152,7 +152,7 @@ def test_a_page_that_is_loaded_again_shows_the_run_again(open_notebook: Open, pa
     position = page.locator(".muster-progress >> nth=0")
     before = position.inner_text()
     expect(position).not_to_have_text(before)
-    page.click("text=Stop")
+    page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.locator(".muster-title")).to_contain_text("stopped")
 
 
@@ -277,7 +277,7 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
     notebook.run()
     await_training(page)
 
-    took = seconds_to_stop(notebook, lambda: page.click("text=Stop"))
+    took = seconds_to_stop(notebook, lambda: page.get_by_role("button", name="Stop", exact=True).click())
 
     expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
     errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]

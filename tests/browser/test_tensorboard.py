@@ -53,7 +53,7 @@ def test_the_button_opens_tensorboard_while_the_cell_runs(open_notebook: Open, p
         button.click()
     popup.value.wait_for_url("http://127.0.0.1:*/**")
     assert popup.value.url.split("/")[2] == board.url.split("/")[2]
-    page.click("text=Stop")
+    page.get_by_role("button", name="Stop", exact=True).click()
     notebook.await_end(10)
     expect(page.locator(".jp-OutputArea-output").first).to_contain_text("For TensorBoard: muster.tensorboard('")
     board.reload()

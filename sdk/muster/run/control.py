@@ -70,7 +70,6 @@ class Control:
             self._where.unlink(missing_ok=True)
 
     def _say_where(self, path: Path) -> None:
-        self._where.touch(mode=0o600)
         runs.write_json(self._where, {"socket": str(path), "token": self._token}, mode=0o600)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -330,7 +330,13 @@ function whereIs(text) {
 // A view of a model in an element; returns what ends it.
 function attach(model, el) {
   const kernel = () => model.widget_manager?.kernel;
-  const view = new View(el, (message) => model.send(message), {
+  const send = (message) => {
+    try {
+      model.send(message);
+    } catch { // its kernel is gone, which the view itself finds out and says
+    }
+  };
+  const view = new View(el, send, {
     stop: model.get("can_stop"),
     sayStacks: model.get("can_say_stacks"),
     isOwn: model.get("is_own"),
