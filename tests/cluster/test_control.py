@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
 from muster.errors import RunUnreachable
 from muster.records import control, runs
 from muster.records.runs import Run
+from plain import Plain
 from support import IMPORT_PATH, TESTS, eventually
 
 SESSION = """
@@ -148,3 +150,21 @@ def test_one_that_an_older_muster_started_cannot_be_asked(monkeypatch: Any) -> N
         run.stop()
     code, text = command("stop", run.id)
     assert (code, "end its session instead" in text) == (1, True)
+
+
+def test_a_cell_that_is_run_twice_leaves_a_way_to_stop_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+
+    def cell() -> muster.Cluster:
+        return muster.run_cluster(1, worker_script="sleeps.py", strategy=Plain(), wait=False, dashboard=False).cluster
+
+    first, second = cell().run, cell()
+    try:
+        assert f"muster.open_run({first!r}).stop() ends it" in capsys.readouterr().err
+        muster.open_run(first).stop()
+        assert [run.status for run in runs.list_runs()] == ["running", "stopped"]
+    finally:
+        second.stop()
