@@ -9,7 +9,7 @@ from muster.agent import frames, wire
 from muster.errors import WorkerLost, WorkersMissing
 from muster.job import Limits
 from muster.pools.listener import HELLO_SECONDS
-from muster.testing import Outcome, Scene
+from muster.testing import Outcome, Scene, ScriptedPlatform
 
 
 def play(hello: dict[str, Any]) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
@@ -100,3 +100,66 @@ def test_a_defect_with_one_workers_message_costs_no_others_theirs(monkeypatch: p
     assert "usage" in outcome.kinds("worker-1")
     assert isinstance(outcome.error, WorkerLost)
     assert outcome.error.worker == "worker-0"
+
+
+def leased() -> ScriptedPlatform:
+    platform = ScriptedPlatform()
+    platform.lease_seconds = 15.0
+    return platform
+
+
+def test_a_connection_that_comes_back_in_time_costs_nothing() -> None:
+    with Scene(platform=leased()) as scene:
+        worker = scene.workers["worker-1"]
+        scene.at(3, worker.cut)
+        scene.at(4, worker.say, "output", text="said meanwhile")
+        scene.at(9, worker.dial)
+        outcome = scene.play()
+    assert outcome.error is None
+    assert "output" in outcome.kinds("worker-1")
+    assert outcome.ordered("worker-1").count("start") == 1
+    assert outcome.seconds == pytest.approx(10.4, abs=0.2)
+
+
+def test_what_was_said_to_a_worker_while_it_was_cut_reaches_it() -> None:
+    with Scene(platform=leased()) as scene:
+        worker = scene.workers["worker-1"]
+        scene.at(9, worker.cut)
+        scene.at(11, worker.dial)
+        outcome = scene.play()
+    assert outcome.error is None
+    assert outcome.ordered("worker-1").count("end") == 1
+
+
+@pytest.mark.parametrize("returns", [None, 30.0])
+def test_a_connection_that_does_not_come_back_in_time_is_a_lost_worker(returns: float | None) -> None:
+    with Scene(platform=leased()) as scene:
+        for worker in scene.workers.values():
+            worker.manners.runs_for = None
+        scene.at(3, scene.workers["worker-1"].cut)
+        if returns:
+            scene.at(returns, scene.workers["worker-1"].dial)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-1"
+    assert 18 < outcome.seconds < 22  # the lease, and what clocks may differ by
+
+
+def test_nobody_waits_for_a_lease_once_another_worker_has_failed() -> None:
+    with Scene(platform=leased()) as scene:
+        scene.at(3, scene.workers["worker-1"].cut)
+        scene.at(3.5, scene.workers["worker-0"].raise_exception, "ConnectionResetError", "by peer", rank=0)
+        outcome = scene.play()
+    assert outcome.seconds < 8
+
+
+def test_another_agent_is_not_taken_for_the_one_that_was_cut() -> None:
+    with Scene(platform=leased()) as scene:
+        worker = scene.workers["worker-1"]
+        worker.manners.runs_for = None
+        scene.at(3, worker.cut)
+        scene.at(4, worker.manners.hello.update, {"pid": 101})
+        scene.at(5, worker.dial)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert "another agent" in str(worker.orders)

@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.agent import frames, wire
 from muster.agent.files import Files
+from muster.agent.outbox import Inbox
 from muster.job import WorkerSpec
 from muster.runtime import clock
 from muster.testing.loop import SimulatedLoop
@@ -83,6 +84,9 @@ class ScriptedWorker(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pid = 100
         self.places: dict[str, str] = {}
+        self._inbox = Inbox()
+        self._is_cut = False
+        self._kept: list[bytes] = []  # what it says while its connection is cut
         self._files: Files | None = None
         self._dialling: asyncio.Task[None] | None = None
 
@@ -103,7 +107,7 @@ class ScriptedWorker(asyncio.Protocol):
         self._later(self.manners.hello_after, self.dial)
 
     def dial(self) -> None:
-        """Connect to the session, and say hello."""
+        """Connect to the session, and say hello; also once more, after its connection has been cut."""
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -112,7 +116,9 @@ class ScriptedWorker(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Send bytes, which need not be a message."""
-        if self._transport is not None:
+        if self._is_cut:
+            self._kept.append(data)
+        elif self._transport is not None:
             self._transport.write(data)
 
     def report(self, kind: str, **fields: Any) -> None:
@@ -156,6 +162,12 @@ class ScriptedWorker(asyncio.Protocol):
         self.report("exception", type=type, message=message, traceback=trace, rank=rank, **self._clocks())
         self._later(0.05, self.exit, 1, rank)
 
+    def cut(self) -> None:
+        """Its connection is torn; its processes go on, and what it says is kept until it dials again."""
+        self._is_cut = True
+        if self._transport is not None:
+            self._transport.abort()
+
     def hang_up(self) -> None:
         """Its connection ends, and its processes with it; as when its agent is killed."""
         self.running.clear()
@@ -173,13 +185,17 @@ class ScriptedWorker(asyncio.Protocol):
             await loop.create_connection(lambda: self, address.host, address.port, ssl=context)
         except OSError:  # the session has gone
             return
+        self._is_cut = False
         self.say("hello", **{**self._hello(), "token": address.token, **self.manners.hello})
+        while self._kept:
+            self.send(self._kept.pop(0))
 
     def _hello(self) -> dict[str, Any]:
         return {
             "version": wire.VERSION,
             "worker": self.name,
             "pid": 100,
+            "received": self._inbox.received,
             "host": "127.0.0.1",
             "ports": list(range(2300, 2300 + self._spec.ports)),
             "ssh_port": 2222 if self._spec.ssh else None,
@@ -196,12 +212,16 @@ class ScriptedWorker(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its session has gone, and it goes, too."""
-        self.running.clear()
+        """Its session has gone, and it goes, too, unless it may dial again."""
+        if not self._is_cut:
+            self.running.clear()
 
     def data_received(self, data: bytes) -> None:
         """Orders have come."""
         for message in self._decoder.feed(data):
+            if not self._inbox.is_new(message):
+                continue
+            message.pop("n", None)
             if message["type"] in FILE_ORDERS:
                 self._take_file_order(message)
                 continue
@@ -210,6 +230,12 @@ class ScriptedWorker(asyncio.Protocol):
             self.on_order(kind, message)
             if kind not in self.manners.deaf_to:
                 getattr(self, "_on_" + kind, lambda **_: None)(**message)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        said = self._inbox.acknowledgement()
+        if said is not None:
+            self.send(wire.encode(said))
 
     def _take_file_order(self, message: dict[str, Any]) -> None:
         if self._files is None:
