@@ -72,6 +72,9 @@ CASES = {
     "an exit, beside one that was left alone": (
         exited(1, 10.3, 7), [raised(0, 10.0, "RuntimeError", "no gradients", peer_was_gone=True)],
     ),
+    "a call of sys.exit whose interpreter takes long, beside those who say that all is shut down": (
+        exited(1, 10.0, 7), [raised(0, 10.2, *SHUT_DOWN), exited(1, 11.5, 7), raised(2, 10.1, *SHUT_DOWN)],
+    ),
     "an exit, and much later an exception": (exited(1, 10.0, 7), [raised(0, 12.0)]),
     "a kill, known late": (killed(1, 10.4), [broke(0, 10.0), exited(0, 10.02), exited(2, 10.01)]),
     "a kill, beside libraries that ended their processes": (

@@ -36,7 +36,6 @@ class ProcessState:
         heard_at: when it last showed a sign of life, on the monotonic clock.
         exit_status: how it ended, minus the number of a signal; None while it runs.
         was_stopped: whether its agent ended it.
-        exits_since: when it called ``sys.exit`` with a status, and how far that may be from the truth.
         has_returned: whether it only serves others any more, until it is released.
     """
 
@@ -44,7 +43,6 @@ class ProcessState:
     heard_at: float
     exit_status: int | None = None
     was_stopped: bool = False
-    exits_since: tuple[float, float] | None = None
     has_returned: bool = False
 
 
@@ -266,8 +264,7 @@ class RunState:
         kind = self._kind_of_failure(worker, exited)
         if kind:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
-            exits_since = process.exits_since if kind is FailureKind.EXIT else None
-            when, error = exits_since or self._happened(worker, exited.monotonic)
+            when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
             self.fail(replace(failure, uncertainty=error))
         if self.is_over(worker):
@@ -356,8 +353,7 @@ class RunState:
 
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
         if raised.type == "SystemExit" and raised.message.lstrip("-").isdigit():
-            if process := self.processes[worker].get(raised.rank):
-                process.exits_since = self._happened(worker, raised.monotonic)
+            self._exits(worker, raised)
             return
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         self.emit("exception", worker, rank=raised.rank, **told)
@@ -365,6 +361,13 @@ class RunState:
         failure = Failure(FailureKind.EXCEPTION, when, worker, raised.rank, raised.type, raised.message)
         failure = replace(failure, traceback=raised.traceback, uncertainty=error)
         self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
+
+    def _exits(self, worker: str, raised: wire.Raised) -> None:
+        """A process has called ``sys.exit``: it has failed now, however long its interpreter takes to end."""
+        code = int(raised.message) & 0xFF
+        if code:
+            when, error = self._happened(worker, raised.monotonic)
+            self.fail(Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error))
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         self.stacks[worker, stacks.rank] = stacks
