@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +21,7 @@ import muster
 import pytest
 from muster.agent import linux
 from muster.agent.claims import claim, claim_cores, core_numbers
+from muster.agent.visitors import guard_address
 from muster.errors import LaunchRefused, PlatformError, ResourceError
 from muster.job import Resources, Status
 from muster.platforms import machine
@@ -86,6 +89,57 @@ def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatfor
     assert "guard" in worker.reason
     platform.close()
     assert platform.launch([run.spec("worker-1")])
+
+
+def call_guard(platform: LocalPlatform, request: bytes, connections: int = 1) -> list[bytes]:
+    """What the guard answers to as many connections that say the same; empty where it hangs up."""
+    assert platform.guard_pid is not None
+    address = guard_address(platform.guard_pid, linux.start_of(platform.guard_pid))
+    answers = []
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(connections)]
+        for connection in sockets:
+            connection.connect(address)
+            connection.settimeout(5)
+        for connection in sockets:
+            try:
+                connection.sendall(request)
+                answers.append(connection.recv(1 << 16))
+            except OSError:
+                answers.append(b"")
+    return answers
+
+
+def test_strangers_and_nonsense_do_nothing_to_the_guard(platform: LocalPlatform, run: Run) -> None:
+    (worker,) = platform.launch([run.spec(process=shell("sleep 600"))])
+    assert worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0]
+    for request in (b"\xff\n", b"[1]\n", b"{}\n", b'{"type": 1}\n', b"x" * (1 << 21)):
+        assert call_guard(platform, request) == [b""]
+    for request in (
+        b'{"type": "close"}\n',
+        b'{"type": "launch"}\n',
+        b'{"type": "_stop"}\n',
+        b'{"type": "stop", "x": 1}\n',
+    ):
+        assert b'"error"' in call_guard(platform, request)[0]
+    assert len([answer for answer in call_guard(platform, b'{"type": "poll"}\n', 40) if answer]) == 16
+    assert worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0]
+    assert not platform.poll([worker.id])[0].status.is_final
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_other_users_cannot_ask_the_guard(platform: LocalPlatform, run: Run) -> None:
+    platform.launch([run.spec(process=shell("sleep 600"))])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setuid(54321)
+            status = 0 if call_guard(platform, b'{"type": "poll"}\n') == [b""] else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert call_guard(platform, b'{"type": "poll"}\n')[0]
 
 
 def test_an_agent_that_is_killed_is_a_reason(platform: LocalPlatform, run: Run, stub_session: StubSession) -> None:
