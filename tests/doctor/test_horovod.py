@@ -79,6 +79,7 @@ def test_a_horovod_that_lacks_something_is_an_error_with_how_to_build_it(folder:
     assert not report.is_fine
 
 
+@pytest.mark.slow
 def test_one_that_does_what_it_should_is_fine(folder: Path) -> None:
     (finding,) = examined(folder).of("horovod")
     assert (finding.level, finding.text) == (
