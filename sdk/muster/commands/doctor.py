@@ -42,7 +42,9 @@ def _doctor_options(command: Any) -> Any:
     help="How long the run may take: to be held against the session's idle limit.",
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
-@click.option("--no-launch", is_flag=True, help="Launch no workers and try no allreduce: leave out what only they can tell.")
+@click.option(
+    "--no-launch", is_flag=True, help="Launch no workers and try no allreduce: leave out what only they can tell."
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(
     worker_script: str | None,
