@@ -39,6 +39,7 @@ logger = logging.getLogger("muster")
 
 SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
 STACKS_SECONDS = 2.0
+CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
 
@@ -237,6 +238,8 @@ class Orchestrator:
             now = clock.now()
             if deadline and now >= deadline:
                 raise await self._reasons.timed_out(await self.stacks())
+            # Where this process itself was suspended it has yet to read what the workers said meanwhile.
+            await asyncio.sleep(CATCH_UP_SECONDS)
             stalls_at = self._stalls_at()
             if stalls_at and now >= stalls_at:
                 raise await self._stalled()
