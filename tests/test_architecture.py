@@ -156,3 +156,27 @@ def test_every_error_stands_in_the_tree_of_the_docstring() -> None:
     for name, value in vars(errors).items():
         if isinstance(value, type) and issubclass(value, errors.MusterError):
             assert name in str(errors.__doc__)
+
+
+def docstrings() -> Iterator[tuple[Path, ast.Constant]]:
+    """Every docstring of the package, with its file."""
+    for path in files():
+        for node in ast.walk(ast.parse((PACKAGE / path).read_bytes())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = node.body[0] if node.body else None
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                    yield path, first.value
+
+
+RIDDLES = {"What", "Whether", "Where", "Who", "Whom", "Whose", "Which", "How", "Those", "Why", "When"}
+NOT_YET = {"agent", "commands", "dashboard", "errors", "events", "job", "run", "testing", "text", "training"}
+
+
+def test_docstrings_open_with_a_summary() -> None:
+    """The first line says what a thing is or does (PEP 257): "Return whether ...", not "Whether ..."."""
+    riddles = [
+        f"{path}:{docstring.lineno}: {docstring.value}"
+        for path, docstring in docstrings()
+        if str(docstring.value).split()[0] in RIDDLES and room_of(module_of(path)) not in NOT_YET
+    ]
+    assert riddles == []

@@ -37,7 +37,7 @@ class TensorBoard(tuple[str, int]):
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
+        """Address of the page, for a browser."""
         return self[0]
 
     @property
@@ -47,7 +47,7 @@ class TensorBoard(tuple[str, int]):
 
     @property
     def is_running(self) -> bool:
-        """Whether it still serves."""
+        """True if it still serves."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def _start(access: str, arguments: list[str], log: IO[bytes]) -> subprocess.Pope
 
 
 def _await_address(process: subprocess.Popen[bytes], log: IO[bytes], port: int, deadline: float) -> str:
-    """Where it serves, once it says so and answers."""
+    """Wait until it serves and answers; return its address."""
     assert process.stdout is not None
     with process.stdout:
         poll = select.poll()

@@ -1,1 +1,1 @@
-"""What is looked at before a launch: the script, its interpreter, the MPI, and the plan."""
+"""Checks made before a launch: the script, its interpreter, the MPI, and the plan."""

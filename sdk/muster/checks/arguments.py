@@ -38,7 +38,7 @@ _RIGHT_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in
 
 
 def right_name(name: str, known: Iterable[str]) -> str | None:
-    """Which of the known names was meant by an unknown one; None where that is anybody's guess."""
+    """Return the known name that an unknown one most likely stands for; None where none is near."""
     known = list(known)
     meant = _RIGHT_NAMES.get(name.lower())
     if meant in known:

@@ -61,7 +61,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in the end, without what ``functools.partial`` binds to it."""
+    """Return the function below any number of ``functools.partial``."""
     while isinstance(function, functools.partial):
         function = function.func
     return function

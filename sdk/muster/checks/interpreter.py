@@ -1,4 +1,4 @@
-"""What the interpreter that will run the user's script is and has, found out before anything starts."""
+"""Facts about the interpreter that will run the user's script, found out before anything starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Interpreter:
     packages: dict[str, str | None]
 
     def has(self, package: str) -> bool:
-        """Whether the package can be imported there."""
+        """Return whether the package can be imported there."""
         return self.packages.get(package) is not None
 
 
@@ -52,7 +52,7 @@ def probe(python: str, packages: Sequence[str] = ()) -> Interpreter:
 
 
 def find_module(python: str, name: str) -> str | None:
-    """Where an interpreter finds a module that it starts from the working directory; None where there is none.
+    """Return the path where an interpreter finds a module from its working directory; None where it finds none.
 
     This one is asked like any other, as its path is the session's. The packages around the module are imported.
 

@@ -1,4 +1,4 @@
-"""What surrounds a plan: the facts it is made from, a preview that starts nothing, and how it is recorded."""
+"""Around a plan: the facts it is made from, a preview that starts nothing, and its record."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _describe(plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def command_line(plan: Plan) -> str:
-    """What a person could paste: the launcher's command, else the command of each worker, a line each."""
+    """Return shell commands to paste: the launcher's, else the command of each worker, a line each."""
     if plan.launcher:
         return shlex.join(plan.launcher.argv)
     return "\n".join(f"# {name}\n{shlex.join(process.argv)}" for name, process in plan.processes.items())

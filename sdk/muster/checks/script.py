@@ -32,7 +32,7 @@ def make_script(
     python: str | Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Script:
-    """What to run, from a path, a module's name or a function.
+    """Return the script to run, given a path, a module's name or a function.
 
     A string is a file if it ends in ``.py`` or such a file exists, else the name of a module; ``module=True``
     insists on the latter. A file that may be executed and is no Python is a program by itself. A script with a
@@ -114,7 +114,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _is_executable(path: Path) -> bool:
-    """Whether the file is a program that needs no interpreter named: compiled, or with a first line that names one."""
+    """Return whether the file runs without naming an interpreter: compiled, or with a first line that names one."""
     if path.suffix == ".py" or not os.access(path, os.X_OK | os.R_OK):
         return False
     start = _first_bytes(path)
@@ -134,7 +134,7 @@ def _from_module(name: str, python: str) -> Script:
 
 
 def _has_task(path: Path) -> bool:
-    """Whether the file defines ``run(cluster, server, task_index)`` at its top level."""
+    """Return whether the file defines ``run(cluster, server, task_index)`` at its top level."""
     tree = _compiled(path)
     if not tree.body:
         raise ScriptError(f"{path} has nothing to run.", advice="save it, if it is open in an editor")

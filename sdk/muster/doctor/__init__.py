@@ -1,4 +1,4 @@
-"""What would make a launch fail, found before it: each finding comes with its mend.
+"""Checks for everything that would make a launch fail, made before it: each finding comes with its fix.
 
 A check is a function from what is to be launched to findings. Those in :mod:`~muster.doctor.session` look at the script
 and at this machine; :mod:`~muster.doctor.workers` launches the workers, asks them, and stops them again.

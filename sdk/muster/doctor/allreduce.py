@@ -41,7 +41,7 @@ tell("" if total == hvd.size() else "an allreduce of two ranks gave {} in place 
 
 
 def main(modules: "list[str]") -> "dict[str, str]":
-    """What two ranks say, or the first of them that has a problem."""
+    """Run an allreduce of two ranks; return their answer, or that of the first rank that has a problem."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -64,7 +64,7 @@ def main(modules: "list[str]") -> "dict[str, str]":
 
 
 def environment(slot: object, port: int) -> "dict[str, str]":
-    """What tells a rank its place, and where to find the other one."""
+    """Return the variables that tell a rank its place, and the address where it meets the other one."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     places = {"HOROVOD_" + name.upper(): str(getattr(slot, name)) for name in names}
     gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo"}
@@ -74,7 +74,7 @@ def environment(slot: object, port: int) -> "dict[str, str]":
 
 
 def answer_of(rank: "subprocess.Popen[str]") -> "dict[str, str]":
-    """What a rank says in its last line, or how it ended where it says nothing."""
+    """Wait for a rank; return the answer in its last line, or how it ended where there is none."""
     output, errors = rank.communicate()
     try:
         answer = json.loads(output.splitlines()[-1])

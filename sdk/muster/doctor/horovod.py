@@ -1,4 +1,4 @@
-"""Whether Horovod can do what the script wants of it: known traps, its extensions, and an allreduce of two ranks."""
+"""Checks of Horovod for what the script uses of it: known traps, its extensions, and an allreduce of two ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def modules_of(imported: Sequence[str]) -> list[str]:
 
 
 def traps(imported: Sequence[str], keras: str, env: Mapping[str, str]) -> Iterator[Finding]:
-    """What is known to fail, whatever this machine is like."""
+    """Yield findings on imports that are known to fail on any machine."""
     used = [name for name in KERAS if name in modules_of(imported)]
     if used and keras.partition(".")[0].isdigit() and int(keras.partition(".")[0]) >= 3:
         if env.get("TF_USE_LEGACY_KERAS", "").lower() in {"1", "true"}:

@@ -24,7 +24,7 @@ SHIPPED = "training"  # of Muster's own modules, the one that workers get
 
 
 def main(script: str, folder: str) -> "dict[str, Any]":
-    """What was found of the script and of the files beside it that it imports."""
+    """Return the findings on a script and on the files beside it that it imports."""
     sys.path[0] = folder
     missing, named, walked, touches_path = [], set(), set(), False
     imported = set()
@@ -69,12 +69,12 @@ def version_of(package: str) -> str:
 
 
 def is_sys_path(node: ast.AST) -> bool:
-    """Whether an expression is ``sys.path``."""
+    """Return whether an expression is ``sys.path``."""
     return isinstance(node, ast.Attribute) and node.attr == "path" and getattr(node.value, "id", "") == "sys"
 
 
 def is_there(names: "list[str]") -> bool:
-    """Whether a module can be found, going by the first of its names: the others would mean importing that."""
+    """Return whether a module can be found, going by the first of its names: the others would mean importing that."""
     if names[0] == "muster":
         return names[1:2] in ([], [SHIPPED])
     try:
@@ -115,7 +115,7 @@ class Imports(ast.NodeVisitor):
                 self.found.append((node.module.split(".") + [alias.name], node.lineno, self._is_certain))
 
     def visit_Try(self, node: ast.Try) -> None:
-        """What is tried may fail, and what is done then may not."""
+        """Skip the body of a ``try`` that catches import errors, and its handlers; other handlers may not run."""
         caught = {name for handler in node.handlers for name in _names(handler.type)}
         is_guarded = bool(caught & GUARDS)
         for statement in ([] if is_guarded else node.body) + node.orelse + node.finalbody:

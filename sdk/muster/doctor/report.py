@@ -1,4 +1,4 @@
-"""What was found, and how that is shown."""
+"""The findings of the doctor, and how they are shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
     @classmethod
     def of_error(cls, check: str, error: MusterError, mend: str = "") -> Finding:
-        """What a launch would have raised; ``mend`` where the error itself knows none."""
+        """Return the finding for an error that a launch would raise; ``mend`` is the fix where the error knows none."""
         return cls("error", check, error.message, error.advice or mend, error.worker, error.details or "")
 
 
@@ -49,11 +49,11 @@ class Report:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing was found that makes the run fail."""
+        """True if nothing was found that makes the run fail."""
         return all(finding.level != "error" for finding in self.findings)
 
     def of(self, check: str) -> list[Finding]:
-        """What one check has found."""
+        """Return the findings of one check."""
         return [finding for finding in self.findings if finding.check == check]
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be looked at without a worker: the script, this machine, and the session."""
+"""Checks that need no worker: of the script, this machine, and the session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DISTRIBUTIONS = {
 
 
 def check_script(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether the worker's interpreter compiles the script, and has what it imports; and what is known of that."""
+    """Check that the worker's interpreter compiles the script and has what it imports; add known traps."""
     job = checked.job
     if job.script is None or job.script.kind not in {"file", "module"}:
         return
@@ -56,7 +56,7 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def imported_of_horovod(checked: CheckedRun) -> list[str]:
-    """What the script imports of Horovod, as far as that can be seen."""
+    """Return the names that the script imports of Horovod, as far as that can be seen."""
     job = checked.job
     if job.script is None or job.script.kind not in {"file", "module"}:
         return []
@@ -66,7 +66,7 @@ def imported_of_horovod(checked: CheckedRun) -> list[str]:
 
 
 def _look_at(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
-    """What the worker's interpreter says of a file, or why it does not."""
+    """Have the worker's interpreter analyse a file; return its answer, or a finding that says why there is none."""
     command = [job.python, "-c", IMPORTS.read_text(), path, folder]
     environment = {**os.environ, **job.env}
     try:
@@ -114,7 +114,7 @@ def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
 
 
 def check_resources(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether processes, cores, memory and GPUs go together."""
+    """Check that processes, cores, memory and GPUs go together."""
     job, resources = checked.job, checked.job.resources
     slots = checked.strategy.ranks_per_worker
     workers = sum(checked.strategy.roles(job).values())
@@ -140,7 +140,7 @@ def check_platform(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_address(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether the session can listen where workers are to reach it."""
+    """Check that the session can listen where workers are to reach it."""
     host, port = checked.session_address
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -156,7 +156,7 @@ def check_address(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_disk(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether there is room for logs, records and what scripts write."""
+    """Check that there is room for logs, records and what scripts write."""
     for path, variable in ((muster_home(), "MUSTER_HOME"), (Path(tempfile.gettempdir()), "TMPDIR")):
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         free = shutil.disk_usage(existing).free
@@ -166,7 +166,7 @@ def check_disk(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
-    """Whether the session would be ended for idling before the run is over."""
+    """Check that the session will not be ended for idling before the run is over."""
     limit = idle_minutes(os.environ)
     if limit is None:
         return

@@ -1,4 +1,4 @@
-"""What only workers can tell: they are launched as the job's would be, looked at for some seconds, and stopped."""
+"""Checks that need workers: they are launched as the job's would be, examined for some seconds, and stopped."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Visit(Strategy):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """What the job's strategy requires."""
+        """The packages that the job's strategy requires."""
         return self._strategy.requires
 
     @property
     def needs_ssh(self) -> bool:
-        """Whether the job's strategy needs it."""
+        """True if the job's strategy needs ssh."""
         return self._strategy.needs_ssh
 
     @property
@@ -62,7 +62,7 @@ class Visit(Strategy):
         return self._strategy.ports_per_worker
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Those of the job."""
+        """Return the roles of the job, as its strategy has them."""
         return self._strategy.roles(job)
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
@@ -108,7 +108,7 @@ def visit(checked: CheckedRun) -> list[Finding]:
 
 
 def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[str, Any]]:
-    """What the workers have told so far, at the latest when they have had time enough.
+    """Wait for the facts that the workers tell; return those that came in time.
 
     Raises:
         MusterError: one of them has failed.
@@ -124,7 +124,7 @@ def _await_facts(cluster: Cluster, members: Sequence[Member]) -> dict[str, dict[
 
 
 def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator[Finding]:
-    """Whether all workers share a network interface, for launchers that are told which one to use."""
+    """Check that all workers share a network interface, for launchers that are told which one to use."""
     wanted = strategy.network_interface
     shared = set.intersection(*(set(member.interfaces) for member in members))
     if wanted and wanted not in shared:
@@ -140,7 +140,7 @@ def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator
 
 
 def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding]:
-    """Whether every worker's sshd proves to be the right one and lets the run's key in."""
+    """Check that every worker's sshd proves to be the right one and lets the run's key in."""
     with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
         failures = list(pool.map(lambda member: _login_failure(member, identity), members))
     for member, failure in zip(members, failures, strict=True):
@@ -154,7 +154,7 @@ def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding
 
 
 def _login_failure(member: Member, identity: Path) -> str:
-    """Why a login does not work; empty if it does."""
+    """Log in to a worker; return the reason why that does not work, empty if it does."""
     with extra("trust"):
         import paramiko
 
@@ -173,7 +173,7 @@ def _login_failure(member: Member, identity: Path) -> str:
 
 
 def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[str]) -> Iterator[Finding]:
-    """Whether all workers have the same Python and the same packages."""
+    """Check that all workers have the same Python and the same packages."""
     versions = {name: {"python": told["python"], **told["packages"]} for name, told in facts.items()}
     differ = []
     for package in sorted({package for has in versions.values() for package in has}):
@@ -192,7 +192,7 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[s
 
 
 def _check_facts(facts: Mapping[str, Mapping[str, Any]], members: Sequence[Member]) -> Iterator[Finding]:
-    """Whether every worker can write where the session reads, and has room where its script runs."""
+    """Check that every worker can write where the session reads, and has room where its script runs."""
     for name in (member.name for member in members):
         if name not in facts:
             text = f"it wrote nothing into the run's folder within {ANSWER_SECONDS:.0f} s"

@@ -1,1 +1,1 @@
-"""What went wrong: the cause among all failures, and the error that tells of it."""
+"""Failures of a run: the cause among all of them, and the error that tells of it."""

@@ -1,4 +1,4 @@
-"""What went wrong in a run, and which of it is the cause.
+"""The failures of a run, and the one among them that is the cause.
 
 The order in which failures become known lies: when one rank ends, the others lose their peer, and say so before anybody
 has noticed the end. So each process has one timeline (when it raised, when it ended, by one clock), each failure is
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class FailureKind(str, Enum):
-    """What kind of thing went wrong."""
+    """Kind of a failure."""
 
     EXCEPTION = "exception"
     EXIT = "exit"
@@ -61,7 +61,7 @@ UNWINDING = 0.02  # seconds in which a process that has raised may have closed i
 
 
 class Bearing(IntEnum):
-    """What the end of a peer has to do with a kind of failure; the lower, the more it speaks for itself."""
+    """The bearing of a peer's end on a kind of failure; the lower, the more a failure speaks for itself."""
 
     OWN = 0  # no peer's end leads to it: a kill, too much memory, a lost worker, a killed launcher
     RAISED = 1  # an exception that tells of no connection
@@ -107,12 +107,12 @@ class Failure:
 
     @property
     def is_echo(self) -> bool:
-        """Whether it looks like the consequence of another failure."""
+        """True if it looks like the consequence of another failure."""
         return self.bearing >= Bearing.BROKEN or (self.kind is FailureKind.SIGNAL and self.signal in SENT)
 
     @property
     def bearing(self) -> Bearing:
-        """What a peer's end may have to do with it."""
+        """The bearing that a peer's end may have on it."""
         if self.kind is FailureKind.EXCEPTION:
             return _bearing_of_exception(self)
         if self.kind in (FailureKind.SIGNAL, FailureKind.DAEMON):
@@ -140,7 +140,7 @@ def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
-    """How many processes have raised just what ``cause`` did, its own among them."""
+    """Return the number of processes that have raised just what ``cause`` did, its own among them."""
     return sum(
         (failure.kind, failure.type, failure.message) == (cause.kind, cause.type, cause.message)
         for failure in _timelines(failures)
@@ -200,7 +200,7 @@ def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
 
 
 def _leads_to(cause: Failure, echo: Failure) -> bool:
-    """Whether one failure may have led to another: by what both are, and by when both happened."""
+    """Return whether one failure may have led to another: by what both are, and by when both happened."""
     if cause is echo or cause.bearing >= Bearing.COLLECTIVE or echo.bearing is Bearing.OWN:
         return False
     if echo.bearing >= Bearing.COLLECTIVE:
@@ -230,7 +230,7 @@ def _began(failure: Failure, late: float) -> float:
 
 
 def _was_gone(cause: Failure, echo: Failure) -> bool:
-    """Whether a process that had raised had also ended before another failed."""
+    """Return whether a process that had raised had also ended before another failed."""
     return cause.ended is not None and cause.ended - _slack(cause, echo) < echo.time
 
 
@@ -246,7 +246,7 @@ def _blur(one: Failure, other: Failure) -> float:
 
 
 def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
-    """How often a failure of its kind is an echo. Libraries that lose a peer abort, or exit with 1."""
+    """Sort key: the rarer echoes of its kind are, the lower. Libraries that lose a peer abort, or exit with 1."""
     if failure.signal == signal.SIGABRT:
         return (Bearing.SILENT + 0.6, *_order(failure)[1:])
     exits_alike = failure.kind is FailureKind.EXIT and failure.exit_code == 1
@@ -254,7 +254,7 @@ def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
 
 
 def _order(failure: Failure) -> tuple[Any, ...]:
-    """How candidates are put in order: the earliest first, but last those that only tell of others."""
+    """Sort key of candidates: the earliest first, but last those that only tell of others."""
     weight = max(Bearing.BROKEN, failure.bearing) + (failure.kind is not FailureKind.HUNG_UP) / 2
     who = failure.worker or "", -1 if failure.rank is None else failure.rank
     return weight, failure.time, who, str(failure.kind), failure.type, failure.message
@@ -281,7 +281,7 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _timeline(failures: Sequence[Failure]) -> Failure:
-    """What says most of a process, with the time of its end where that was an exception."""
+    """Return the failure that says most of a process, with the time of its end where that was an exception."""
     raised = [failure for failure in failures if failure.kind is FailureKind.EXCEPTION]
     ends = [failure for failure in failures if failure.kind in OF_PROCESS]
     others = [failure for failure in failures if not (raised and failure in ends)]

@@ -91,7 +91,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
 
 
 def _told_as_ties(failure: Failure, ties: Sequence[Failure]) -> str:
-    """Who else may have been the first: ends of processes are known to some hundredths of a second."""
+    """Name the others that may have failed first: ends of processes are known to some hundredths of a second."""
     names = some([who(other.worker or "the launcher", other.rank) for other in ties])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
     verb = "failed" if len(ties) > 1 else _how_it_failed(ties[0])
@@ -240,7 +240,7 @@ def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> R
 
 
 def who(worker: str, rank: int | None) -> str:
-    """How a process is called in messages."""
+    """Return the name of a process in messages."""
     return worker if rank is None else f"rank {rank} ({worker})"
 
 

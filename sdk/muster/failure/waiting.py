@@ -1,4 +1,4 @@
-"""Who holds up a run in which nothing moves: told from where its processes stand and how their connections do."""
+"""Search for the processes that hold up a run: told from where each stands and how its connections do."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _cut_link(answers: Mapping[Source, wire.Stacks]) -> Verdict | None:
 
 
 def is_in_own_code(stack: str) -> bool:
-    """Whether the innermost frame of the main thread, whose stack is the last one, is in no installed package.
+    """Return whether the innermost frame of the main thread, whose stack is the last one, is in no installed package.
 
     >>> is_in_own_code('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 7 in step')
     True

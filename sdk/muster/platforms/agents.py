@@ -16,7 +16,7 @@ def default_log_cap() -> int:
 
 
 def agent_config(spec: WorkerSpec, cap: int) -> dict[str, Any]:
-    """What an agent is told about its worker; its platform adds where it is, and what it has.
+    """Return the config of a worker's agent; the platform adds where the worker is, and what it has.
 
     Args:
         spec: the worker.

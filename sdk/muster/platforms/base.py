@@ -26,7 +26,7 @@ class Storage(str, Enum):
 
 @dataclass(frozen=True)
 class Reach:
-    """How the agents of a platform's workers reach the session.
+    """Addresses by which the agents of a platform's workers reach the session.
 
     Attributes:
         listen: address that the session listens on.
@@ -61,14 +61,14 @@ class PollBackoff:
         self._last: Sequence[Worker] | None = None
 
     def seconds(self, found: Sequence[Worker] | None) -> float:
-        """How long to wait for the next poll, given what the last one has found (None: it failed)."""
+        """Return the seconds to wait for the next poll, given what the last one has found (None: it failed)."""
         self._seconds = self._least if found != self._last else min(BACKOFF * self._seconds, self._most)
         self._last = found
         return self._seconds
 
 
 class Platform(ABC):
-    """Where workers run.
+    """A place where workers run.
 
     A worker is known by its *handle*: a string by which every process of the same user can poll and stop it, through
     a platform object of its own, as long as the platform knows it.
@@ -94,7 +94,7 @@ class Platform(ABC):
         """Raise PlatformUnsupported where this system cannot host the platform."""
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
-        """What so many workers would have to share that each is to have for itself, in words.
+        """Return, in words, what so many workers would have to share that each is to have for itself.
 
         Raises:
             ResourceError: the platform could never grant what is asked.
@@ -169,7 +169,7 @@ class Platform(ABC):
         """End all workers of this platform object, wait until they are gone, and release everything. Idempotent."""
 
     def reach(self) -> Reach:
-        """How this platform's workers reach the session.
+        """Return the addresses by which this platform's workers reach the session.
 
         Raises:
             PlatformUnsupported: the address is not known here.

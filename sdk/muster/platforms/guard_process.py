@@ -50,7 +50,7 @@ class GuardProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started it, rather than one that this process was forked from."""
+        """True if this process started it, rather than one that this process was forked from."""
         return self._owner == os.getpid()
 
     def ask(self, request: str, **fields: Any) -> dict[str, Any]:

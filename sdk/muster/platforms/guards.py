@@ -71,7 +71,7 @@ def end(handles: Sequence[str]) -> None:
 
 
 def log_of(handle: str) -> Path | None:
-    """Where a worker prints; None where nobody knows. Raises PlatformError where its guard does not answer."""
+    """Return the path of a worker's log; None where unknown. Raises PlatformError where its guard does not answer."""
     for guard in _by_guard([handle]):
         facts = _facts(guard).get(handle)
         return Path(facts["log"]) if facts else None
@@ -89,7 +89,7 @@ def _by_guard(handles: Iterable[str]) -> dict[Guard | None, list[str]]:
 
 
 def _facts(guard: Guard | None) -> dict[str, dict[str, Any]]:
-    """What a guard says of its workers, by handle; nothing where it is gone."""
+    """Ask a guard for the facts of its workers, by handle; empty where it is gone."""
     answer = _ask(guard, "poll") if guard is not None else None
     return {facts["id"]: facts for facts in answer["workers"]} if answer else {}
 

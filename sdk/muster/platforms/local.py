@@ -113,7 +113,7 @@ class LocalPlatform(Platform):
         return [worker.id for worker in workers]
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """What the guards know of the workers."""
+        """Return the workers as their guards know them."""
         self._refresh()
         others = guards.poll([handle for handle in handles if handle not in self._workers])
         return [self._workers.get(handle) or others[handle] for handle in handles]
@@ -204,7 +204,7 @@ class LocalPlatform(Platform):
         return (str(spec.scratch.parent), *run_dir)
 
     def _identity(self, spec: WorkerSpec, handle: str) -> dict[str, str]:
-        """What the workbench would tell the worker, so that scripts written for it run here, too."""
+        """Return the variables that the workbench would set for the worker: scripts written for it run here, too."""
         return {
             "CDSW_ENGINE_ID": handle,
             "CDSW_MASTER_ID": os.environ.get("CDSW_ENGINE_ID", spec.run),

@@ -1,4 +1,4 @@
-"""What the session's machine has: cores, memory, GPUs, and an sshd that can be run."""
+"""The resources of the session's machine: cores, memory, GPUs, and an sshd that can be run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _check_account() -> None:
 
 
 def _is_locked(name: str) -> bool:
-    """Whether sshd would count the account as locked. Only root can read that, and only root's sshd looks."""
+    """Return whether sshd would count the account as locked. Only root can read that, and only root's sshd looks."""
     try:
         entries = Path("/etc/shadow").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What surrounds a session, whatever platform its workers run on: where it is shown, and when it is ended."""
+"""The environment of a session, whatever platform its workers run on: where it is shown, and when it is ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the clocks of two machines are apart, measured over the connection between them."""
+"""The offset between the clocks of two machines, measured over the connection between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_QUESTIONS = 5  # that are asked for a better answer
 
 
 class ClockOffset(NamedTuple):
-    """How much further a worker's monotonic clock is than the session's, and how wrong that may be, in seconds."""
+    """Lead of a worker's monotonic clock over the session's, and how wrong that may be, in seconds."""
 
     offset: float
     error: float
@@ -51,5 +51,5 @@ class ClockMeasurement:
 
     @property
     def wants_more(self) -> bool:
-        """Whether another question may find out more."""
+        """True if another question may find out more."""
         return self._asked < MOST_QUESTIONS and (self.offset is None or self.offset.error > GOOD_ENOUGH)

@@ -16,7 +16,7 @@ REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
 
 
 class Place:
-    """What is kept of a generation of a worker, whichever connection it has.
+    """State of one generation of a worker, kept across its connections.
 
     Attributes:
         connection: the one it has now.

@@ -1,4 +1,4 @@
-"""Where agents dial in, over TLS, with the run's token. Lives on the background loop.
+"""The port where agents dial in, over TLS, with the run's token. Lives on the background loop.
 
 What they send is decoded and checked here, once; nobody beyond sees anything but :mod:`muster.agent.wire`'s messages.
 """
@@ -89,7 +89,7 @@ class Endpoint:
         self._host = host
 
     def address_for(self, worker: str) -> SessionAddress:
-        """What the agent of a worker's present generation must know to dial."""
+        """Return the address and credentials with which the agent of a worker's present generation dials."""
         token = self._token(worker, self.leases.generation(worker))
         return SessionAddress(self._host, self._port, self._listener.certificate, token, self.leases.seconds)
 
@@ -137,7 +137,7 @@ class Endpoint:
         return Connection(guest, self._received, self._connection_lost)
 
     def _missing(self) -> int:
-        """How many agents are still to come."""
+        """Return the number of agents that are still to come."""
         return sum(place.connection is None for place in self._places.values())
 
     def _may_come_back(self, place: Place) -> bool:
@@ -279,7 +279,7 @@ class Endpoint:
         os.close(nowhere)
 
     def _refusal(self, hello: Any) -> str | None:
-        """Why a hello is not accepted; None if it is. Says nothing about the run before the token is right."""
+        """Return why a hello is refused; None if it is not. Says nothing about the run before the token is right."""
         if not isinstance(hello, wire.Hello) or not self._is_token(hello.token, hello.worker, hello.generation):
             return NO_TOKEN
         if hello.version != wire.VERSION:

@@ -1,4 +1,4 @@
-"""Which generation of a worker may act, and from when on the next one may. It knows nothing of connections or clocks.
+"""Leases: the generation of a worker that may act, and when the next one may. Knows no connections and no clocks.
 
 An agent that loses its session ends everything once its lease has passed, and so whoever waits for the same time knows
 that it has, without hearing of it: only then, or when its end is known otherwise, may another take its place. An agent
@@ -47,7 +47,7 @@ class Leases:
         return self._leases[worker].generation
 
     def refusal(self, worker: str, generation: int) -> str | None:
-        """Why an agent may not come (back); None where it may."""
+        """Return why an agent may not come (back); None where it may."""
         lease = self._leases[worker]
         if generation < lease.generation:
             return f"generation {lease.generation} of {worker} has taken the place of generation {generation}"
@@ -73,7 +73,7 @@ class Leases:
         lease.is_connected, lease.has_ended = False, True
 
     def seconds_left(self, worker: str) -> float:
-        """How long it may still act without being heard of; infinity while it is connected, 0 where it cannot act."""
+        """Return how long it may still act unheard; infinity while it is connected, 0 where it cannot act."""
         lease = self._leases[worker]
         if lease.is_connected:
             return float("inf")

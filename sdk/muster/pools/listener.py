@@ -224,7 +224,7 @@ class RareWarnings:
 
 
 def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
-    """What TLS needs here, and the certificate (PEM) that agents are to pin."""
+    """Return a TLS context with a new key, and its certificate (PEM) that agents are to pin."""
     certificate, key = make_certificate(host)
     path = write_private(scratch / "session.pem", key + certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -86,7 +86,7 @@ class Pool:
         return await self._calls.call(submit, seconds=seconds)
 
     async def poll(self, handles: Iterable[str], seconds: float) -> list[Worker]:
-        """What the platform says of the workers with these handles. Raises what it raises, or TimeoutError."""
+        """Return the workers with these handles as the platform knows them. Raises what it raises, or TimeoutError."""
         return await self._calls.call(self.platform.poll, list(handles), seconds=seconds)
 
     async def replace(self, worker: str, run_key: str, seconds: float | None = None) -> str:

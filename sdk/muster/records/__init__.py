@@ -1,1 +1,1 @@
-"""What is kept of runs: their folders, journals and results."""
+"""Records of runs: their folders, journals and results."""

@@ -22,7 +22,7 @@ def where(run_dir: Path) -> Path:
 
 
 def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
-    """What a living run answers.
+    """Ask a living run, and return its answer.
 
     Raises:
         RunUnreachable: it does not answer, or refuses.

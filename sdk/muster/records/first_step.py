@@ -1,4 +1,4 @@
-"""How the wait for a run's first step was spent, told from its events."""
+"""Summary of the wait for a run's first step, made from its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came out of a run."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exit_codes(exits: Mapping[tuple[str, int | None], int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run.
+    """The result of a run.
 
     Attributes:
         status: ``succeeded``, ``failed`` or ``stopped``.
@@ -50,7 +50,7 @@ class Result:
 
     @property
     def values(self) -> list[Any]:
-        """What the function returned on each rank (or on each worker that ran it), in order; empty for scripts.
+        """Values that the function returned on each rank (or each worker that ran it), in order; empty for scripts.
 
         Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays come back without any code of theirs being run.
         Anything else has been pickled, and unpickling runs what the worker has put there, as you. Where workers are
@@ -67,7 +67,7 @@ class Result:
 
     @property
     def value(self) -> Any:
-        """What the function returned on the first rank; None for scripts."""
+        """Value that the function returned on the first rank; None for scripts."""
         return next(iter(self.values), None)
 
     def to_dict(self) -> dict[str, Any]:

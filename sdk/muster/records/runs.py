@@ -65,7 +65,7 @@ def create(name: str) -> Path:
 
 
 def library(run_dir: Path) -> Path:
-    """Where a run keeps what it ships to workers, as long as it lives, if these do not see the session's /tmp."""
+    """Return the folder of what a run ships to workers, as long as it lives, if they do not see the session's /tmp."""
     return run_dir / "lib"
 
 
@@ -82,7 +82,7 @@ def write_json(path: Path, data: Any, mode: int | None = None) -> None:
 
 
 def this_session() -> dict[str, Any]:
-    """What ``run_requested`` records of the process that runs the cluster, so that others can tell whether it lives."""
+    """Return what ``run_requested`` records of this process, so that others can tell whether it lives."""
     return {"pid": os.getpid(), "started": _start_time(os.getpid()), "boot": _boot_id()}
 
 
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """Name of the run."""
         return str(self._job.get("name") or self.id[16:-5])
 
     @property
@@ -121,12 +121,12 @@ class Run:
 
     @property
     def started_at(self) -> float:
-        """When the run was asked for, in seconds since the epoch."""
+        """Time at which the run was asked for, in seconds since the epoch."""
         return self._request.time if self._request else time.mktime(time.strptime(self.id[:15], ID_TIME))
 
     @property
     def seconds(self) -> float:
-        """How long the run took, has taken so far, or is known to have lasted."""
+        """Seconds that the run took, has taken so far, or is known to have lasted."""
         if self.result is not None and "seconds" in self.result:
             return float(self.result["seconds"])
         if self.status == "running":
@@ -146,11 +146,11 @@ class Run:
 
     @property
     def result(self) -> Mapping[str, Any] | None:
-        """What ``result.json`` says, or else the end of the journal; None until the run has ended."""
+        """Contents of ``result.json``, or else the end of the journal; None until the run has ended."""
         return _read_json(self.path / "result.json") or self._journalled_result()
 
     def _journalled_result(self) -> Mapping[str, Any] | None:
-        """How the run ended, as the last event says it, where the disk had no room for ``result.json``."""
+        """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
         try:
             with (self.path / "events.jsonl").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
@@ -166,7 +166,7 @@ class Run:
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
-        """What ``plan.json`` says; None where the cluster never came so far."""
+        """Contents of ``plan.json``; None where the cluster never came so far."""
         return _read_json(self.path / "plan.json")
 
     def events(self) -> Iterator[Event]:
@@ -183,7 +183,7 @@ class Run:
                     continue
 
     def log_path(self, name: str) -> Path:
-        """Where a worker, a rank (``rank-1``) or the ``driver`` prints. A worker's only rank has its worker's log.
+        """Return the path of the log of a worker, a rank (``rank-1``) or the ``driver``; a lone rank has its worker's.
 
         Raises:
             RunNotFound: the run has none of that name.
@@ -210,7 +210,7 @@ class Run:
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.exists()]
 
     def log(self, worker: str) -> str:
-        """What a worker, a rank (``rank-1``) or the ``driver`` printed. Bytes that are not UTF-8 show as U+FFFD.
+        """Return the output of a worker, a rank (``rank-1``) or the ``driver``; bytes that are not UTF-8 as U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
@@ -257,7 +257,7 @@ class Run:
         return dict(self._ask("stacks").get("stacks", {}))
 
     def _ask(self, question: str, **details: object) -> dict[str, Any]:
-        """What its session answers; nothing where the run has ended."""
+        """Ask its session, and return the answer; empty where the run has ended."""
         if self.status != "running":
             return {}
         try:
@@ -268,7 +268,7 @@ class Run:
             raise
 
     def explain(self) -> str:
-        """How the run went, in words: what failed first and why, the end of that log, and what to try."""
+        """Return an account of the run, in words: what failed first and why, the end of that log, and what to try."""
         return clean(self._explanation())
 
     def _explanation(self) -> str:
@@ -284,7 +284,7 @@ class Run:
         return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause()])
 
     def _remarks(self) -> list[str]:
-        """What the first step had to wait for, and what the user should read."""
+        """Return remarks: what the first step had to wait for, and notes for the user."""
         notes = [f"Note: {event.data.get('text')}" for event in self.events() if event.kind == "note"]
         return [*filter(None, [first_step(self.events())]), *notes]
 
@@ -297,7 +297,7 @@ class Run:
         return [*lines, f"Logs: {self.path / 'logs'}"]
 
     def _cause(self) -> list[str]:
-        """What failed first and why, the end of that log, and what to try."""
+        """Return lines about the cause: what failed first and why, the end of that log, and what to try."""
         result = self.result or {}
         first = next((event for event in self.events() if event.kind == "exception"), None)
         worker, reason, details = result.get("worker"), result.get("reason"), result.get("details")
@@ -318,7 +318,7 @@ class Run:
         return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.path / 'logs'}"]
 
     def _last_sign_of_life(self) -> float:
-        """When the session or a worker last wrote anything, in seconds since the epoch.
+        """Return when the session or a worker last wrote anything, in seconds since the epoch.
 
         Agents write to their logs once they have lost the session.
         """
@@ -408,7 +408,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def is_alive(session: Any) -> bool:
-    """Whether the process that ``this_session`` described is there. Its pid alone may belong to another by now."""
+    """Return whether the process that ``this_session`` described lives. Its pid alone may belong to another by now."""
     if not isinstance(session, dict) or session.get("boot") != _boot_id():
         return False
     started = _start_time(int(session.get("pid", 0)))
@@ -416,7 +416,7 @@ def is_alive(session: Any) -> bool:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None where there is no such process, or only its remains."""
+    """Return when a process started, in clock ticks since boot; None where there is none, or only its remains."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,1 +1,1 @@
-"""What one process needs to run clusters beside a notebook: a background thread, interrupts, forks."""
+"""Means to run clusters beside a notebook in one process: a background thread, interrupts, forks."""

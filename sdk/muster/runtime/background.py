@@ -39,7 +39,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 class _Gathering(selectors.DefaultSelector):
-    """Where there are many connections, lets messages gather for a moment and takes them at once.
+    """A selector that, where there are many connections, lets messages gather for a moment and takes them at once.
 
     To wake up for a message costs more than to take it, since caches have forgotten the loop by then: a thousand
     workers that report once a second would keep it awake.
@@ -65,7 +65,7 @@ def _forget_loop() -> None:
 
 
 def on_background_thread() -> bool:
-    """Whether the caller runs on the background thread, as observers do, and so must not wait for it."""
+    """Return whether the caller runs on the background thread, as observers do, and so must not wait for it."""
     try:
         return asyncio.get_running_loop() is _loop
     except RuntimeError:
@@ -76,7 +76,7 @@ in_forked_children(_forget_loop)
 
 
 def call_in_background(function: Callable[[], Result]) -> Result:
-    """What ``function`` returns, called on the background thread.
+    """Call ``function`` on the background thread, and return what it returns.
 
     Processes that die with their parent (``PR_SET_PDEATHSIG``) die with the thread that started them: this one lives as
     long as the session, which the thread of the caller may not.
@@ -91,7 +91,7 @@ def call_in_background(function: Callable[[], Result]) -> Result:
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """What ``function(*args)`` returns, called on a thread of its own while the event loop goes on."""
+    """Call ``function(*args)`` on a thread of its own while the event loop goes on, and return what it returns."""
     thread = DaemonThread("muster-work")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, functools.partial(function, *args))
@@ -144,7 +144,7 @@ class BlockingCalls:
         self._thread = DaemonThread(name)
 
     async def call(self, function: Callable[..., Result], *args: Any, seconds: float | None = None) -> Result:
-        """What ``function(*args)`` returns, or raises.
+        """Call ``function(*args)`` on the thread, and return what it returns or raise what it raises.
 
         Raises:
             TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.

@@ -21,5 +21,5 @@ def wall_time() -> float:
 
 
 def deadline_in(seconds: float | None) -> float | None:
-    """When so many seconds will have passed, on the monotonic clock; None where there is no limit (None or 0)."""
+    """Return the monotonic time that many seconds from now; None where there is no limit (None or 0)."""
     return now() + seconds if seconds else None

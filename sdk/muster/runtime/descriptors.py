@@ -49,7 +49,7 @@ def make_room(connections: int) -> None:
 
 
 def _limits() -> tuple[float, float]:
-    """How many descriptors this process may have now, and after asking for more."""
+    """Return the limits on this process's descriptors: now, and after asking for more."""
     try:
         import resource
     except ImportError:  # no limits of this kind
@@ -60,7 +60,7 @@ def _limits() -> tuple[float, float]:
 
 
 def _open_now() -> int:
-    """How many descriptors this process has, as far as the system says."""
+    """Return the number of descriptors that this process has, as far as the system tells."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(os.listdir(folder))

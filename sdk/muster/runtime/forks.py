@@ -1,4 +1,4 @@
-"""What forked children of the session must not share with it."""
+"""Clean-up in forked children of the session: of everything that they must not share with it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ BASIC = HTTPBasic(auto_error=False, description="The user is the API key; the pa
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What an operation may answer beside the ordinary, for its description."""
+    """Return the refusals that an operation may answer with, for its description."""
     return {status: {"model": Refusal, "description": REFUSALS[status]} for status in statuses}
 
 
@@ -58,7 +58,7 @@ router = APIRouter(responses=refusals(401, 422, 503))
 async def authenticated(
     request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]
 ) -> Caller:
-    """Who asks, as :class:`Bounds` has found out; the credentials are here for the description alone."""
+    """Return the caller, as :class:`Bounds` has found out; the credentials are here for the description alone."""
     caller: Caller = request.state.caller
     return caller
 
@@ -93,7 +93,7 @@ async def end_session(engine_id: Id, caller: Authenticated, request: Request) ->
 
 
 def engines_of(request: Request) -> Engines:
-    """What the application serves."""
+    """Return the engines that the application serves."""
     engines: Engines = request.app.state.engines
     return engines
 

@@ -237,7 +237,7 @@ class Sparing(logging.Filter):
         self._passed = self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is to be shown."""
+        """Return whether the message is to be shown."""
         now = time.monotonic()
         if now - self._since >= 60:
             if self._left_out:

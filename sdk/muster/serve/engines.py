@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a client with the API key of that number, or one of the workers of its session ``engine_id``."""
+    """The sender of a request: a client with the API key of that number, or a worker of its session ``engine_id``."""
 
     key: int
     engine_id: str | None = None
@@ -64,7 +64,7 @@ class Launched:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         return self.worker.status.is_final
 
     def describe(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many workers there may be at once: in all, and in one session."""
+    """Largest number of workers at once: in all, and in one session."""
 
     workers: int
     session_workers: int
@@ -112,7 +112,7 @@ class Engines:
         self._launched: dict[str, Launched] = {}
 
     def authenticate(self, credential: str) -> Caller | None:
-        """Who has this credential, compared in a time that tells nothing about it; None for nobody."""
+        """Return the caller with this credential, compared in constant time; None for nobody."""
         engine_id, is_workers, _ = credential.partition(".")
         session = self._sessions.get(engine_id) if is_workers else None
         if session is not None:

@@ -1,4 +1,4 @@
-"""What goes over the wire, in the workbench's words."""
+"""Requests and answers on the wire, in the workbench's words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WorkerFacts(BaseModel):
 
 
 class Refusal(BaseModel):
-    """Why something was not done."""
+    """The reason why something was not done."""
 
     message: str
     engineId: str = Field(description="The session that it was asked for, where that is known.")

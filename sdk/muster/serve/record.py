@@ -1,4 +1,4 @@
-"""What is recorded of running services, in ``serve/<service>`` of :func:`~muster.records.runs.muster_home`.
+"""Records of running services, in ``serve/<service>`` of :func:`~muster.records.runs.muster_home`.
 
     keys             its API key, unless it was given a file of keys; gone with the service, and void
     service.json     who serves, where and with which platform; gone once the service has ended in order
@@ -57,7 +57,7 @@ class Record:
             file.write(worker.id + "\n")
 
     def log(self, worker_id: str) -> Path:
-        """Where what a worker prints goes."""
+        """Return the path of a worker's log."""
         return self.folder / f"{worker_id}.log"
 
     def keep_code(self, worker_id: str, code: str) -> Path:
@@ -130,7 +130,7 @@ def client_environment(port: int | None) -> str:
 
 
 def _records() -> list[tuple[Path, dict[str, Any]]]:
-    """What services of this machine say that have not ended in order, and the files that say it."""
+    """Return the records of this machine's services that have not ended in order, and the files that hold them."""
     found = []
     for owner in sorted((muster_home() / "serve").glob("serve-*/service.json")):
         with contextlib.suppress(OSError, ValueError):  # it ends at this moment

@@ -48,7 +48,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Options:
-    """What ``muster serve`` was asked for. Without a file of keys it makes a key, for as long as it lives."""
+    """Options of ``muster serve``. Without a file of keys it makes a key, for as long as it lives."""
 
     host: str
     port: int
@@ -149,7 +149,7 @@ def listen(options: Options) -> socket.socket:
 
 
 def url_of(options: Options, listener: socket.socket) -> str:
-    """Where clients find the service."""
+    """Return the address where clients find the service."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = socket.getfqdn()

@@ -1,4 +1,4 @@
-"""Where a service is found, and what sessions and their workers have in their environment for that."""
+"""The address of a service, and the environment that sessions and their workers get from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENGINES_PATH = "/api/v1/engines"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a service is found.
+    """The address of a service.
 
     Attributes:
         url: where it listens, such as ``http://127.0.0.1:8765``.
@@ -26,7 +26,7 @@ class Site:
     authorities: str | None = None
 
     def environment(self, engine_id: str) -> dict[str, str]:
-        """What a session of that id has in its environment, and all its workers, too."""
+        """Return the environment of the session with that id, and of all its workers."""
         environment = {
             "CDSW_APP_PORT": str(APP_PORT),
             "CDSW_DOMAIN": self.url.partition("://")[2],

@@ -41,12 +41,12 @@ class Facts:
 
     @property
     def library_here(self) -> Path:
-        """Where the session has the library."""
+        """Path of the library in the session."""
         return Path(self.places.get("library", self.library))
 
 
 class Strategy(ABC):
-    """How workers become a cluster.
+    """A way in which workers become a cluster.
 
     Pure but for ``probe``: the same input gives the same plan, and nothing is read or written. Where it is a dataclass,
     its fields are its options.
@@ -61,17 +61,17 @@ class Strategy(ABC):
 
     @property
     def needs_ssh(self) -> bool:
-        """Whether the workers must run sshd."""
+        """True if the workers must run sshd."""
         return False
 
     @property
     def ports_per_worker(self) -> int:
-        """How many free ports each agent must hold."""
+        """Number of free ports that each agent must hold."""
         return 0
 
     @property
     def ranks_per_worker(self) -> int | None:
-        """How many ranks run on each worker; None where workers have no ranks."""
+        """Number of ranks on each worker; None where workers have no ranks."""
         return None
 
     @property
@@ -96,7 +96,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def roles(self, job: Job) -> Mapping[str, int]:
-        """How many workers of each role, in launch order, such as ``{"ps": 1, "worker": 2}``.
+        """Return the number of workers of each role, in launch order, such as ``{"ps": 1, "worker": 2}``.
 
         Raises:
             JobError: the job does not fit the strategy.

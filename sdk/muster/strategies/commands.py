@@ -7,7 +7,7 @@ from muster.strategies.base import Facts
 
 
 def script_command(job: Job, facts: Facts) -> tuple[str, ...]:
-    """What starts the job's script: in the user's interpreter, unless it is a program by itself."""
+    """Return the command that starts the job's script: in the user's interpreter, unless it is a program by itself."""
     assert job.script is not None, "a job without a script starts servers only"
     if job.script.kind == "executable":
         return (job.script.target, *job.args)
@@ -20,7 +20,7 @@ def script_command(job: Job, facts: Facts) -> tuple[str, ...]:
 
 
 def server_command(job: Job, facts: Facts) -> tuple[str, ...]:
-    """What starts a TensorFlow server in the user's interpreter."""
+    """Return the command that starts a TensorFlow server in the user's interpreter."""
     return (job.python or facts.session_python, "-u", str(facts.runner), "serve")
 
 

@@ -68,7 +68,7 @@ def _stamp(path):
 
 def remembers_gloo(facts, path):
     # type: (object, str) -> bool
-    """Whether the file says that this installation has gloo."""
+    """Return whether the file says that this installation has gloo."""
     if not facts or not os.path.exists(str(facts)):
         return False
     with open(str(facts)) as file:

@@ -1,4 +1,4 @@
-"""What the strategies have in common whose workers are all alike, and those whose launcher logs in to them over ssh."""
+"""Common parts of the strategies whose workers are all alike, and of those whose launcher logs in to them over ssh."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_words(name: str, words: object) -> None:
 
 
 def place_ranks(members: Sequence[Member], slots: int) -> dict[int, str]:
-    """Which worker each rank runs on: one worker after the other."""
+    """Return the worker of each rank: one worker is filled after the other."""
     return {index * slots + slot: member.name for index, member in enumerate(members) for slot in range(slots)}
 
 

@@ -1,4 +1,4 @@
-"""Which MPI the ``mpiexec`` of this machine belongs to, found out by asking it."""
+"""Detection of the MPI that the ``mpiexec`` of this machine belongs to, by asking it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every TensorFlow task finds in its environment: the cluster, and its own place there."""
+"""The environment of every TensorFlow task: the cluster, and its own place there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.job import Member
 
 
 def address(member: Member) -> str:
-    """Where a worker's server listens, ``host:port``."""
+    """Return the address where a worker's server listens, ``host:port``."""
     return f"{member.host}:{member.ports[0]}"
 
 

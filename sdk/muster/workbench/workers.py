@@ -170,7 +170,7 @@ def describe(worker: Worker) -> dict[str, Any]:
 
 
 def _several(ids: Workers) -> list[str | Mapping[str, Any]]:
-    """What may be an id, a dict, or several of them, as a list."""
+    """Return a list of workers, given an id, a dict, or several of them."""
     return [ids] if isinstance(ids, (str, Mapping)) else list(ids)
 
 
@@ -180,7 +180,7 @@ def _id(item: str | Mapping[str, Any]) -> str | None:
 
 
 def _verdict(worker: Worker | None, wait_for_completion: bool) -> bool | None:
-    """Whether the wait for a worker is over well (True) or badly (False); None while it is not over."""
+    """Return True if the wait for a worker is over well, False if badly, None while it is not over."""
     if worker is None or worker.status in (Status.FAILED, Status.STOPPED, Status.TIMEDOUT):
         return False
     if worker.status is Status.SUCCEEDED:
@@ -207,7 +207,7 @@ def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker |
 
 
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
-    """What runs the script or the code, which is kept beside the logs in ``folder``.
+    """Return the command that runs the script or the code, which is kept beside the logs in ``folder``.
 
     Plain Python runs what plain Python understands, IPython the rest.
     """

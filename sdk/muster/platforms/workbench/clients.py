@@ -49,7 +49,7 @@ LAUNCH = SAFE.new(total=3, read=0, other=0, status_forcelist=(429,), respect_ret
 
 
 class Client(Protocol):
-    """What the platform asks of the workbench. Workers are dicts, as the workbench describes them."""
+    """The part of the workbench's API that the platform uses. Workers are dicts, as the workbench describes them."""
 
     def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Launch one worker.
@@ -170,7 +170,7 @@ class RestClient:
         self._ask("PUT", f"{self._dashboards}/{worker_id}/stop", _check_stopped)
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
-        """What ``read`` makes of the answer. One that breaks off or makes no sense is asked for again, too."""
+        """Send a request and return what ``read`` makes of the answer; again where it breaks off or makes no sense."""
         retries = SAFE
         while True:
             with _translated():
@@ -218,7 +218,7 @@ def _check_stopped(response: requests.Response) -> None:
 
 
 def _refusal(response: requests.Response, is_launch: bool = False) -> PlatformError:
-    """What is wrong, by an answer that is no success: LaunchRefused only where nothing can have been launched."""
+    """Return the error for an answer that is no success: LaunchRefused only where nothing can have been launched."""
     said = f"HTTP {response.status_code} {response.reason}"
     try:
         message = dict(response.json())
@@ -251,7 +251,7 @@ def _translated() -> Iterator[None]:
 
 
 def _innermost(error: Exception) -> str:
-    """What was wrong in the first place: errors of requests wrap those of urllib3, and these others."""
+    """Return the message of the innermost error: errors of requests wrap those of urllib3, and these others."""
     wrapped = [getattr(error, "reason", None), *error.args]
     inner = next((part for part in wrapped if isinstance(part, Exception)), None)
     return _innermost(inner) if inner else str(error).rstrip(".")

@@ -1,4 +1,4 @@
-"""Whether this is a session of the workbench, and what of it can be used."""
+"""Detection of a session of the workbench, and of the interfaces of it that can be used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REST_VARIABLES = ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL")
 
 
 def is_session(environ: Mapping[str, str]) -> bool:
-    """Whether this environment is that of a session of the workbench, which can launch workers."""
+    """Return whether this environment is that of a session of the workbench, which can launch workers."""
     if not environ.get("CDSW_ENGINE_ID"):
         return False
     return all(environ.get(name) for name in REST_VARIABLES) or find_library() is not None

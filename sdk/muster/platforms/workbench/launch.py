@@ -46,7 +46,7 @@ class Launch:
 
     @property
     def may_have_started(self) -> bool:
-        """Whether there may be workers that nobody has the id of."""
+        """True if there may be workers whose id nobody has."""
         return any(not isinstance(error, LaunchRefused) for error in self.failed.values())
 
     def _launch(self, spec: WorkerSpec) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of the workbench for one worker, and what passes between the session and the worker's agent in files.
+"""The request for one worker to the workbench, and the files by which session and agent exchange facts about it.
 
 The files lie beside the worker's log, in a folder that the session and its workers share: ``<log>.launch`` is the
 agent's config, which the agent takes away; ``<log>.news`` is what it tells the platform.
@@ -69,12 +69,12 @@ def packed_agent() -> str:
 
 
 def config_path(spec: WorkerSpec) -> Path:
-    """Where the agent finds what it must know."""
+    """Return the path of the agent's config."""
     return spec.log.with_name(spec.log.name + ".launch")
 
 
 def news_path(spec: WorkerSpec) -> Path:
-    """Where the agent writes what it has to tell the platform."""
+    """Return the path of the file in which the agent writes its news for the platform."""
     return spec.log.with_name(spec.log.name + ".news")
 
 
@@ -101,7 +101,7 @@ def remove_files(spec: WorkerSpec) -> None:
 
 
 def outcome(spec: WorkerSpec) -> dict[str, Any]:
-    """What the agent said of its worker's end (``status``, ``exit_code``, ``signal``, ``reason``); empty if nothing."""
+    """Return the worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
     for line in _news(spec):
         if "status" in line:
             del line["type"]

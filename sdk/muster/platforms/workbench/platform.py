@@ -137,7 +137,7 @@ class WorkbenchPlatform(Platform):
         return " ".join(said)
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """What the workbench's listing says, and of workers that have ended what their agents say."""
+        """Return the workers as the workbench lists them, and those that have ended as their agents told."""
         known = [self._known(handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
