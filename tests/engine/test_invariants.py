@@ -24,12 +24,13 @@ from muster.run.orchestrator import AT_ONCE
 from muster.strategies.horovod import Horovod
 from muster.strategies.parameter_server import ParameterServer
 from muster.strategies.processes import Processes
-from muster.testing import Scene
+from muster.testing import Scene, ScriptedPlatform
 
 LIMITS = Limits(start=60, run=300)
-LONGEST = 60 + 300 + 3 * CLOSE_SECONDS + 10  # seconds until a run has ended, whatever happens
+LONGEST = 60 + 300 + 20 + 3 * CLOSE_SECONDS + 10  # seconds until a run has ended, whatever happens
 NAMES_A_WORKER = (ScriptFailed, WorkerKilled, WorkerOutOfMemory, WorkerLost, LaunchRefused)
 REFUSAL = PlatformError("no")
+ABOUT_THE_CONNECTION = {"welcome", "refused", "ping", "ack"}
 PHASES = ["launching", "connecting", "starting", "training", "ending"]
 
 few = st.integers(0, 5)
@@ -66,11 +67,17 @@ class Runs(RuleBasedStateMachine):
         strategy=st.sampled_from([Processes(), Processes(slots=2), Horovod(), ParameterServer()]),
         n_workers=st.integers(1, 3),
         owns_platform=st.booleans(),
+        lease=st.sampled_from([0.0, 15.0]),
         hellos=st.lists(st.sampled_from([0.0, 0.1, 0.1, 2.0, None]), min_size=4, max_size=4),
     )
-    def begin(self, strategy: Any, n_workers: int, owns_platform: bool, hellos: list[float | None]) -> None:
+    def begin(
+        self, strategy: Any, n_workers: int, owns_platform: bool, lease: float, hellos: list[float | None]
+    ) -> None:
         n_ps = 1 if strategy.name == "parameter_server" else 0
-        self.scene = Scene(n_workers, n_ps=n_ps, strategy=strategy, limits=LIMITS, owns_platform=owns_platform)
+        platform = ScriptedPlatform()
+        platform.lease_seconds = lease
+        how = {"strategy": strategy, "platform": platform, "limits": LIMITS, "owns_platform": owns_platform}
+        self.scene = Scene(n_workers, n_ps=n_ps, **how)
         self.names = list(self.scene.workers)
         self.touched: set[str | None] = set()  # workers that something has been done to
         for worker, hello in zip(self.scene.workers.values(), hellos, strict=False):
@@ -114,6 +121,15 @@ class Runs(RuleBasedStateMachine):
     @rule(number=few)
     def an_agent_hangs_up(self, number: int) -> None:
         self.scene.do(self.worker(number).hang_up)
+
+    @rule(number=few)
+    def a_connection_is_cut(self, number: int) -> None:
+        self.scene.do(self.worker(number).cut)
+
+    @rule(number=few)
+    def an_agent_dials_again(self, number: int) -> None:
+        if not self.worker(number).is_connected:
+            self.scene.do(self.worker(number).dial)
 
     @rule(number=few, kinds=st.sampled_from([{"stop"}, {"end"}, {"start", "expect"}, {"stop", "end", "stacks"}]))
     def an_agent_turns_deaf(self, number: int, kinds: set[str]) -> None:
@@ -163,7 +179,8 @@ class Runs(RuleBasedStateMachine):
     @invariant()
     def nothing_is_sent_after_the_end(self) -> None:
         for worker in self.scene.workers.values():
-            assert "end" not in worker.order_types()[:-1]
+            orders = [kind for kind in worker.order_types() if kind not in ABOUT_THE_CONNECTION]
+            assert "end" not in orders[:-1]
 
     @invariant()
     def phases_come_in_order(self) -> None:
