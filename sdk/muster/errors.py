@@ -80,7 +80,7 @@ class MusterError(Exception):
         return "\n".join(parts)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the line of the cell, and the message, rather than the frames between them."""
+        """Return the lines that IPython shows: the line of the cell, and the message, without the frames between."""
         return shown_in_notebooks(self)
 
 

@@ -105,7 +105,7 @@ def metrics_to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_from_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``metrics_to_json`` was given."""
+    """Return the metrics that ``metrics_to_json`` was given."""
     return {name: float(value) if value in NOT_FINITE else value for name, value in metrics.items()}
 
 
@@ -113,7 +113,7 @@ Observer = Callable[[Event], None]
 
 
 class Observers:
-    """Those who are told every event, in the order in which they were added. They cannot change a run, nor fail it."""
+    """Functions that are told every event, in the order in which they were added. They cannot change or fail a run."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._observers = list(observers)

@@ -30,7 +30,7 @@ class Status(str, Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the worker has ended."""
+        """True if the worker has ended."""
         return self in (Status.SUCCEEDED, Status.FAILED, Status.STOPPED, Status.TIMEDOUT)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one worker is given: ``cpu`` in cores, ``memory`` in GB (10**9 bytes), ``gpu`` as a number of devices."""
+    """Resources of one worker: ``cpu`` in cores, ``memory`` in GB (10**9 bytes), ``gpu`` as a number of devices."""
 
     cpu: float = 1
     memory: float = 2
@@ -66,7 +66,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Script:
-    """What the user wants run.
+    """The user's script, module, function or program.
 
     Attributes:
         kind: ``file``, ``module``, ``function``, or ``executable`` for a file that is no Python.
@@ -90,7 +90,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Job:
-    """What the user wants run: a script, on how many workers, with what.
+    """A job of the user's: a script, on how many workers, with what.
 
     Attributes:
         script: what to run; None starts servers only.
@@ -126,7 +126,7 @@ class Process:
 
 @dataclass(frozen=True)
 class SessionAddress:
-    """Where and how an agent reaches its session.
+    """Address of a session, and what an agent needs to reach it.
 
     Attributes:
         host, port: what it dials.
@@ -144,7 +144,7 @@ class SessionAddress:
 
 @dataclass(frozen=True)
 class SshIdentity:
-    """What a worker's sshd needs: its own private host key and the public key that may log in (both OpenSSH text)."""
+    """Keys of a worker's sshd: its own private host key and the public key that may log in (both OpenSSH text)."""
 
     host_key: str = field(repr=False)
     authorized_key: str = field(repr=False)
@@ -316,7 +316,7 @@ class Plan:
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def starts(self) -> Iterator[tuple[str, int | None, Process]]:
-        """What agents start where there is no launcher: worker, rank (None where there are no ranks), and process."""
+        """Yield what agents start without a launcher: worker, rank (None where there are no ranks), and process."""
         for rank, worker in self.ranks.items():
             process = self.processes[worker]
             yield worker, rank, replace(process, env={**process.env, **self.rank_env.get(rank, {})})
@@ -327,7 +327,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds; None or 0 for no limit.
+    """Time limits, in seconds; None or 0 for no limit.
 
     Attributes:
         start: from when a worker has a place to run until all run and every server listens.

@@ -1,4 +1,4 @@
-"""What runs inside each worker and dials back to the session.
+"""The agent: runs inside each worker and dials the session.
 
 Standard library only and Python 3.6 syntax, so that any training interpreter can host it.
 """

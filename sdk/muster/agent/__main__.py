@@ -1,4 +1,4 @@
-"""What is started as a program: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
+"""Entry point of the agent's programs: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
 
 Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config) and ``entry``
 (path of the agent's socket). Its folder is imported as a package of its own, without the rest of Muster and without

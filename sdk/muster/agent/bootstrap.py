@@ -1,4 +1,4 @@
-"""What a worker's engine runs to become a worker: unpacks the agent, which may not be installed there, and runs it.
+"""Code that makes a worker of an engine: unpacks the agent, which may not be installed there, and runs it.
 
 It is sent as text, with a call of ``become_worker`` below it.
 """

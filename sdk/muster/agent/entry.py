@@ -1,4 +1,4 @@
-"""What sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
+"""Program that sshd runs for everybody who logs in to a worker (its ``ForceCommand``).
 
 A rank that horovodrun wants started is asked of the agent, and this process only waits for its end. Any other command,
 such as mpiexec's daemon, is run as usual, in the worker's environment and folder; the agent hears of it if it cannot
@@ -30,7 +30,7 @@ BY_SIGNAL = 128  # what shells add to the number of a signal
 
 
 def parse_rank(command: str) -> "dict[str, Any] | None":
-    """What horovodrun's command asks for: ``rank``, ``env`` and ``argv``; None where it is another command.
+    """Return ``rank``, ``env`` and ``argv`` of horovodrun's command to start a rank; None if it is another command.
 
     Its form is ``cd FOLDER > /dev/null 2>&1 ; env NAME=VALUE ... PROGRAM ARGUMENT...``, with values and arguments
     quoted for a shell, and ``HOROVOD_RANK`` among the names. The folder is not quoted, and therefore not used.

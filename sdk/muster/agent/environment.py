@@ -27,7 +27,7 @@ PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy")
 
 
 def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str]":
-    """What every process of the worker finds in its environment.
+    """Return the environment of every process of the worker.
 
     The session's own environment comes first; then what follows from the worker's resources; then what the user gave
     for the worker; and last what says who and where the worker is, which nobody can override.

@@ -89,7 +89,7 @@ def text(longest: int) -> "Check":
 
 
 def output(longest: int) -> "Check":
-    """What a process has printed: text in which lone surrogates stand for bytes that are not UTF-8."""
+    """Check output of a process: text in which lone surrogates stand for bytes that are not UTF-8."""
 
     def check(value: object) -> str:
         if type(value) is not str or len(value) > longest:

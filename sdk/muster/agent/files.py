@@ -182,7 +182,7 @@ class Incoming:
         self._file = self._folder = -1
 
     def _open_finished(self) -> bool:
-        """Whether there is a file of that name and size, which may be the very one."""
+        """Open the finished file; return whether there is one of that name and size, which may be the very one."""
         try:
             self._file = open_file(self._folder, self._name, os.O_RDONLY)
         except OSError:

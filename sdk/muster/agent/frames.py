@@ -1,4 +1,4 @@
-"""How messages travel: each is one line of JSON with its kind under ``type``, and perhaps raw bytes behind it.
+"""Framing of messages: each is one line of JSON with its kind under ``type``, and perhaps raw bytes behind it.
 
 A line with ``"payload": N`` is followed by N raw bytes, such as a piece of a file. What the messages are is said in
 :mod:`~muster.agent.wire`; the agent's guard and its ssh logins talk in such lines as well.

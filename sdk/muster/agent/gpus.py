@@ -1,4 +1,4 @@
-"""How busy a worker's GPUs are: said by an ``nvidia-smi`` that runs beside it and prints every few seconds."""
+"""Use of a worker's GPUs, read from an ``nvidia-smi`` that runs beside it and prints every few seconds."""
 
 import os
 

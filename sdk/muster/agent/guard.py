@@ -51,7 +51,7 @@ class GuardedWorker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its agent is gone."""
+        """True if its agent is gone."""
         return "finished_at" in self.facts
 
     def let_go(self) -> None:

@@ -80,17 +80,17 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, or will be one again."""
+        """True if there is a connection, or may be one again."""
         return not self._is_closed and (self._connection is not None or self._lease_ends is not None)
 
     @property
     def takes_output(self) -> bool:
-        """Whether there is room for output, which there is none before the hello. Until then it stays in the log."""
+        """True if there is room for output. Before the hello there is none, and output stays in the log."""
         return self._waits_for_less_than(OUTPUT_ROOM)
 
     @property
     def takes_reports(self) -> bool:
-        """Whether there is room for reports, which can be waited with nowhere."""
+        """True if there is room for reports, which can be waited with nowhere."""
         return self._waits_for_less_than(REPORT_ROOM)
 
     def _waits_for_less_than(self, room: int) -> bool:
@@ -304,7 +304,7 @@ class Connection:
             self._transmit()
 
     def heard_at(self) -> float:
-        """When the other side's machine last answered, as far as it had anything to answer."""
+        """Return when the other side's machine last answered, as far as it had anything to answer."""
         if self._socket is None:
             return self._heard_at
         try:

@@ -1,4 +1,4 @@
-"""What Muster asks of Linux: parent-death signals, orphans, and what /proc knows about processes."""
+"""Linux facilities that Muster uses: parent-death signals, orphans, and facts about processes in /proc."""
 
 import collections
 import contextlib
@@ -60,7 +60,7 @@ def stat(pid: int) -> "Stat | None":
 
 
 def start_of(pid: int) -> int:
-    """When the process ``pid`` started, in ticks since boot. Raises ProcessLookupError where there is none."""
+    """Return when process ``pid`` started, in ticks since boot. Raises ProcessLookupError where there is none."""
     found = stat(pid)
     if found is None:
         raise ProcessLookupError(pid)
@@ -68,13 +68,13 @@ def start_of(pid: int) -> int:
 
 
 def is_running(pid: int, start: int) -> bool:
-    """Whether the process that got ``pid`` at ``start`` still runs; a zombie does not, nor one that is being killed."""
+    """Return whether the process that got ``pid`` at ``start`` still runs: neither a zombie nor being killed."""
     found = stat(pid)
     return found is not None and found.start == start and found.state not in "ZX" and not _is_dying(pid)
 
 
 def _is_dying(pid: int) -> bool:
-    """Whether ``pid`` has been killed and is not gone yet, which may take it some milliseconds."""
+    """Return whether ``pid`` has been killed and is not gone yet, which may take it some milliseconds."""
     try:
         with open("/proc/{}/stat".format(pid), "rb") as file:
             is_exiting = int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING
@@ -183,7 +183,7 @@ def proportional_memory(pid: int) -> "int | None":
 
 
 def is_listening(port: int, pids: "list[int]") -> bool:
-    """Whether one of ``pids`` listens on the TCP port."""
+    """Return whether one of ``pids`` listens on the TCP port."""
     sockets = _listening_sockets(port)
     return bool(sockets) and any(not sockets.isdisjoint(open_files(pid)) for pid in pids)
 
@@ -202,7 +202,7 @@ def _listening_sockets(port: int) -> "set[str]":
 
 
 def open_files(pid: int) -> "set[str]":
-    """What the descriptors of ``pid`` are links to, such as ``socket:[4711]``."""
+    """Return the targets of the descriptors of ``pid``, such as ``socket:[4711]``."""
     folder = "/proc/{}/fd/".format(pid)
     found = set()
     try:
@@ -214,7 +214,7 @@ def open_files(pid: int) -> "set[str]":
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether ``pid`` has a handler of its own for the signal, which is neither deadly to it nor ignored."""
+    """Return whether ``pid`` has a handler of its own for the signal, which is neither deadly to it nor ignored."""
     try:
         with open("/proc/{}/status".format(pid), "rb") as file:
             caught = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:"))

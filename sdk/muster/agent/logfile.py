@@ -40,7 +40,7 @@ class LogFile:
         self._stuck_at = 0
 
     def read(self) -> str:
-        """What has been printed since the last call, or a part of it; empty where nothing has.
+        """Return the text printed since the last call, or a part of it; empty where there is none.
 
         Bytes that are not UTF-8 come as lone surrogates; a character that is written only in part is held back.
         """
@@ -53,7 +53,7 @@ class LogFile:
         return os.fstat(self.descriptor).st_size
 
     def unread(self) -> int:
-        """How many calls of ``read`` it takes to get what is there by now."""
+        """Return the number of calls of ``read`` that it takes to get all that is there by now."""
         return len(self._remarks) + -(-max(0, self.size() - self._reader.tell()) // CHUNK)
 
     def write(self, text: str) -> None:

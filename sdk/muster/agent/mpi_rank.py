@@ -1,4 +1,4 @@
-"""What mpiexec starts in a rank's place: it has the worker's agent start the rank, and ends as the rank does.
+"""Program that mpiexec starts in a rank's place: it has the agent start the rank, and ends as the rank does.
 
     mpi_rank.py PROGRAM [ARGUMENT...]
 

@@ -53,7 +53,7 @@ class Outbox:
             self.size -= len(self._kept.popleft()[1])
 
     def rest(self) -> bytes:
-        """What the other side is not known to have, to be sent again."""
+        """Return the messages that the other side is not known to have, to be sent again."""
         return b"".join(data for _, data in self._kept)
 
 
@@ -70,7 +70,7 @@ class Inbox:
         self.is_told = True
 
     def is_new(self, fields: "dict[str, Any]") -> bool:
-        """Whether a message is to be taken: it has no number, or the next.
+        """Return whether a message is to be taken: it has no number, or the next.
 
         Raises:
             frames.ProtocolError: one has been left out.
@@ -87,7 +87,7 @@ class Inbox:
         return True
 
     def acknowledgement(self) -> "wire.Ack | None":
-        """What to tell the other side now; None where there is nothing new."""
+        """Return the acknowledgement to send now; None where there is nothing new."""
         if self.is_told:
             return None
         self.is_told = True

@@ -19,7 +19,7 @@ PART = ".part"  # ends the name of a file that has not come in full
 
 
 def symbol(place: str) -> str:
-    """What stands for the path of a place in the texts of a plan. No argument or variable of a user's can hold it."""
+    """Return the text that stands for a place's path in a plan. No argument or variable of a user's can hold it."""
     return "\0{}\0".format(place)
 
 

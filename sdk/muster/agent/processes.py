@@ -205,14 +205,14 @@ class Processes:
 
 
 def cannot_start(argv: "list[str]", error: "OSError") -> str:
-    """Why a process could not be started, in words."""
+    """Return, in words, why a process could not be started."""
     missing = error.filename or (argv[0] if argv else "")
     why = "not found" if error.errno == errno.ENOENT else (error.strerror or str(error)).lower()
     return "cannot start {}: {}: {}".format(argv[0] if argv else "an empty command", missing, why)
 
 
 def outcome_of(child: Child) -> "dict[str, object]":
-    """How a worker ended, given how its process did."""
+    """Return a worker's outcome, given its ended process."""
     outcome: "dict[str, object]" = {"exit_code": child.exit_code, "signal": child.signal}
     if child.reason == "stopped":
         outcome["status"] = "stopped"
@@ -224,7 +224,7 @@ def outcome_of(child: Child) -> "dict[str, object]":
 
 
 def describe_end(child: Child) -> str:
-    """Why a process counts as failed, in words."""
+    """Return, in words, why a process counts as failed."""
     if child.reason == "memory" and child.memory is not None:
         return "It used {:.2f} GB of memory, more than it was given, and was ended for it.".format(child.memory / 1e9)
     if child.signal is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .processes import Processes
 
     class Agent(Protocol):
-        """What the entries need of their worker's agent; its own file says what each part means."""
+        """The part of an agent that the entries use; its own file says what each member means."""
 
         config: "dict[str, Any]"
         environment: "dict[str, str]"
@@ -230,7 +230,7 @@ def _bound_to(cores: "list[int] | None") -> "Iterator[None]":
 
 
 def launcher_variables(given: "dict[str, str]", known: "dict[str, str]") -> "dict[str, str]":
-    """What a rank takes of the environment that its launcher sent along.
+    """Return the variables that a rank takes from the environment that its launcher sent along.
 
     The launcher's own variables count. The rest is whatever the launcher itself was started with, such as its PATH:
     that only fills gaps in the environment ``known`` to the worker.

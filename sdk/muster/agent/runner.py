@@ -356,7 +356,7 @@ def _report_exception(error):
 
 def _peer_is_gone():
     # type: () -> bool | None
-    """Whether the other end has closed a TCP connection of this process; None where it has no connection."""
+    """Return whether the other end has closed a TCP connection of this process; None where it has no connection."""
     states = set()
     for name in os.listdir("/proc/self/fd"):
         try:

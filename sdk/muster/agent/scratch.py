@@ -29,7 +29,7 @@ def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether a folder is a run's and nobody else's: named as such, ours, and closed to others."""
+    """Return whether a folder is a run's and nobody else's: named as such, ours, and closed to others."""
     try:
         found = os.lstat(folder)
     except OSError:

@@ -66,7 +66,7 @@ def _size(path: str) -> int:
 
 
 def _read(path: str, start: int) -> str:
-    """What the file holds from ``start`` on: its end, where that is much, as the main thread's stack comes last."""
+    """Return the file's contents from ``start`` on: the end of much, as the main thread's stack comes last."""
     try:
         with open(path, "rb") as file:
             left_out = max(0, os.fstat(file.fileno()).st_size - start - LARGEST)

@@ -1,4 +1,4 @@
-"""What a worker's processes use: measured once a second, and kept below the memory that the worker was given."""
+"""Use of resources by a worker's processes: measured once a second, and memory kept below what it was given."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Where a guard is asked by other processes of the same user than the one that it belongs to.
+"""Socket on which a guard answers other processes of the same user than the one that it belongs to.
 
 They find it by the handles of its workers, which name its process: it listens on an abstract socket of that name.
 """

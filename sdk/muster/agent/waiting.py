@@ -1,5 +1,5 @@
-"""What a process that shows no progress may wait for, as far as the kernel tells: whether it has been stopped, and
-which of its connections have something to read for it, or get no answer."""
+"""Causes of a wait, as the kernel tells them: a process has been stopped, or which of its connections have something
+to read for it, or get no answer."""
 
 from . import linux, wire
 
@@ -10,7 +10,7 @@ MOST = 64  # connections of one process that are told of
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process does not run because it was told to stop."""
+    """Return whether a process does not run because it was told to stop."""
     try:
         with open("/proc/{}/stat".format(pid)) as file:
             return file.read().rpartition(")")[2].split()[0] in STOPPED

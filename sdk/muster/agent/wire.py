@@ -141,14 +141,14 @@ class Exited(NamedTuple):
 
 @_message("hung_up", FROM_AGENT, rank=rank)
 class HungUp(NamedTuple):
-    """What the launcher had started for this rank is gone, and the rank will be ended."""
+    """The program that the launcher had started for this rank is gone, and the rank will be ended."""
 
     rank: "int | None" = None
 
 
 @_message("broken", FROM_AGENT, code=whole(0, 255))
 class Broken(NamedTuple):
-    """What a launcher started here by ssh, not as a rank, was not there (127, 126) or ended by a signal (128 + it)."""
+    """A launcher's program, run by ssh and not as a rank, was not there (127, 126) or ended by a signal (128 + it)."""
 
     code: int
 
@@ -162,7 +162,7 @@ class Listening(NamedTuple):
 
 @_message("output", FROM_AGENT, text=output(LONGEST_OUTPUT))
 class Output(NamedTuple):
-    """What the worker's processes have printed; bytes that are not UTF-8 come as lone surrogates."""
+    """Output of the worker's processes; bytes that are not UTF-8 come as lone surrogates."""
 
     text: str
 
@@ -172,7 +172,7 @@ class Output(NamedTuple):
     gpu_memory=optional(whole(0)),
 )  # fmt: skip
 class Usage(NamedTuple):
-    """What the worker uses; once a second, and the heartbeat as well."""
+    """The worker's use of resources; once a second, and the heartbeat as well."""
 
     cpu: float
     memory: int
@@ -199,7 +199,7 @@ def connection(value: "Any") -> Connection:
     "stacks", FROM_AGENT, rank=rank, text=text(LONGEST_TEXT), is_stopped=yes_or_no, connections=items(connection, 64)
 )
 class Stacks(NamedTuple):
-    """Where one process stands: its Python stacks, whether it was told to stop, and how its connections do."""
+    """State of one process: its Python stacks, whether it was told to stop, and how its connections do."""
 
     text: str
     rank: "int | None" = None
@@ -242,7 +242,7 @@ _count = optional(whole(-(1 << 63)))
     bytes_sent=_count, metrics=optional(_metrics),
 )  # fmt: skip
 class Progress(NamedTuple):
-    """How far a process has come."""
+    """Progress of a process."""
 
     rank: "int | None" = None
     step: "int | None" = None
@@ -256,7 +256,7 @@ class Progress(NamedTuple):
 
 @_message("stage", REPORTS, rank=rank, stage=text(100), seconds=number(0, 1e9))
 class Stage(NamedTuple):
-    """What a process is at before its first step, and how many seconds it was at what came before."""
+    """A stage before a process's first step, and how many seconds it was at what came before."""
 
     stage: str
     seconds: float = 0.0
@@ -476,7 +476,7 @@ def from_session(fields: "dict[str, Any]") -> Any:
 
 
 def read_report(report: Any) -> Any:
-    """What a process reports, checked. Raises as ``from_agent`` does."""
+    """Check a process's report, and return its message. Raises as ``from_agent`` does."""
     if type(report) is not dict or type(report.get("kind")) is not str:
         raise Misfit("a report must have a kind")
     return _read(report, report["kind"], REPORTS)

@@ -25,7 +25,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def outcome(run: Run) -> dict[str, Any]:
-    """What came out of a run, or what is known of one that still runs."""
+    """Return the outcome of a run, or what is known of one that still runs."""
     from muster.dashboard.replay import replay
 
     result = run.result or {}
@@ -44,7 +44,7 @@ def outcome(run: Run) -> dict[str, Any]:
 
 
 def explanation(run: Run) -> dict[str, Any]:
-    """What failed first in a run and why, or what its first step had to wait for."""
+    """Return what failed first in a run and why, or what its first step had to wait for."""
     facts = outcome(run)
     del facts["workers"]
     details = (run.result or {}).get("details")

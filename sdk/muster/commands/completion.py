@@ -1,4 +1,4 @@
-"""What a shell completes at the ``muster`` command: files where a script is asked for, and recorded runs."""
+"""Shell completion of the ``muster`` command: files where a script is asked for, and recorded runs."""
 
 from __future__ import annotations
 

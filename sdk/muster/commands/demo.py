@@ -52,7 +52,7 @@ TRAININGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training came to. ``left`` names what was found afterwards and should not be there."""
+    """Outcome of a training. ``left`` names what was found afterwards and should not be there."""
 
     training: Training
     data: str
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether it learned enough and cleaned up."""
+        """True if it learned enough and cleaned up."""
         return self.accuracy >= LEAST_ACCURACY and not self.left
 
 
@@ -172,7 +172,7 @@ def files_left(folder: Path) -> list[str]:
 
 
 def data_of(run: Run) -> str:
-    """Which digits were learned, as the script said."""
+    """Return the name of the digits that were learned, as the script printed it."""
     for worker in run.workers:
         said = DATA.search(run.log(worker))
         if said:
@@ -181,7 +181,7 @@ def data_of(run: Run) -> str:
 
 
 def report(outcome: Outcome) -> list[str]:
-    """What a training came to, in words."""
+    """Return lines of text about a training's outcome."""
     verdict = "" if outcome.accuracy >= LEAST_ACCURACY else f", which is less than {LEAST_ACCURACY:.0%}"
     return [
         outcome.training.title,

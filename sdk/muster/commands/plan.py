@@ -56,7 +56,7 @@ def as_text(data: dict[str, Any]) -> str:
 
 
 def _equipment(data: dict[str, Any]) -> str:
-    """What each worker of a plan has."""
+    """Return the resources of each worker of a plan, in words."""
     resources = data["resources"]
     parts = [f"cpu {resources['cpu']:g}", f"memory {resources['memory']:g} GB", f"gpu {resources['gpu']}"]
     return ", ".join([*parts, *([f"sshd on port {SSH_PORT}"] if data["driver"] else [])])

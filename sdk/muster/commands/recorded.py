@@ -111,7 +111,7 @@ def _status(run: recorded.Run) -> str:
 
 
 def _took(run: recorded.Run) -> str:
-    """How long the run took, or has taken so far; of a lost one nobody knows how long it went on."""
+    """Return how long the run took, or has taken so far; for a lost run the least that it may have been."""
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 

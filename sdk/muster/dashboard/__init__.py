@@ -1,4 +1,4 @@
-"""What a run looks like while it runs. Dashboards are observers: they see events, and cannot change the run."""
+"""Live views of a run. Dashboards are observers: they see events, and cannot change the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashbo
 
 
 def is_notebook() -> bool:
-    """Whether this is a kernel, which shows what it displays in a notebook."""
+    """Return whether this is a kernel, which shows what it displays in a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

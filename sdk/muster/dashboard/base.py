@@ -1,4 +1,4 @@
-"""What a dashboard is to others, and what it needs of the cluster that it shows."""
+"""Interface of dashboards, and of the cluster that one shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dashboard(Protocol):
 
 
 class Shown(Protocol):
-    """What a dashboard needs of a cluster: where it keeps its files, and a way to end it without waiting."""
+    """The part of a cluster that a dashboard uses: where it keeps its files, and a way to end it without waiting."""
 
     @property
     def run_dir(self) -> Path:
@@ -41,7 +41,7 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Controls:
-    """What whoever looks at a run can do with it; None where that cannot be done from here.
+    """Actions that a viewer of a run can take; None where one cannot be done from here.
 
     Attributes:
         stop: asks it to end, without waiting for that. Raises MusterError where nobody answers.

@@ -1,4 +1,4 @@
-"""What one worker alone has reached, against which the speed of several is measured."""
+"""Speed of one worker alone, against which that of several is measured."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SECONDS_PER_LOOK = 1.0
 
 
 def has_events(folder: Path) -> bool:
-    """Whether a run has written anything for TensorBoard into its folder."""
+    """Return whether a run has written anything for TensorBoard into its folder."""
     return any((folder / TENSORBOARD).rglob("*tfevents*"))
 
 
@@ -39,7 +39,7 @@ class RunBoard:
         self._board: TensorBoard | None = None
 
     def is_wanted(self) -> bool:
-        """Whether there is something to show. Looks once a second at most, and says no in between."""
+        """Return whether there is something to show. Looks once a second at most, and returns False in between."""
         if time.monotonic() - self._looked_at < SECONDS_PER_LOOK:
             return False
         self._looked_at = time.monotonic()

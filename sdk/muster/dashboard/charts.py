@@ -30,7 +30,7 @@ def charts(view: RunView) -> str:
 
 
 def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
-    """What a picture says in words, and the picture: training solid, validation dashed, a lone value a dot."""
+    """Return a chart's text alternative, and the chart: training solid, validation dashed, a lone value a dot."""
     values = [value for points in variants.values() for _, value in points if math.isfinite(value)] or [0.0]
     places = [place for points in variants.values() for place, _ in points]
     low, high, first, last = min(values), max(values), min(places), max(places)
@@ -67,7 +67,7 @@ def _families(view: RunView) -> list[tuple[str, dict[str, Points]]]:
 
 
 def _points(curve: Curve, started: float) -> Points:
-    """Where on the way and what: by step, or by second where the script counts no steps."""
+    """Return the points of a curve: by step, or by second where the script counts no steps."""
     return [(point.time - started if point.step is None else point.step, point.value) for point in curve.points]
 
 

@@ -1,4 +1,4 @@
-"""How a notebook shows a cluster or a recorded run: as the last line of a cell, or because it is being run."""
+"""Display of a cluster or a recorded run in a notebook: as the last line of a cell, or while it runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def show(shown: Cluster | Run) -> None:
 
 
 def controls_of(cluster: Shown) -> Controls:
-    """What can be done with a cluster of this session."""
+    """Return the actions that can be taken on a cluster of this session."""
     return Controls(cluster.interrupt, cluster.stacks, is_own=True)
 
 
@@ -68,7 +68,7 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
 
 
 def _load(kind: str) -> MakeView | None:
-    """What makes the live view: the best that can be loaded, or the one that was asked for."""
+    """Return the maker of the live view: of the best that can be loaded, or of the one that was asked for."""
     if kind != "basic":
         try:
             from muster.dashboard.widget import RunWidget

@@ -56,7 +56,7 @@ def _tell_line(line: str, tell: Callable[[Event], None]) -> None:
 
 
 def _tell_output(folder: Path, logs: dict[str, LogTail], tell: Observer) -> None:
-    """What workers print is not among the recorded events; their logs have it."""
+    """Emit what workers have printed, from their logs: it is not among the recorded events."""
     for path in folder.glob("*-*.log"):
         tail = logs.setdefault(path.stem, LogTail(path, at_most=LOG_BYTES))
         text = tail.read()

@@ -20,7 +20,7 @@ class LogTail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self) -> str:
-        """What has been appended since the last call, safe to be shown; carriage returns are line ends."""
+        """Return the text appended since the last call, safe to be shown; carriage returns are line ends."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)

@@ -28,7 +28,7 @@ class LogWindow:
         self._lines = 0  # before the position
 
     def read(self) -> dict[str, Any]:
-        """What has been appended since the last call.
+        """Return the text appended since the last call.
 
         ``text``; ``start``, the place of its first byte; ``before``, how many lines there are before it; and ``fresh``:
         whether it does not follow what was read before, since that was left out, or the file has begun anew.

@@ -1,4 +1,4 @@
-"""What a run looks like right now: a pure fold of its events into a view, which every dashboard paints.
+"""State of a run right now, as dashboards show it: a pure fold of its events into a view.
 
 ``fold(view, event)`` takes O(1) time, and the view's size is bounded by the number of workers, however long the run.
 Times are seconds since the epoch, as in the events. All text in the view is safe for a terminal; for HTML it must still
@@ -80,7 +80,7 @@ class RunView:
 
     @property
     def doing(self) -> str:
-        """What the run is at: its phase, or what most workers are at as long as none has told of a step."""
+        """Phase of the run, or the stage of most workers as long as none has told of a step."""
         if self.phase != "training" or self.has_stepped:
             return self.phase
         return next((stage for stage, count in self.stages.most_common(1) if count), self.phase)
@@ -116,7 +116,7 @@ class RunView:
 
     @property
     def efficiency(self) -> float | None:
-        """What of the speed of so many single workers is reached together, 0 to 1; None where that is not known."""
+        """Scaling efficiency, 0 to 1: the speed reached, by that of as many single workers; None where unknown."""
         if not self.single_rate:
             return None
         rates = [worker.rate for worker in self.workers.values() if worker.rate is not None]
@@ -130,17 +130,17 @@ class RunView:
 
     @property
     def cause(self) -> str:
-        """Why the run did not succeed, with the worker that it began with in front where the reason names none."""
+        """Reason why the run did not succeed, with the worker that it began with in front where it names none."""
         return f"{self.culprit}: {self.reason}" if self.culprit and self.culprit not in self.reason else self.reason
 
     @property
     def logs_command(self) -> str:
-        """What prints what the workers have printed; empty where there is none of it."""
+        """Command that prints the workers' output; empty where there is none."""
         return f"muster logs {self.run}" if self.run and self.workers else ""
 
     @property
     def census(self) -> str:
-        """How many workers there are of each status, in words."""
+        """Number of workers of each status, in words."""
         return ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
 
     def in_order(self) -> list[WorkerView]:
@@ -151,14 +151,14 @@ class RunView:
         )
 
     def phase_of(self, worker: WorkerView) -> str:
-        """What a worker is at and for how long, or how it ended."""
+        """Return a worker's phase and how long it has lasted, or how it ended."""
         if worker.phase == "done":
             return worker.ending
         now = self.ended if self.ended is not None else self.clock()
         return f"{worker.doing} {duration(max(now - worker.doing_since, 0.0))}"
 
     def counts(self) -> dict[str, int]:
-        """How many workers there are of each status."""
+        """Return the number of workers of each status."""
         counts: dict[str, int] = {}
         for worker in self.workers.values():
             counts[worker.status] = counts.get(worker.status, 0) + 1

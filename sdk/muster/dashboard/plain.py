@@ -84,7 +84,7 @@ def state(worker: WorkerView) -> str:
 
 
 def progress_line(view: RunView) -> str:
-    """How far training has come, in a line."""
+    """Return the progress of the training, as a line."""
     slowest = view.slowest
     parts = []
     if slowest is not None and slowest.epoch is not None:
@@ -98,7 +98,7 @@ def progress_line(view: RunView) -> str:
 
 
 def ending(view: RunView) -> list[str]:
-    """How the run ended, why, what to try and where to read on, each in a line of its own."""
+    """Return lines on the run's end: its status and reason, what to try, and where to read on."""
     lines = [f"{view.status} after {duration(view.elapsed)}" + (f": {view.reason}" if view.reason else "")]
     if view.status == "succeeded" and view.metrics:
         lines.append(", ".join(f"{name} {number(value)}" for name, value in view.metrics.items()))

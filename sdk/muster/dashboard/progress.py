@@ -1,4 +1,4 @@
-"""How far one process has come, and how fast it goes."""
+"""Progress of one process, and its speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 
 @dataclass
 class Progress:
-    """How far one process has come: the numbers it last reported, and how fast it takes examples.
+    """Progress of one process: the numbers it last reported, and how fast it takes examples.
 
     A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs.
     ``began`` is when it first told what part of its work was done, and that part.
@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the script has told how far it is."""
+        """True if the script has told how far it is."""
         return self.step is not None or self.epoch is not None
 
     @property
@@ -51,7 +51,7 @@ class Progress:
 
     @property
     def position(self) -> str:
-        """How far it has come, in the largest unit that it told, such as ``epoch 2/5``."""
+        """Position in the largest unit that the script told, such as ``epoch 2/5``."""
         if self.epoch is not None and self.epochs:
             return f"epoch {self.epoch_now}/{self.epochs}"
         if self.step is None:

@@ -7,7 +7,7 @@ from muster.records.runs import Run
 
 
 def replay(run: Run) -> RunView:
-    """What a dashboard showed last, or would have shown."""
+    """Return the view that a dashboard showed last, or would have shown."""
     now = run.started_at + run.seconds
     view = RunView(clock=lambda: now)
     for event in run.events():

@@ -71,7 +71,7 @@ def to_html(view: RunView, run: Run | None = None, cover: str = "") -> str:
 
 
 def _live(view: RunView) -> str:
-    """When the picture of a living run was taken, and how to see it live."""
+    """Return a remark on when the picture of a living run was taken, and how to see it live."""
     if view.ended is not None:
         return ""
     if not view.run:

@@ -73,7 +73,7 @@ class LiveState:
                 self._changed[event.worker] = None
 
     def take_diff(self) -> dict[str, Any] | None:
-        """What has changed since the last call; None where nothing has.
+        """Return the changes since the last call; None where there are none.
 
         ``names`` are new workers, in order; ``columns`` has, for each column with any news, the values of the workers
         whose indices are ``rows``; ``points`` is the newest point of each curve that has grown. Of more than
@@ -162,7 +162,7 @@ def columns_of(workers: Sequence[WorkerView]) -> Columns:
 
 
 def head_of(view: RunView) -> dict[str, Any]:
-    """What there is to say about the run as a whole, less what takes a look at every worker."""
+    """Return the facts about the run as a whole, less those that take a look at every worker."""
     return {
         "name": view.name,
         "run": view.run,
@@ -183,7 +183,7 @@ def head_of(view: RunView) -> dict[str, Any]:
 
 
 def aggregates_of(view: RunView) -> dict[str, Any]:
-    """What takes a look at every worker: the slowest one, the time left and the speed of all together."""
+    """Return the facts that take a look at every worker: the slowest, the time left and the speed of all together."""
     slowest = view.slowest_worker
     fraction = view.fraction
     told = [worker.leading for worker in view.workers.values() if worker.leading.has_begun]

@@ -93,7 +93,7 @@ class TerminalDashboard:
 
 
 class _Frames(io.StringIO):
-    """What rich has painted and the terminal has not yet been given; what others print meanwhile is among it."""
+    """Buffer of what rich has painted and the terminal has not yet been given; and of what others print meanwhile."""
 
     def __init__(self, terminal: TextIO) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Frames(io.StringIO):
 
 
 class Screen:
-    """What a view looks like: cause of the failure, progress of the run, and as many workers as fit.
+    """The picture of a view: cause of the failure, progress of the run, and as many workers as fit.
 
     Below it the cursor has a line to itself unless ``is_last``: there a terminal shows ``^C``, which at the end of a
     full line would move everything. ``lock`` guards the view, where it changes meanwhile.
@@ -170,7 +170,7 @@ def heading(view: RunView, width: int) -> list[RenderableType]:
 
 
 def cause(view: RunView, width: int) -> list[RenderableType]:
-    """Why the run failed and what to try; cut where it would crowd out everything else."""
+    """Return the cause of the failure and what to try; cut where it would crowd out everything else."""
     lines = []
     if view.reason:
         lines.append(Text(view.cause, style=f"bold {COLOURS.get(view.status, '')}"))

@@ -32,7 +32,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def first_line(text: str) -> str:
-    """What comes before the first line end.
+    """Return the text before the first line end.
 
     >>> first_line("ValueError: no data\\nmore"), first_line("")
     ('ValueError: no data', '')

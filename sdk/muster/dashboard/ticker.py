@@ -18,7 +18,7 @@ logger = logging.getLogger("muster")
 
 
 def seconds_to_finish() -> float:
-    """How long this thread waits for a view that is being closed."""
+    """Return the seconds that this thread waits for a view that is being closed."""
     return SECONDS_OF_THE_ENGINE if on_background_thread() else SECONDS_TO_FINISH
 
 

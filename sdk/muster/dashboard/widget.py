@@ -149,7 +149,7 @@ class RunWidget(anywidget.AnyWidget):
 
 
 def _is_jupyter() -> bool:
-    """Whether a Jupyter server's own page shows this kernel: there every model of a widget lives in the page itself.
+    """Return whether a Jupyter server's own page shows this kernel: every model of a widget then lives in that page.
 
     Editors such as VS Code, which name their sessions so, load a widget only where it is displayed.
     """

@@ -1,4 +1,4 @@
-"""What one worker looks like right now, as far as the events have told."""
+"""State of one worker right now, as far as the events have told."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WorkerView:
 
     @property
     def doing(self) -> str:
-        """What it is at, as exactly as is known."""
+        """Its stage or phase, as exactly as is known."""
         return self.stage if self.phase == "ready" and self.stage else self.phase
 
     @property
@@ -94,12 +94,12 @@ class WorkerView:
 
     @property
     def natural(self) -> tuple[str, int, str]:
-        """What sorts workers as people count: ``worker-10`` after ``worker-9``."""
+        """Sort key that orders workers as people count: ``worker-10`` after ``worker-9``."""
         return (self.role, self.index, self.name)
 
     @property
     def gpu_use(self) -> str:
-        """How many of its GPUs are busy and what of their memory is in use; as many as there are where nobody says."""
+        """Busy GPUs of those it has, and GPU memory in use; the number of GPUs where the use is unknown."""
         if not self.gpus:
             return ""
         if self.gpu is None:
@@ -113,17 +113,17 @@ class WorkerView:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended, and not as it was meant to."""
+        """True if it ended, and not as it was meant to."""
         return self.status in FAILURES
 
     @property
     def news(self) -> str:
-        """Why it failed, else its last line."""
+        """Reason of its failure, else its last line."""
         return first_line(self.reason) if self.has_failed and self.reason else self.last_line
 
     @property
     def ending(self) -> str:
-        """How its process ended, such as ``exit 1``; empty where that is not known."""
+        """End of its process, such as ``exit 1``; empty where that is not known."""
         if self.signal:
             return f"signal {self.signal}"
         return "" if self.exit_code is None else f"exit {self.exit_code}"

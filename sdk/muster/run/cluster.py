@@ -120,7 +120,7 @@ class Cluster:
 
     @property
     def job(self) -> Job:
-        """What is run, as ``check`` found it: with the script's path, its interpreter and its folder."""
+        """The job as ``check`` found it: with the script's path, its interpreter and its folder."""
         return self.check().job
 
     @property
@@ -130,7 +130,7 @@ class Cluster:
 
     @property
     def platform(self) -> Platform:
-        """Where the workers run."""
+        """The platform of the workers."""
         return self.check().platform
 
     @property
@@ -231,7 +231,7 @@ class Cluster:
 
     @property
     def result(self) -> Result:
-        """What came out of a run that has ended. Raises what went wrong, if something did."""
+        """The result of a run that has ended. Raises what went wrong, if something did."""
         self._refuse_unless_usable()
         result = self._execution.outcome
         if result is None:
@@ -249,12 +249,12 @@ class Cluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """True if it has been started and has not ended."""
         return bool(self.run) and self._execution.outcome is None
 
     @property
     def plan(self) -> Plan:
-        """What is started; with placeholders for addresses as long as these are not known."""
+        """The plan of what is started; with placeholders for addresses as long as these are not known."""
         known = self._execution.orchestrator.plan if self._execution.orchestrator else None
         checked = self.check()
         return known or preview(checked.job, checked.strategy, checked.probed)
@@ -271,11 +271,11 @@ class Cluster:
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
     def logs(self, worker: str) -> str:
-        """What a worker, a rank (``rank-1``) or the ``driver`` has printed so far."""
+        """Return the output so far of a worker, a rank (``rank-1``) or the ``driver``."""
         return runs.Run(self.run_dir).log(worker)
 
     def explain(self) -> str:
-        """How the run went, in words: the cause of a failure, the end of that log, and what to try."""
+        """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
         return runs.Run(self.run_dir).explain()
 
     def stacks(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a run does where its workers share no files with the session: ships the library, writes the logs, gets results.
+"""File exchange for workers that share no files with the session: ships the library, writes logs, gets results.
 
 The workers have folders of their own in place of the run's. Their output comes as it does for the display, and is
 written here into the very log files that they would write themselves.
@@ -62,7 +62,7 @@ class Exchange:
         self._session.on_back = _both(self._transfers.on_connected, self._session.on_back)
 
     def logging(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
-        """What emits events, and writes the output among them to the workers' logs first."""
+        """Return a function that emits events, and writes the output among them to the workers' logs first."""
 
         def emit_and_write(event: Event) -> None:
             if event.kind == "output" and event.worker in self._logs:

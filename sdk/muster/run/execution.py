@@ -1,4 +1,4 @@
-"""What becomes of a cluster once it has been started: prepared, lived, recorded. On the background thread."""
+"""One run on the background thread: prepares it, watches over it to its end, and records it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Execution:
 
     @property
     def outcome(self) -> Result | None:
-        """What came out; None as long as it has not ended."""
+        """The result; None as long as it has not ended."""
         return self.ended.result() if self.ended.done() else None
 
     def begin(self, checked: CheckedRun) -> None:
@@ -113,7 +113,7 @@ class Execution:
             self.up.set()
 
     async def _live(self, checked: CheckedRun, journal: Journal, scratch: Path) -> MusterError | None:
-        """What ended the run; None where it has succeeded. Nothing of it runs any more."""
+        """Run it; return the error that ended it, None where it has succeeded. Nothing of it runs any more."""
         try:
             self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
@@ -226,5 +226,5 @@ def _own_failure(error: BaseException) -> RunFailed:
 
 
 def _os_reason(error: OSError) -> str:
-    """What the system said; of an error about many files, what it said about the first."""
+    """Return the system's message; of an error about many files, that about the first."""
     return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)

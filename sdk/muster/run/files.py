@@ -304,7 +304,7 @@ class _Part:
 
 
 def _is_there(path: Path, found: wire.Found) -> bool:
-    """Whether a file has been got already."""
+    """Return whether a file has been got already."""
     try:
         return path.stat().st_size == found.size and _describe(path)[1] == found.sha256
     except OSError:

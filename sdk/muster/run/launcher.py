@@ -30,7 +30,7 @@ class LauncherProcess:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether it has ended with status 0."""
+        """True if it has ended with status 0."""
         return self._process is not None and self._process.returncode == 0
 
     async def start(self, process: Process) -> None:
@@ -61,7 +61,7 @@ class LauncherProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """True if it has been started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     def terminate(self) -> None:

@@ -156,7 +156,7 @@ class Orchestrator:
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
     def _start_deadline(self) -> float | None:
-        """When the start will have taken too long.
+        """Return the time at which the start will have taken too long.
 
         The limit of each worker that has not said hello counts from when the platform had a place for it; once all
         have, that of the last counts. Workers that are queued have a limit of their own; but a platform that cannot be
@@ -217,7 +217,7 @@ class Orchestrator:
         return tuple(resolve(word, self.facts.places) for word in argv)
 
     def _splits(self, worker: str) -> bool:
-        """Whether each rank of a worker gets a log of its own."""
+        """Return whether each rank of a worker gets a log of its own."""
         return self.state.expected.get(worker, 1) > 1
 
     def _write_files(self, plan: Plan) -> None:
@@ -348,7 +348,7 @@ class Orchestrator:
         return sorted(heard, key=lambda item: item[0])
 
     def _stalls_at(self) -> float | None:
-        """When the run will count as stalled if nothing more is heard of some process that trains."""
+        """Return when the run will count as stalled if nothing more is heard of some process that trains."""
         silent = self._by_silence() if self.limits.stall and self.job.script else None
         return silent[0][0] + self.limits.stall if silent and self.limits.stall else None
 
@@ -379,7 +379,7 @@ class Orchestrator:
         return await self._reasons.explain(cause, self.plan)
 
     def _will_exit(self, failure: Failure) -> bool:
-        """Whether it is an exception whose process has yet to exit, and whose agent will tell."""
+        """Return whether it is an exception whose process has yet to exit, and whose agent will tell."""
         is_running = (failure.worker, failure.rank) in self.state.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.pool.connected
 

@@ -71,7 +71,7 @@ async def prepare(
 
 
 def _listen_address(platform: Platform, advertised: str) -> str:
-    """Where to listen for agents that dial ``advertised``: there, unless its platform says otherwise."""
+    """Return the address to listen on for agents that dial ``advertised``: the same, or the platform's other one."""
     try:
         reach = platform.reach()
     except PlatformUnsupported:  # it does not know, and so the user has said it

@@ -111,7 +111,7 @@ class CheckedRun:
     request: RunRequest = RunRequest()
 
     def shortages(self) -> list[str]:
-        """What the workers will have to share that each is to have for itself, in words.
+        """Return, in words, what the workers will have to share that each is to have for itself.
 
         Raises:
             ResourceError: the platform could never grant what they are to have.
@@ -120,7 +120,7 @@ class CheckedRun:
 
 
 def describe_place(checked: CheckedRun) -> str:
-    """Where the workers of a run will be, and where they look for this session, in words."""
+    """Return, in words, the platform of a run's workers and the address at which they reach this session."""
     host, port = checked.session_address
     where = f"{host}, port {port}" if port else f"{host}, on any free port"
     return f"workers run on {checked.platform.name}, and reach this session at {where}"
@@ -128,7 +128,7 @@ def describe_place(checked: CheckedRun) -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What one run is made of, once its folders are there and before anything has been launched.
+    """One run that is ready to launch: its folders are there, and nothing has been launched.
 
     Attributes:
         checked: what is to run, where, and how long it may take.
@@ -167,12 +167,12 @@ class RunContext:
 
     @property
     def owns_platform(self) -> bool:
-        """Whether the platform ends with the run."""
+        """True if the platform ends with the run."""
         return self.checked.owns_platform
 
     @property
     def limits(self) -> Limits:
-        """How long things may take."""
+        """Time limits of the run."""
         return self.checked.limits
 
 

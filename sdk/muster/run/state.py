@@ -1,4 +1,4 @@
-"""What is known of a run's workers, from their agents and their platform; every change goes out as an event.
+"""State of a run's workers, as their agents and their platform tell it; every change goes out as an event.
 
 It decides nothing: :mod:`muster.run.orchestrator` looks at it and does.
 """
@@ -140,17 +140,17 @@ class RunState:
         }
 
     def is_over(self, worker: str) -> bool:
-        """Whether all processes that a worker is to have were started and have ended."""
+        """Return whether all processes that a worker is to have were started and have ended."""
         processes = self.processes[worker].values()
         return len(processes) >= self.expected.get(worker, 1) and all(p.exit_status is not None for p in processes)
 
     def has_returned(self, worker: str) -> bool:
-        """Whether nothing of a worker decides any more: its processes have ended, or only serve others."""
+        """Return whether a worker's processes no longer hold up the end: they have ended, or only serve others."""
         processes = self.processes[worker].values()
         return self.is_over(worker) or (bool(processes) and all(process.has_returned for process in processes))
 
     def has_running(self, workers: Iterable[str]) -> bool:
-        """Whether any process of these workers runs."""
+        """Return whether any process of these workers runs."""
         return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
 
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
@@ -176,7 +176,7 @@ class RunState:
         return [name for name, since in self._placed_at.items() if since is None and name not in self.members]
 
     def placed_at(self, worker: str) -> float:
-        """When a worker that is not queued was found to be placed, on the monotonic clock."""
+        """Return the monotonic time at which a worker that is not queued was found to be placed."""
         return self._placed_at.get(worker) or clock.now()
 
     def _note_place(self, worker: Worker) -> None:
@@ -280,7 +280,7 @@ class RunState:
         self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
-        """How a worker ended whose processes have all ended. One that raised may be stopped before it has exited."""
+        """Return the status of a worker whose processes have all ended. One that raised may have been stopped then."""
         processes = self.processes[worker].values()
         exceptions = [failure for failure in self.failures if failure.kind is FailureKind.EXCEPTION]
         has_raised = any(failure.worker == worker for failure in exceptions)
@@ -289,7 +289,7 @@ class RunState:
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
 
     def _happened(self, worker: str, monotonic: float | None) -> tuple[float, float]:
-        """When something happened, by the session's monotonic clock, and how far that may be from the truth.
+        """Return the time of an event by the session's monotonic clock, and how far that may be from the truth.
 
         Args:
             monotonic: what the clock of that name showed on the worker's machine. None: it happened just now.
@@ -302,7 +302,7 @@ class RunState:
         return monotonic - member.clock_offset, member.clock_error
 
     def _kind_of_failure(self, worker: str, exited: wire.Exited) -> FailureKind | None:
-        """What kind of failure the end of a process is; None for a good end."""
+        """Return the kind of failure that the end of a process is; None for a good end."""
         if exited.reason:  # if the session wanted it stopped, the run is ending, and that is no failure
             return FailureKind(exited.reason)
         if exited.signal:
@@ -414,5 +414,5 @@ class RunState:
 
 
 def _known(facts: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the facts that are not None."""
     return {name: value for name, value in facts.items() if value is not None}

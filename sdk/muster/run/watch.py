@@ -76,7 +76,7 @@ class PlatformWatch:
             self._explain_lost()
 
     def _is_urgent(self) -> bool:
-        """Whether the platform may know now what became of a worker."""
+        """Return whether the platform may only now be learning what became of a worker."""
         since = clock.now() - self._platform.explain_seconds
         return bool(self._hung_up) or any(cut_at > since for cut_at in self._cut.values())
 
@@ -106,7 +106,7 @@ class PlatformWatch:
                 self._state.changed.set()
 
     async def _look(self) -> list[Worker] | None:
-        """What the platform says; None where it says nothing."""
+        """Poll the platform; return the workers, None where it does not answer."""
         names = {worker.id: name for name, worker in self._state.workers.items()}
         seconds = self._platform.explain_seconds if self._is_urgent() else ANSWER_SECONDS
         try:

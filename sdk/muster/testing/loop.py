@@ -173,7 +173,7 @@ class _Selector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now; else the time has passed for which the loop would wait."""
+        """Return the sockets that are ready; where none is, pass the time for which the loop would wait."""
         ready = super().select(0)
         if not ready and timeout is None:
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self._loop)))

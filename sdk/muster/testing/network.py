@@ -73,11 +73,11 @@ class MemoryTransport(asyncio.Transport):
         self._loop.call_soon(self._hand_over)
 
     def is_reading(self) -> bool:
-        """Whether what comes is handed over."""
+        """Return whether incoming data is handed over."""
         return not self._is_paused and not self._is_closing
 
     def is_closing(self) -> bool:
-        """Whether this end has been closed."""
+        """Return whether this end has been closed."""
         return self._is_closing
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class MemoryListener(Listener):
 
 
 class MemorySocket:
-    """What stands for the socket of a connection or a server: it has an address and no number."""
+    """Stand-in for the socket of a connection or a server: it has an address and no number."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -180,7 +180,7 @@ class MemorySocket:
 
 
 class MemoryServer(asyncio.AbstractServer):
-    """What listens in memory."""
+    """A server that listens in memory."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, protocol_factory: Callable[[], Protocol], address: tuple[str, int]
@@ -194,7 +194,7 @@ class MemoryServer(asyncio.AbstractServer):
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether it takes connections."""
+        """Return whether it takes connections."""
         return bool(self.sockets)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class ScriptedPlatform(Platform):
         self._submitted: dict[str, list[str]] = {}
 
     def player(self, name: str) -> ScriptedWorker:
-        """Who plays this worker."""
+        """Return the scripted worker that plays the worker of that name."""
         return self.players.setdefault(name, ScriptedWorker(name))
 
     def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None) -> None:
@@ -78,7 +78,7 @@ class ScriptedPlatform(Platform):
         _loop().call_soon_threadsafe(self.player(name).launch, self._specs[name])
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """How these are, and whoever else is in the answer."""
+        """Return these workers, and any strangers that are to be in the answer."""
         names = _names(handles)
         self._called("poll", names)
         known = [
@@ -94,7 +94,7 @@ class ScriptedPlatform(Platform):
         self._stop(names)
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """How these are: what this object knows is all there is."""
+        """Return these workers: what this object knows is all there is."""
         return self.poll(handles)
 
     def list(self) -> list[Worker]:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Program:
-    """What runs as a process of a :class:`~muster.testing.loop.SimulatedLoop`.
+    """Simulated process of a :class:`~muster.testing.loop.SimulatedLoop`.
 
     Args:
         ignores_sigterm: whether it goes on when it is asked to end.
@@ -26,7 +26,7 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """True if it has been started and has not ended."""
         return self._process is not None and self._process.get_returncode() is None
 
     def exit(self, code: int = 0) -> None:
@@ -67,7 +67,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
         return 1 << 30
 
     def get_returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Return its exit status; None while it runs."""
         return self._returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
@@ -102,7 +102,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
                     waiter.set_result(code)
 
     async def _wait(self) -> int:
-        """What ``asyncio.subprocess.Process.wait`` waits for."""
+        """Wait for its end, on behalf of ``asyncio.subprocess.Process.wait``; return its exit status."""
         if self._returncode is not None:
             return self._returncode
         waiter: asyncio.Future[int] = self._loop.create_future()

@@ -33,7 +33,7 @@ LONGEST = 3600.0  # simulated seconds that a scene may take to its end
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a scene.
+    """The outcome of a scene.
 
     Attributes:
         error: what the run ended with; None where it has succeeded.
@@ -158,7 +158,7 @@ class Scene:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self._run is not None and self._run.done()
 
     def finish(self, limit: float = LONGEST) -> Outcome:

@@ -23,7 +23,7 @@ FILE_ORDERS = frozenset(["put", "get", "have", "missing", "chunk"])
 
 
 class _FilesLoop:
-    """What the agent's side of a transfer needs of a loop."""
+    """The part of a loop that the agent's side of a transfer uses."""
 
     def call_later(self, delay: float, call: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(delay, call)
@@ -31,7 +31,7 @@ class _FilesLoop:
 
 @dataclass
 class Manners:
-    """How a worker behaves as long as a test does not interfere. Times are in seconds; None stands for never.
+    """Behaviour of a worker with which no test interferes. Times are in seconds; None stands for never.
 
     Attributes:
         hello_after: when it says hello, counted from its launch.
@@ -92,7 +92,7 @@ class ScriptedWorker(asyncio.Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether its connection to the session is open."""
+        """True if its connection to the session is open."""
         return self._transport is not None and not self._transport.is_closing()
 
     def order_types(self) -> list[str]:

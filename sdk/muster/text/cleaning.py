@@ -22,7 +22,7 @@ def clean(text: object) -> str:
 
 
 def is_file_name(name: object) -> bool:
-    """Whether a name, as of a worker, stands for one file in a folder and for nothing out of it.
+    """Return whether a name, as of a worker, stands for one file in a folder and for nothing out of it.
 
     >>> [is_file_name(name) for name in ("worker-1", "../worker-1", "a/b", "..", "", "a\\0b")]
     [True, False, False, False, False, False]

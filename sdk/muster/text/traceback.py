@@ -1,4 +1,4 @@
-"""What a notebook shows of an error: the line of the user's that led to it, and what it says."""
+"""Errors as a notebook shows them: the line of the user's that led to one, and its message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shown_in_notebooks(error: BaseException) -> list[str]:
 
 
 def _place(filename: str) -> str:
-    """What IPython calls a cell; the path of any other file."""
+    """Return IPython's name of a cell; the path of any other file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     name = shell.compile.format_code_name(filename) if shell is not None else None

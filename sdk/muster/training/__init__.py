@@ -1,4 +1,4 @@
-"""What training scripts import inside workers. It needs nothing of the rest of Muster and can be shipped alone.
+"""Modules for training scripts inside workers. They need nothing of the rest of Muster and can be shipped alone.
 
     from muster.training import report                        any script, any Python from 3.6
     from muster.training import partition                     every rank's share of the data; NumPy

@@ -61,7 +61,7 @@ class CheckpointError(Exception):
 
 
 class Position(NamedTuple):
-    """How far training has come: steps taken in this epoch (the first is 0), and in all."""
+    """Position in training: steps taken in this epoch (the first is 0), and in all."""
 
     epoch: int = 0
     step: int = 0

@@ -18,7 +18,7 @@ MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def is_distributed() -> bool:
-    """Whether this process is one of several that `horovodrun` or `mpirun` started."""
+    """Return whether this process is one of several that `horovodrun` or `mpirun` started."""
     return _launcher() is not None and os.environ.get(SIZE_VARIABLE) != "1"
 
 
@@ -81,7 +81,7 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
-    """What every rank has for this one, one behind the other along the first dimension, in the order of the ranks.
+    """Return every rank's part for this one, along the first dimension, in the order of the ranks.
 
     Args:
         tensor: What this rank has for the others: first for rank 0, then for rank 1, and so on.
@@ -92,7 +92,7 @@ def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
 
 
 def has_adasum() -> bool:
-    """Whether Horovod was built with Adasum, which it has only over MPI."""
+    """Return whether Adasum can be used: this process is one of several, and Horovod was built with MPI."""
     return is_distributed() and bool(_library().mpi_built())
 
 
@@ -119,7 +119,7 @@ def differing(numbers: Sequence[int], name: str) -> List[int]:
 
 
 def _launcher() -> Optional[str]:
-    """Who started this process as a rank; None where nobody did, and where MPI started no other."""
+    """Return the launcher that started this process as a rank; None without one, and where MPI started no other."""
     if RANK_VARIABLE in os.environ:
         return "horovodrun"
     return "MPI" if any(os.environ.get(name, "1") != "1" for name in MPI_SIZES) else None

@@ -387,7 +387,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
 def callbacks(
     checkpoint: Union[str, os.PathLike[str], None] = None, *, batch_size: Optional[int] = None
 ) -> List[keras.callbacks.Callback]:
-    """What `model.fit` needs on every rank, in the order it needs it; append callbacks that go by the averaged metrics.
+    """Return the callbacks that `model.fit` needs on every rank, in order; append any that go by averaged metrics.
 
     Args:
         checkpoint: Where rank 0 saves the model after each epoch (see `CheckpointOnRankZero`); None: nowhere.

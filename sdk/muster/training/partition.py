@@ -1,4 +1,4 @@
-"""Which examples are whose: every process takes its share of the data, and together they take all of it::
+"""Partition of data among processes: every one takes its share, and together they take all of it::
 
     from muster.training import partition
 
@@ -157,7 +157,7 @@ def dataset(
 
 
 def steps(n: int, batch_size: int, num_data_partitions: Optional[int] = None) -> int:
-    """How many batches every process can take of its share of `n` examples, the last of which may be smaller.
+    """Return the number of batches that every process can take of its share of `n` examples; the last may be smaller.
 
     Raises:
         ValueError: Not even one each.

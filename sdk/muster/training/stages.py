@@ -54,7 +54,7 @@ Tell = Callable[[Dict[str, Any]], None]
 
 
 class Stages:
-    """What a process is at, up to its first step.
+    """The stages of a process up to its first step.
 
     Args:
         tell: Takes each message.
@@ -105,7 +105,7 @@ class Stages:
             self._end()
 
     def seconds_to_next_look(self) -> float:
-        """How long to wait."""
+        """Return the seconds to wait before the next look."""
         return LOOK_SECONDS if self._looked_at - self._began < 60 else SLOW_LOOK_SECONDS
 
     def _end(self) -> None:
@@ -166,7 +166,7 @@ def watch(stages: Stages, thread: int) -> None:
 
 
 def trains_alone() -> bool:
-    """Whether ``horovodrun`` started this process as one of several, and it has never joined the others."""
+    """Return whether ``horovodrun`` started this process as one of several, and it has never joined the others."""
     if _ranks() < 2:
         return False
     modules = [sys.modules.get(name) for name in HOROVOD]
@@ -175,14 +175,14 @@ def trains_alone() -> bool:
 
 
 def trains_apart() -> bool:
-    """Whether one of several ranks uses Horovod's Keras integration with a Keras that it does not know."""
+    """Return whether one of several ranks uses Horovod's Keras integration with a Keras that it does not know."""
     keras = str(getattr(sys.modules.get("keras"), "__version__", ""))
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     return "horovod._keras" in sys.modules and _ranks() > 1 and keras.startswith("3.") and not is_legacy
 
 
 def lacks_strategy() -> bool:
-    """Whether this is one of several workers for a MultiWorkerMirroredStrategy, and its script has made none."""
+    """Return whether this is one of several workers for a MultiWorkerMirroredStrategy whose script has made none."""
     if not os.environ.get("MUSTER_SERVES"):
         return False
     try:
@@ -196,7 +196,7 @@ def lacks_strategy() -> bool:
 
 
 def _ranks() -> int:
-    """How many ranks ``horovodrun`` has started; 1 where it has started none."""
+    """Return the number of ranks that ``horovodrun`` has started; 1 where it has started none."""
     size = os.environ.get("HOROVOD_SIZE", "1")
     return int(size) if size.isdigit() else 1
 
@@ -218,7 +218,7 @@ class _Registered:
 
 
 def _was_initialised(horovod: Any) -> bool:
-    """Whether Horovod is initialised; or was, and has been shut down again: init() registers that for the end."""
+    """Return whether Horovod is, or has ever been, initialised: init() registers its shutdown for the end."""
     try:
         return bool(horovod.is_initialized()) or any(
             getattr(function, "__self__", None) is horovod for function in _Registered().functions

@@ -56,7 +56,7 @@ def merged(states: Sequence[Any]) -> Any:
 
 
 def is_floating(array: "np.ndarray[Any, Any]") -> bool:
-    """Whether it holds floating-point numbers; NumPy itself does not count bfloat16 among them."""
+    """Return whether it holds floating-point numbers; NumPy itself does not count bfloat16 among them."""
     return "float" in array.dtype.name
 
 

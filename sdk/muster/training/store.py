@@ -52,11 +52,11 @@ class Store:
         self.keep = keep
 
     def path(self, total: int) -> Path:
-        """Where the checkpoint of so many steps is."""
+        """Return the path of the checkpoint after so many steps."""
         return self.folder / f"step-{total:08d}"
 
     def unfinished(self, total: int) -> Path:
-        """Where it is until it is published."""
+        """Return the path of that checkpoint until it is published."""
         return self.folder / f".{self.path(total).name}.part"
 
     def newest(self) -> int:

@@ -1,4 +1,4 @@
-"""What the browser gets: one JavaScript module and one style sheet, put together from the files of this folder."""
+"""The page's code for the browser: one JavaScript module and one style sheet, from the files of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other while they train, and how: schemes that send less than every gradient to everybody.
+"""Communication among ranks while they train: schemes that send less than every gradient to everybody.
 
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression=TopK(0.01))
 

@@ -170,7 +170,7 @@ class BlockMomentum(PeriodicScheme):
         ]
 
     def follow(self, variables: Sequence[Any]) -> None:
-        """What others have done to the variables is no move of the next block."""
+        """Take up changes that others made to the variables, so that they are no move of the next block."""
         for own, common in zip(variables, self._globals):
             common.assign(tf.convert_to_tensor(own))
 

@@ -1,4 +1,4 @@
-"""How payloads get from every rank to every rank, and become one mean there, the same on all."""
+"""Collectives: they bring payloads from every rank to every rank, and make one mean of them, the same on all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Compressor(Protocol):
-        """What a collective needs of a compressor; `compressors.Compressor` says what each part means."""
+        """The part of a compressor that a collective uses; `compressors.Compressor` says what each part means."""
 
         summable: bool
         columnar: bool
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Exchange(NamedTuple):
-    """What came out of a collective.
+    """The result of a collective.
 
     Attributes:
         means: For each tensor the mean over all ranks, as far as it was sent; the same on every rank.
@@ -183,7 +183,7 @@ class TwoPhase(Collective):
 
 
 def _widths(columns: int) -> List[int]:
-    """How many columns each rank's stripe has: as equal as can be, some none where there are fewer than ranks."""
+    """Return the columns of each rank's stripe: as equal as can be, some none where there are fewer than ranks."""
     return [columns // horovod.size() + (rank < columns % horovod.size()) for rank in range(horovod.size())]
 
 
@@ -208,7 +208,7 @@ def to_bytes(payloads: Sequence[Payload]) -> tf.Tensor:
 def from_bytes(
     buffer: tf.Tensor, like: Sequence[Sequence[Payload]], lengths: Optional[tf.Tensor] = None
 ) -> List[List[Payload]]:
-    """What `to_bytes` made a buffer of, for several ranks one behind the other.
+    """Return the payloads that `to_bytes` made a buffer of, for several ranks one behind the other.
 
     Args:
         buffer: The bytes.

@@ -41,7 +41,7 @@ class Compressor(ABC):
         """A tensor of this shape, as near to the original as the payload tells."""
 
     def left_out(self, tensor: tf.Tensor, payload: Payload) -> tf.Tensor:
-        """What its payload does not tell of a tensor."""
+        """Return the part of a tensor that its payload does not tell."""
         return tensor - self.decompress(payload, tensor.shape)
 
     def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor:
@@ -81,7 +81,7 @@ class Sparse(Compressor):
 
     @abstractmethod
     def select(self, values: tf.Tensor) -> Payload:
-        """Which of a flat tensor's values to send, and their indices, each once."""
+        """Return the values of a flat tensor to send, and their indices, each once."""
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
         """Zeros but for the values sent."""

@@ -1,4 +1,4 @@
-"""What a rank remembers of a tensor from step to step, so that what was not sent is not lost."""
+"""Memories: what a rank keeps of a tensor from step to step, so that what was not sent is not lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Memory(ABC):
 
     @abstractmethod
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What to send in place of the tensor."""
+        """Return the tensor to send in place of this one."""
 
     @abstractmethod
     def remember(self, left_out: tf.Tensor) -> None:

@@ -33,7 +33,7 @@ class Wrapper(Scheme):
 
     @property
     def bytes_sent(self) -> int:
-        """What the scheme inside has sent."""
+        """Bytes that the scheme inside has sent."""
         return self.scheme.bytes_sent
 
     def state_dict(self) -> Dict[str, Any]:
@@ -85,7 +85,7 @@ class WarmStart(Wrapper):
 
     @property
     def distributed(self) -> bool:
-        """Whether the next step communicates, so that it is time for data of each rank's own."""
+        """True if the next step communicates, so that it is time for data of each rank's own."""
         return self.built and bool(self._steps.numpy() >= self.steps_alone)
 
     def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:

@@ -101,7 +101,7 @@ def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
 
 
 def _places(bits: int) -> np.ndarray[Any, Any]:
-    """Where in a byte each of its codes begins, as a column."""
+    """Return the bit at which each code of a byte begins, as a column."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
 
 

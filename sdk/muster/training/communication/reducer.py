@@ -100,12 +100,12 @@ class Reducer(Scheme):
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Whether all values of all tensors are finite, and their sums: one pass over them, where `is_finite` takes two."""
+    """Return whether all values of all tensors, and their sums, are finite: one pass, where `is_finite` takes two."""
     return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(tensor)) for tensor in tensors])
 
 
 def as_scheme(compression: Compression) -> Scheme:
-    """What users may write for a scheme: one, a compressor by itself, or None for plain Horovod.
+    """Return the scheme for what users may write: a scheme, a compressor by itself, or None for plain Horovod.
 
     Raises:
         TypeError: Something else.

@@ -1,4 +1,4 @@
-"""What every scheme is: one step between this rank's gradients and the variables, and a state that can be saved."""
+"""The base of all schemes: one step between this rank's gradients and the variables, and a state that can be saved."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Apply = Callable[[List[Gradient]], Any]
 
 
 def allreduce_bytes(size: int) -> int:
-    """What each rank sends in a ring allreduce of `size` bytes: 2(N-1)/N of them, rounded down."""
+    """Return the bytes that each rank sends in a ring allreduce of `size` bytes: 2(N-1)/N of them, rounded down."""
     return 2 * (horovod.size() - 1) * size // horovod.size()
 
 
 def allgather_bytes(size: Any) -> Any:
-    """What each rank sends in an allgather of `size` bytes of its own, an int or a tensor: to every other rank."""
+    """Return the bytes that each rank sends, to every other, in an allgather of `size` of its own (int or tensor)."""
     return (horovod.size() - 1) * size
 
 
@@ -46,7 +46,7 @@ class State:
             self.load(self._waiting)
 
     def values(self) -> Dict[str, Any]:
-        """What every variable holds now, or what waits for it."""
+        """Return the value of every variable, or what waits for it."""
         if not self._is_complete:
             return dict(self._waiting)
         return {name: variable.numpy() for name, variable in self._variables.items()}
@@ -69,7 +69,7 @@ class State:
 
 
 class Scheme(ABC):
-    """How the ranks keep their models together: what they send, when, and what the optimizer gets to apply.
+    """A way to keep the ranks' models together: what they send, when, and what the optimizer gets to apply.
 
     In `model.fit` and wherever a Keras 3 optimizer is at hand, `DistributedOptimizer(optimizer, compression=scheme)`
     does all of this. In a loop without one:
@@ -138,7 +138,7 @@ class Scheme(ABC):
         """Go on from variables that were changed without this scheme, on all ranks alike."""
 
     def state_dict(self) -> Dict[str, Any]:
-        """What this rank's scheme remembers, as NumPy arrays by name; to be saved for every rank."""
+        """Return the state of this rank's scheme, as NumPy arrays by name; to be saved for every rank."""
         return self._state.values()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,10 +168,10 @@ class Scheme(ABC):
 
     @abstractmethod
     def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
-        """What `step` does, once everything is built."""
+        """Do the work of `step`, once everything is built."""
 
     def _synchronise(self, variables: List[Any]) -> None:  # noqa: B027 - most schemes keep them the same at all times
-        """What `synchronise` does, once everything is built."""
+        """Do the work of `synchronise`, once everything is built."""
 
     def _count(self, size: Any) -> None:
         """Add to the bytes sent, an int or a tensor."""
