@@ -102,6 +102,12 @@ CASES = {
     "a killed launcher, over what it left behind": (
         LAUNCHER_KILLED, [hung_up(0, 10.01), stopped(0, 10.2), killed(1, 10.1, signal.SIGTERM)],
     ),
+    "a launcher that lets its ranks go, which then lose each other": (
+        hung_up(1, 10.0), [hung_up(0, 10.01), stopped(1, 10.21), broke(0, 10.2), LAUNCHER],
+    ),
+    "a rank that failed first, under a launcher that then lets go of another": (
+        broke(0, 10.0, "ConnectionRefusedError"), [exited(0, 10.02), hung_up(1, 10.1), stopped(1, 10.3), LAUNCHER],
+    ),
     "a killed daemon of the launcher": (DAEMON_KILLED, [hung_up(1, 10.05), LAUNCHER, stopped(1, 10.3)]),
     "a rank that its launcher let go of, where there is nothing else": (
         hung_up(1, 10.1), [LAUNCHER, stopped(1, 10.3), hung_up(0, 10.2)],

@@ -204,7 +204,7 @@ FAMILIES: dict[str, Callable[..., Made]] = {
     "slow link": _slow,
     "cut link": _cut,
     "clock": _clock,
-    "launcher": _outside("launcher", "DriverFailed", "itself failed", ("SIGKILL", "SIGTERM", "SIGSEGV")),
+    "launcher": _outside("launcher", "DriverFailed", "launcher", ("SIGKILL", "SIGTERM", "SIGSEGV")),
     "sshd": _outside("sshd {worker}", "WorkerLost", "{worker} was lost"),
 }
 UNDER_MPI = ("launcher", "sshd")

@@ -266,14 +266,16 @@ def _order(failure: Failure) -> tuple[Any, ...]:
 def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     """One failure per process: what it raised, with its end, or else how it ended. A lost agent covers its own.
 
-    Requests to end that came after a launcher had failed count as the launcher's, and say nothing of the process.
+    Requests to end that came after a launcher had failed count as the launcher's, and so do connections that broke
+    after it had let go of ranks, which their agents end then: they say nothing of the process.
     """
     known = sorted(failures, key=_order)
     lost = {failure.worker for failure in known if failure.kind is FailureKind.LOST}
     let_go = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
-        if failure.kind is FailureKind.SIGNAL and failure.signal in SENT and let_go < failure.time:
+        was_sent = failure.kind is FailureKind.SIGNAL and failure.signal in SENT
+        if let_go < failure.time and (was_sent or failure.bearing is Bearing.BROKEN):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)
