@@ -51,14 +51,15 @@ def test_a_worker_is_replaced_once_it_has_ended_and_nothing_is_left(
     try:
         spec = run.spec(session=endpoint.address_for("worker-0"))
         (first,) = wait_for(pool.submit([spec], "first"))
-        eventually(lambda: pool.connected == {"worker-0"})
+        eventually(lambda: bool(heard.of(wire.Hello)))
         with pytest.raises(LeaseHeld):
             wait_for(pool.replace("worker-0", "second"))
         linux.kill(heard.of(wire.Hello)[0].pid)
         eventually(lambda: heard.lost == ["worker-0"])
         second = wait_for(pool.replace("worker-0", "second"))
         assert second != first
-        eventually(lambda: pool.connected == {"worker-0"})
+        eventually(lambda: len(heard.of(wire.Hello)) == 2)  # on another thread, and a moment after it is connected
+        assert pool.connected == {"worker-0"}
         assert [hello.generation for hello in heard.of(wire.Hello)] == [0, 1]
         call_in_background(lambda: pool.send("worker-0", wire.Start(("/bin/sleep", "60"), {})))
         eventually(lambda: bool(heard.of(wire.Started)))
