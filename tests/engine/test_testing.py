@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.errors import LaunchRefused
 from muster.job import Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
 from muster.testing import NothingHappens, Program, Scene, SimulatedLoop
@@ -192,3 +193,12 @@ def test_waiting_for_what_never_comes_is_an_error(loop: SimulatedLoop) -> None:
         loop.run(loop.create_future())  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
         loop.run(asyncio.sleep(100), limit=10)
+
+
+def test_a_worker_that_has_not_been_launched_dials_nobody() -> None:
+    with Scene() as scene:
+        scene.platform.seconds["submit"] = 5.0
+        scene.platform.errors["submit"] = LaunchRefused("no")
+        scene.at(1, scene.workers["worker-0"].dial)
+        assert isinstance(scene.play().error, LaunchRefused)
+        assert not scene.workers["worker-0"].is_connected

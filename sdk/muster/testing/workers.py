@@ -84,6 +84,7 @@ class ScriptedWorker(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pid = 100
         self.places: dict[str, str] = {}
+        self._spec: WorkerSpec | None = None
         self._inbox = Inbox()
         self._is_cut = False
         self._kept: list[bytes] = []  # what it says while its connection is cut
@@ -107,7 +108,12 @@ class ScriptedWorker(asyncio.Protocol):
         self._later(self.manners.hello_after, self.dial)
 
     def dial(self) -> None:
-        """Connect to the session, and say hello; also once more, after its connection has been cut."""
+        """Connect to the session, and say hello; also once more, after its connection has been cut.
+
+        Does nothing before it has been launched.
+        """
+        if self._spec is None:
+            return
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -177,6 +183,7 @@ class ScriptedWorker(asyncio.Protocol):
     # -- what a well-behaved worker does ------------------------------------------------------------------------------
 
     async def _dial(self) -> None:
+        assert self._spec is not None, "it has been launched"
         address = self._spec.session
         assert address is not None, "a worker that a run has launched has a session"
         loop = asyncio.get_running_loop()
@@ -186,20 +193,20 @@ class ScriptedWorker(asyncio.Protocol):
         except OSError:  # the session has gone
             return
         self._is_cut = False
-        self.say("hello", **{**self._hello(), "token": address.token, **self.manners.hello})
+        self.say("hello", **{**self._hello(self._spec), "token": address.token, **self.manners.hello})
         while self._kept:
             self.send(self._kept.pop(0))
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello(self, spec: WorkerSpec) -> dict[str, Any]:
         return {
             "version": wire.VERSION,
             "worker": self.name,
             "pid": 100,
             "received": self._inbox.received,
             "host": "127.0.0.1",
-            "ports": list(range(2300, 2300 + self._spec.ports)),
-            "ssh_port": 2222 if self._spec.ssh else None,
-            "host_key": HOST_KEY if self._spec.ssh else None,
+            "ports": list(range(2300, 2300 + spec.ports)),
+            "ssh_port": 2222 if spec.ssh else None,
+            "host_key": HOST_KEY if spec.ssh else None,
             "interfaces": ["lo"],
             "cores": 1,
             "gpus": [],
