@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from listening import Listening
-from muster.runtime.background import background_loop
+from muster.runtime.background import call_in_background
 
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Listening]:
     made = Listening(tmp_path)
     yield made
-    background_loop().call_soon_threadsafe(made.session.close)
+    call_in_background(made.session.close)

@@ -19,7 +19,7 @@ from listening import Listening, eventually
 from muster.agent import wire
 from muster.platforms.local import LocalPlatform
 from muster.pools.leases import LeaseHeld
-from muster.runtime.background import background_loop, call_in_background
+from muster.runtime.background import call_in_background
 from support import Run, is_gone
 
 LEASE = 2.0
@@ -129,7 +129,7 @@ def worker(run: Run, tmp_path: Path) -> Iterator[Leased]:
     platform = LocalPlatform()
     made = Leased(run, endpoint, platform)
     yield made
-    background_loop().call_soon_threadsafe(endpoint.session.close)
+    call_in_background(endpoint.session.close)
     platform.close()
     made.proxy.close()
 
@@ -212,5 +212,5 @@ def test_an_agent_that_is_ended_says_so_and_nobody_waits_for_its_lease(worker: L
 
 def test_a_session_that_closes_is_not_waited_for_longer_than_the_lease(worker: Leased) -> None:
     pid = worker.start("sleep 60")
-    background_loop().call_soon_threadsafe(worker.endpoint.session.close)
+    call_in_background(worker.endpoint.session.close)
     eventually(lambda: is_gone(pid), seconds=LEASE + 3)

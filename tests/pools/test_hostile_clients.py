@@ -48,8 +48,11 @@ def test_idle_connections_eat_no_descriptors_and_write_no_logs(
 ) -> None:
     before = descriptors()
     crowd += [endpoint.connect() for _ in range(MANY)]
-    time.sleep(1)
-    assert descriptors() - before - MANY <= 2 + listener.SPARE + 1
+    most = 0
+    for _ in range(20):
+        time.sleep(0.05)
+        most = max(most, descriptors() - before - MANY)
+    assert most <= 2 + listener.SPARE + listener.AT_ONCE  # those that are let in, while those that go are being closed
     assert is_let_in(endpoint)
     assert len(caplog.records) < 20
 

@@ -126,7 +126,7 @@ class Link:
         """Hang up for good, after a last attempt to send what waits."""
         self._is_closed = True
         if self._connection is not None:
-            if self._lease and self._connection.is_welcome:
+            if self._lease and self._hello is not None:  # which comes before it, welcome or not
                 self._connection.send(wire.encode(wire.Leaving()))
             if self._connection is not None:
                 self._connection.close()

@@ -23,7 +23,9 @@ from muster.security.ssh import write_private
 
 HELLO_SECONDS = 10.0  # how long a connection may stay unidentified
 SAFE_SECONDS = 0.5  # how long none has to make room for another
+BACKLOG = 1024  # connections that wait in the kernel: in a storm to wait in turn is quicker than to be turned away
 SPARE = 64  # connections that may be held beside those of the agents that are expected
+FULL_SECONDS = 0.1  # until it is looked again whether there is room
 AT_ONCE = 64  # connections that are accepted before others have their turn
 RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
 SILENT_SECONDS = 5  # until a machine that does not answer is asked for a sign of life; as long again until it is lost
@@ -86,7 +88,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(listen, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
-        self._socket = socket.create_server(address[:2], family=family, backlog=self._expected() + 2 * SPARE)
+        self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
         self._socket.setblocking(False)
         self._accept_again()
         return int(self._socket.getsockname()[1])
@@ -141,7 +143,7 @@ class Listener:
         now = clock.now()
         safe_at = next(iter(self._guests)).came_at + SAFE_SECONDS
         if safe_at > now:
-            self._wait_to_accept(safe_at - now)
+            self._wait_to_accept(min(safe_at - now, FULL_SECONDS))  # some may leave by themselves before
             return False
         goes = max(
             (guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now),
