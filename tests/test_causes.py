@@ -109,7 +109,7 @@ CASES = {
         broke(0, 10.0, "ConnectionRefusedError"), [exited(0, 10.02), hung_up(1, 10.1), stopped(1, 10.3), LAUNCHER],
     ),
     "a killed daemon of the launcher": (DAEMON_KILLED, [hung_up(1, 10.05), LAUNCHER, stopped(1, 10.3)]),
-    "a rank that its launcher let go of, where there is nothing else": (
+    "a rank that its launcher dropped, where there is nothing else": (
         hung_up(1, 10.1), [LAUNCHER, stopped(1, 10.3), hung_up(0, 10.2)],
     ),
     "a rank that aborted, over a launcher that lets all go": (exited(1, 10.5, 3), [LAUNCHER, hung_up(1, 10.1)]),

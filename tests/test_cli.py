@@ -391,7 +391,7 @@ class TestRuns:
 
 class TestExplainAndShow:
     def test_explain_is_what_the_run_says_made_safe(self) -> None:
-        run = recorded(status="failed", reason="it \x1b[2Jbroke", advice="mend it")
+        run = recorded(status="failed", reason="it \x1b[2Jbroke", advice="fix it")
 
         assert muster("explain", run.id[:-2]).stdout == run.explain().replace("\x1b[2J", "") + "\n"
 

@@ -100,12 +100,12 @@ class TestVerdict:
 
     def test_a_run_that_fails(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         def train(training: demo.Training) -> demo.Outcome:
-            raise ScriptFailed("worker-0 failed.", advice="mend it")
+            raise ScriptFailed("worker-0 failed.", advice="fix it")
 
         monkeypatch.setattr(demo, "train", train)
 
         assert demo.main() == 1
-        assert "worker-0 failed.\nTry: mend it" in capsys.readouterr().err
+        assert "worker-0 failed.\nTry: fix it" in capsys.readouterr().err
 
     def test_outside_the_repository(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(demo, "SCRIPTS", tmp_path / "absent")

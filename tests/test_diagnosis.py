@@ -67,7 +67,7 @@ def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, wor
             DriverFailed,
             ["on worker-1 was ended by signal 9", "driver.log"],
         ),
-        (HUNG_UP, DriverFailed, ["let go of rank 1 (worker-1)", "driver.log"]),
+        (HUNG_UP, DriverFailed, ["dropped rank 1 (worker-1)", "driver.log"]),
     ],
 )
 def test_the_error_says_what_who_where_and_what_to_try(

@@ -223,13 +223,13 @@ class TestExplain:
         assert text.endswith(f"Log: {failed.path / 'logs' / 'worker-0.log'}")
 
     def test_shows_the_end_of_the_log_where_there_is_no_traceback(self) -> None:
-        result = {"status": "failed", "seconds": 1, "reason": "it broke", "worker": "worker-0", "advice": "mend it"}
+        result = {"status": "failed", "seconds": 1, "reason": "it broke", "worker": "worker-0", "advice": "fix it"}
         run = make("x", result=result)
         log = run.path / "logs" / "worker-0.log"
         log.write_text("first\nlast\n")
 
         assert run.explain().splitlines()[1:] == [
-            "Cause: it broke", "", "The end of worker-0.log:", "  first", "  last", "", "Try: mend it", f"Log: {log}",
+            "Cause: it broke", "", "The end of worker-0.log:", "  first", "  last", "", "Try: fix it", f"Log: {log}",
         ]  # fmt: skip
 
     def test_a_lost_run(self) -> None:

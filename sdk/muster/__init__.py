@@ -37,7 +37,7 @@ __all__ = sorted(_PUBLIC)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first asked for, so that ``import muster`` costs nothing."""
+    """Import a public name when it is first asked for, so that ``import muster`` costs nothing."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     value = getattr(import_module(_PUBLIC[name]), name)

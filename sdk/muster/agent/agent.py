@@ -143,7 +143,7 @@ class Agent:
         self._loop.on_readable(self._reports, self._forward_reports)
 
     def _ready(self, address: str) -> None:
-        """Everything is there: say so to everybody, and start what has been asked for already."""
+        """Tell the session and the guard that everything is ready, and start what has been asked for already."""
         self.environment = worker_environment(self.config, address)
         if self.config["gpus"]:
             self._gpus = GpuMeter(self._loop, self.processes, self.config["gpus"], self.environment)
@@ -370,7 +370,7 @@ class Agent:
 
 
 def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":
-    """Be the agent of the worker that ``config`` describes, until it ends. Returns how it ended."""
+    """Run the agent of the worker that ``config`` describes, until it ends. Returns how it ended."""
     try:
         return Agent(config, upstream).run()
     except OSError as error:  # its log cannot be opened, so this is the only way to say it

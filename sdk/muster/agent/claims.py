@@ -1,6 +1,6 @@
 """Cores and GPUs that are taken by one worker only, among all clusters of a user on this machine.
 
-Each has a file in a common folder, and whoever holds the lock on it has the device. The kernel lets go of a lock with
+Each has a file in a common folder, and whoever holds the lock on it has the device. The kernel releases a lock with
 the last process that holds the file open, so nothing can stay claimed by the dead. The files themselves stay: removing
 one would let two hold "the same" lock.
 """
@@ -31,7 +31,7 @@ class Claim:
         return True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         for file in self._files:
             os.close(file)
         self._files = []

@@ -22,7 +22,7 @@ BIGGEST = 1 << 63
 
 
 def whole(low: int, high: int = BIGGEST) -> "Check":
-    """A whole number from ``low`` to ``high``; True and False are none."""
+    """Check a whole number from ``low`` to ``high``; True and False are none."""
 
     def check(value: object) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -33,7 +33,7 @@ def whole(low: int, high: int = BIGGEST) -> "Check":
 
 
 def number(low: float = -1e300, high: float = 1e300) -> "Check":
-    """A finite number from ``low`` to ``high``, as a float."""
+    """Check a finite number from ``low`` to ``high``, and return it as a float."""
 
     def check(value: object) -> float:
         if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
@@ -51,12 +51,12 @@ def yes_or_no(value: object) -> bool:
 
 
 def optional(check: "Check") -> "Check":
-    """None, or what ``check`` takes."""
+    """Check None, or what ``check`` takes."""
     return lambda value: None if value is None else check(value)
 
 
 def one_of(*known: str) -> "Check":
-    """One of these texts."""
+    """Check one of these texts."""
 
     def check(value: object) -> str:
         if type(value) is not str or value not in known:
@@ -67,7 +67,7 @@ def one_of(*known: str) -> "Check":
 
 
 def like(pattern: "re.Pattern[str]", what: str) -> "Check":
-    """Text that a pattern matches."""
+    """Check text that a pattern matches."""
 
     def check(value: object) -> str:
         if type(value) is not str or not pattern.match(value):
@@ -78,7 +78,7 @@ def like(pattern: "re.Pattern[str]", what: str) -> "Check":
 
 
 def text(longest: int) -> "Check":
-    """Text, cut where it is longer. It can be written to any file: halves of surrogate pairs are replaced."""
+    """Check text, and cut it where it is longer. Halves of surrogate pairs, which no file takes, are replaced."""
 
     def check(value: object) -> str:
         if type(value) is not str:
@@ -104,7 +104,7 @@ def output(longest: int) -> "Check":
 
 
 def items(check: "Check", most: int) -> "Check":
-    """A list of at most ``most`` items, each checked, as a tuple."""
+    """Check a list of at most ``most`` items, each of them checked, and return a tuple."""
 
     def check_all(value: object) -> "tuple[Any, ...]":
         if type(value) not in (list, tuple) or len(value) > most:  # type: ignore[arg-type]
@@ -115,21 +115,21 @@ def items(check: "Check", most: int) -> "Check":
 
 
 def string(value: object) -> str:
-    """Any text, as it is."""
+    """Check text of any kind."""
     if type(value) is not str:
         raise ValueError("text")
     return value
 
 
 def strings(value: object) -> "dict[str, str]":
-    """A mapping from text to text, such as an environment."""
+    """Check a mapping from text to text, such as an environment."""
     if type(value) is not dict or not all(type(item) is str for pair in value.items() for item in pair):
         raise ValueError("names with texts")
     return value
 
 
 def host(value: object) -> str:
-    """An IP address or a host's name: nothing that means more in a file of ssh's or on a command line."""
+    """Check an IP address or a host's name: nothing that means more in a file of ssh's or on a command line."""
     if type(value) is str and HOST_NAME.match(value):
         return value
     if type(value) is str and ":" in value and len(value) < 50:
@@ -143,7 +143,7 @@ def host(value: object) -> str:
 
 
 def relative_path(value: object) -> str:
-    """A path that stays in its folder, with ``/`` between its parts."""
+    """Check a path that stays in its folder, with ``/`` between its parts."""
     if type(value) is not str or not 0 < len(value) <= 4096 or "\0" in value or clean(value) != value:
         raise ValueError("a path")
     if any(part in ("", ".", "..") for part in value.split("/")):
@@ -152,7 +152,7 @@ def relative_path(value: object) -> str:
 
 
 def clean(value: str) -> str:
-    """The text, with halves of surrogate pairs, which no file takes, replaced."""
+    """Return the text with halves of surrogate pairs, which no file takes, replaced."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

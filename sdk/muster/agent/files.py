@@ -54,13 +54,13 @@ class Files:
             self._guarded(chunk.transfer, lambda: transfer.write(chunk, self._answer))
 
     def have(self, have: wire.Have) -> None:
-        """The session has so much of a file that is sent to it: send what comes next."""
+        """Send what comes next: the session has so much of a file that is sent to it."""
         transfer = self._transfers.get(have.transfer)
         if isinstance(transfer, Outgoing):
             self._guarded(have.transfer, lambda: transfer.go_on(have.offset, self._answer))
 
     def missing(self, missing: wire.Missing) -> None:
-        """The session gives a transfer up."""
+        """End a transfer that the session gives up."""
         self._end(missing.transfer)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Files:
 
 
 class Incoming:
-    """A file that comes. Raises OSError where it cannot."""
+    """An incoming file. Raises OSError where it cannot be written."""
 
     def __init__(self, order: wire.Put, root: str) -> None:
         parts = split(order.path)
@@ -149,7 +149,7 @@ class Incoming:
         return False
 
     def begin(self, answer: "Callable[..., object]") -> None:
-        """Say how much is there."""
+        """Tell the session how much is there."""
         if self._is_there:
             os.fchmod(self._file, self._order.mode)
             answer(wire.Have(self._order.transfer, self._order.size), is_over=True)
@@ -175,7 +175,7 @@ class Incoming:
             answer(wire.Have(self._order.transfer, self._offset))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         for descriptor in (self._file, self._folder):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -254,7 +254,7 @@ class Outgoing:
         return bool(data)
 
     def begin(self, answer: "Callable[..., object]") -> None:
-        """Say what there is to send."""
+        """Tell the session what there is to send."""
         answer(wire.Found(self._number, self._size, self._hash.hexdigest()))
 
     def go_on(self, offset: int, answer: "Callable[..., object]") -> None:
@@ -272,7 +272,7 @@ class Outgoing:
             self._sent += len(data)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -30,7 +30,7 @@ SESSION_CHECK = 0.5  # seconds between two looks at the session's process, where
 
 
 class GuardedWorker:
-    """One worker, as the guard knows it. ``facts`` is what ``poll`` answers with."""
+    """One worker, as the guard knows it. ``facts`` are its answer to ``poll``."""
 
     def __init__(self, config: "dict[str, Any]", pid: int, upstream: socket.socket, claims: "list[Claim]") -> None:
         self.pid = pid
@@ -317,5 +317,5 @@ class Guard:
 
 
 def main(descriptor: int) -> None:
-    """Be the guard that answers on the socket ``descriptor``."""
+    """Run the guard that answers on the socket ``descriptor``."""
     Guard(socket.socket(fileno=descriptor)).run()

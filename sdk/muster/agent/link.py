@@ -155,7 +155,7 @@ class Link:
     # Coming back
 
     def _lose(self, cause: str) -> None:
-        """The connection has ended, or none could be made."""
+        """Handle the end of the connection, or of the attempt to make one."""
         was = self._connection
         self._connection = None
         if self._is_closed:
@@ -336,7 +336,7 @@ class Connection:
             self._socket = None
 
     def fail(self, cause: str) -> None:
-        """It has ended, or is as good as that."""
+        """Give the connection up: it has ended, or is as good as that."""
         if not self._has_ended:
             self._heard_at = self.heard_at()
             self.abort()

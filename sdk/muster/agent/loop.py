@@ -91,7 +91,7 @@ class Loop:
         self._stopped = True
 
     def close(self) -> None:
-        """Let go of the selector and of the signals' wake-up."""
+        """Close the selector and the signals' wake-up."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._wakeup.close()
@@ -129,4 +129,4 @@ class Loop:
 
 
 def _noted(signum: int, frame: object) -> None:
-    """The interpreter has written the signal's number to the wake-up socket; the loop does the rest."""
+    """Do nothing: the interpreter has written the signal's number to the wake-up socket; the loop does the rest."""

@@ -42,7 +42,7 @@ class Outbox:
         return data
 
     def has(self, number: int) -> None:
-        """The other side has everything up to this number.
+        """Drop all messages up to this number: the other side has them.
 
         Raises:
             frames.ProtocolError: so much was never sent, or it had more before.

@@ -29,7 +29,7 @@ class PortHold:
         self._sockets = (holder, claim)
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         for held in self._sockets:
             held.close()
 

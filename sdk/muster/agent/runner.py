@@ -81,7 +81,7 @@ def _watched():
 
 def run_program(path, arguments):
     # type: (str, list[str]) -> None
-    """The file as ``python FILE`` would run it."""
+    """Run the file as ``python FILE`` would."""
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     runpy.run_path(path, run_name="__main__")
@@ -89,7 +89,7 @@ def run_program(path, arguments):
 
 def run_module(name, arguments):
     # type: (str, list[str]) -> None
-    """The module as ``python -m NAME`` would run it."""
+    """Run the module as ``python -m NAME`` would."""
     sys.argv = arguments
     sys.path[0] = os.getcwd()
     runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -97,7 +97,7 @@ def run_module(name, arguments):
 
 def run_task(target, arguments):
     # type: (str, list[str]) -> None
-    """``run(cluster, server, task_index)`` of the file or module."""
+    """Run ``run(cluster, server, task_index)`` of the file or module."""
     sys.argv = arguments
     if target.endswith(".py"):
         sys.path[0] = os.path.dirname(os.path.abspath(target))
@@ -116,7 +116,7 @@ def run_task(target, arguments):
 
 def run_function(path, arguments):
     # type: (str, list[str]) -> None
-    """The pickled function; what it returns is kept for the session."""
+    """Run the pickled function, and keep what it returns for the session."""
     sys.argv = arguments
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
@@ -134,7 +134,7 @@ RUN = {"program": run_program, "module": run_module, "task": run_task, "function
 
 def start_server():
     # type: () -> Any
-    """The TensorFlow server of this task, listening. Raises whatever TensorFlow does where the port is taken."""
+    """Return the TensorFlow server of this task, listening. Raises whatever TensorFlow does where the port is taken."""
     import tensorflow as tf
 
     config = json.loads(os.environ["TF_CONFIG"])
@@ -258,7 +258,7 @@ def _rank():
 
 def _offer_stacks():
     # type: () -> None
-    """Python stacks go to a file: of all threads when a socket is written to, of the main thread on SIGUSR1.
+    """Have Python stacks written to a file: of all threads when a socket is written to, of the main one on SIGUSR1.
 
     The first needs the interpreter's lock, and so disturbs nothing. The second is for when a thread that is stuck in C
     code keeps that; there faulthandler could crash where it looked at threads that end at that very moment.
@@ -304,7 +304,7 @@ def _write_stack(file, name, frame):
 
 def _drop_blank_proxies():
     # type: () -> None
-    """gRPC takes a proxy variable that is set but empty for a proxy without an address, and fails to connect."""
+    """Drop empty proxy variables: gRPC takes one for a proxy without an address, and fails to connect."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         if not os.environ.get(name, "set"):
             del os.environ[name]

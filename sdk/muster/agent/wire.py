@@ -115,7 +115,7 @@ class Clock(NamedTuple):
 
 @_message("started", FROM_AGENT, pid=pid, rank=rank)
 class Started(NamedTuple):
-    """A process runs."""
+    """A process has been started."""
 
     pid: int
     rank: "int | None" = None
@@ -155,7 +155,7 @@ class Broken(NamedTuple):
 
 @_message("listening", FROM_AGENT, port=port)
 class Listening(NamedTuple):
-    """Somebody of the worker listens on the port."""
+    """A process of the worker listens on the port."""
 
     port: int
 
@@ -305,7 +305,7 @@ class Ack(NamedTuple):
 
 @_message("welcome", FROM_SESSION, received=whole(0))
 class Welcome(NamedTuple):
-    """The hello was accepted; so many of the agent's numbered messages have come so far."""
+    """The hello was accepted, and so many of the agent's numbered messages have come so far."""
 
     received: int = 0
 
@@ -319,7 +319,7 @@ class Refused(NamedTuple):
 
 @_message("ping", FROM_SESSION, number=whole(0))
 class Ping(NamedTuple):
-    """Say at once what your clocks show."""
+    """A request for the time that the worker's clocks show."""
 
     number: int
 
@@ -329,7 +329,7 @@ _command = items(string, 1 << 20)
 
 @_message("start", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), rank=rank, split=yes_or_no)
 class Start(NamedTuple):
-    """Start this process now; ``split``: with a log of its own beside its worker's."""
+    """Order to start this process now; ``split``: with a log of its own beside its worker's."""
 
     argv: "tuple[str, ...]"
     env: "dict[str, str]"
@@ -340,7 +340,7 @@ class Start(NamedTuple):
 
 @_message("expect", FROM_SESSION, argv=_command, env=strings, cwd=optional(string), split=yes_or_no)
 class Expect(NamedTuple):
-    """Ranks will be asked for by ssh, and get this environment."""
+    """Notice that ranks will be asked for by ssh, and are to get this environment."""
 
     argv: "tuple[str, ...]"
     env: "dict[str, str]"
@@ -350,31 +350,31 @@ class Expect(NamedTuple):
 
 @_message("watch", FROM_SESSION, port=port)
 class Watch(NamedTuple):
-    """Say so once a process of this worker listens on the port."""
+    """Order to tell once a process of this worker listens on the port."""
 
     port: int
 
 
 @_message("stacks", FROM_SESSION)
 class AskStacks(NamedTuple):
-    """Send the Python stacks of all processes."""
+    """Order to send the Python stacks of all processes."""
 
 
 @_message("release", FROM_SESSION)
 class Release(NamedTuple):
-    """Let a task end that has returned and only serves the others."""
+    """Order to let a task end that has returned and only serves the others."""
 
 
 @_message("stop", FROM_SESSION, grace=number(0, 1e6))
 class Stop(NamedTuple):
-    """End all processes: SIGTERM, and SIGKILL after so many seconds."""
+    """Order to end all processes: SIGTERM, and SIGKILL after so many seconds."""
 
     grace: float = 1.0
 
 
 @_message("end", FROM_SESSION)
 class End(NamedTuple):
-    """End all processes at once, clean up and leave."""
+    """Order to end all processes at once, clean up and leave."""
 
 
 # What must not be lost with a connection: these are numbered where a worker has a lease

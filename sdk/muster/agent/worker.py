@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(path: str) -> None:
-    """Be the agent whose config is in the file ``path``, and exit with 0 if its worker ended well."""
+    """Run the agent whose config is in the file ``path``, and exit with 0 if its worker ended well."""
     config = take_config(path, dict(os.environ))
     if config is None:
         sys.exit("muster: nobody waits for this worker any more: {} is gone".format(path))
@@ -50,7 +50,7 @@ def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None"
 
 
 def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, Any]":
-    """The config with what only the worker itself knows.
+    """Return the config with what only the worker itself knows.
 
     Args:
         config: the worker, as its platform describes it. ``engine`` has the names of the variables in which the

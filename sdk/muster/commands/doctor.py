@@ -52,7 +52,7 @@ def doctor(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Look for what would make `muster run` fail, and for its mend.
+    """Look for what would make `muster run` fail, and for its fix.
 
     Takes the options of `muster run` that say what to run. Looks at SCRIPT and at what it imports, in the interpreter
     that will run it, and at this machine. Then launches the workers for some seconds, looks at what they have, and

@@ -18,7 +18,7 @@ class Dashboard(Protocol):
         ...
 
     def close(self) -> None:
-        """Show the last state and let go of the screen. Idempotent; the end of the run does it as well."""
+        """Show the last state and release the screen. Idempotent; the end of the run does it as well."""
         ...
 
 

@@ -74,7 +74,7 @@ class WorkerView:
 
     @property
     def doing_since(self) -> float:
-        """Since when."""
+        """Time of the change to this stage or phase, in seconds since the epoch."""
         return self.stage_since if self.phase == "ready" and self.stage else self.phase_since
 
     @property

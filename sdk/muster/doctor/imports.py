@@ -124,19 +124,19 @@ class Imports(ast.NodeVisitor):
             self._visit_within(handler, False)
 
     def visit_With(self, node: ast.With) -> None:
-        """``with suppress(ImportError):`` catches as well."""
+        """Skip what is within ``with suppress(ImportError):``, which catches as well."""
         if not any(_names(item.context_expr) & GUARDS for item in node.items):
             self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        """Only one branch runs; but a script's main part does."""
+        """Visit both branches as code that may not run; but a script's main part does run."""
         names = _names(node.test)
         if "TYPE_CHECKING" in names:
             return
         self._visit_within(node, self._is_certain and "__name__" in names)
 
     def visit_FunctionDef(self, node: ast.AST) -> None:
-        """It may not be called."""
+        """Visit a function's body as code that may not run."""
         self._visit_within(node, False)
 
     visit_AsyncFunctionDef = visit_FunctionDef

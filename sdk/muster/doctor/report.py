@@ -17,7 +17,7 @@ GLYPHS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "error": "[red]✗[/
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One finding of a check.
 
     Attributes:
         level: ``ok``; ``warning``, with which a run may still do what it should; ``error``, with which it fails.

@@ -135,7 +135,7 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
 
 
 def check_platform(checked: CheckedRun) -> Iterator[Finding]:
-    """Say where the workers will run, and where they will look for the session."""
+    """Tell where the workers will run, and which address of the session they will dial."""
     yield Finding("ok", "platform", describe_place(checked))
 
 

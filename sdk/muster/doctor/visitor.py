@@ -25,7 +25,7 @@ def packages() -> "dict[str, str]":
 
 
 def main() -> None:
-    """Tell, and wait."""
+    """Write down what the worker has, and wait."""
     path = os.path.join(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"] + ".json")
     facts = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),

@@ -58,7 +58,7 @@ class Visit(Strategy):
 
     @property
     def ports_per_worker(self) -> int:
-        """As many as the job's strategy needs."""
+        """Number of ports that the job's strategy needs."""
         return self._strategy.ports_per_worker
 
     def roles(self, job: Job) -> Mapping[str, int]:
@@ -66,7 +66,7 @@ class Visit(Strategy):
         return self._strategy.roles(job)
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The visitor on every worker."""
+        """Return a plan that runs the visitor on every worker."""
         self.members, self.identity = members, identity(facts)
         visitor = Process((job.python, "-c", VISITOR.read_text()), facts.environment, job.cwd)
         names = [member.name for member in members]

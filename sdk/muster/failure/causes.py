@@ -26,7 +26,7 @@ class FailureKind(str, Enum):
     LOST = "lost"  # the worker's agent is gone
     ENDED = "ended"  # a server that should not end did
     STOPPED = "stopped"  # its agent ended it, and not because the session said so
-    HUNG_UP = "hung_up"  # the launcher let go of it
+    HUNG_UP = "hung_up"  # its launcher hung up
     DAEMON = "daemon"  # what the launcher starts on a worker was killed, or cannot run there
     LAUNCHER = "launcher"  # the launcher itself ended; its name is in ``message``
 
@@ -151,7 +151,7 @@ def alike(cause: Failure, failures: Iterable[Failure]) -> int:
 
 
 def _bearing_of_exception(failure: Failure) -> Bearing:
-    """By its type and words, and by those of the exceptions that it came from."""
+    """Return the bearing of an exception: by its type and words, and by those of the exceptions that it came from."""
     if COLLECTIVE.search(f"{failure.type}: {failure.message}"):
         return Bearing.COLLECTIVE
     chain = [f"{failure.type}: {failure.message}", *_raised_before(failure.traceback)]
@@ -295,7 +295,7 @@ def _timeline(failures: Sequence[Failure]) -> Failure:
 
 
 def _order_within_process(failure: Failure) -> tuple[int, float]:
-    """That it was ended for its memory counts first, then what came first, and last what tells of others."""
+    """Sort key: that it was ended for its memory counts first, then what came first, and last what tells of others."""
     if failure.kind is FailureKind.MEMORY:
         return -1, failure.time
     return max(Bearing.SILENT, failure.bearing), failure.time

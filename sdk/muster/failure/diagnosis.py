@@ -125,7 +125,7 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     advice = _advice_on_driver(tail(log))
     if failure.kind is FailureKind.HUNG_UP:
         name = who(str(failure.worker), failure.rank)
-        message = f"The launcher let go of {name}: what it had started on {failure.worker} ended before the rank did."
+        message = f"The launcher dropped {name}: what it had started on {failure.worker} ended before the rank did."
     elif failure.kind is FailureKind.LAUNCHER:
         message = f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
         message += " before all ranks had been started." if failure.exit_code == 0 else "."

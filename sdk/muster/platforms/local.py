@@ -286,7 +286,7 @@ def _loopback_addresses(count: int) -> list[str]:
 
 
 def _changes(worker: Worker) -> dict[str, Any]:
-    """Everything about a worker that may be news."""
+    """Return all facts of a worker that may be news."""
     return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 

@@ -59,16 +59,16 @@ class Connection(asyncio.Protocol):
         self.is_dismissed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Its handshake is done."""
+        """Called when the handshake is done."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Called when bytes have come."""
         self._on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Called when the connection has ended."""
         self._on_lost(self)
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
             self.send(self.clock.question())
 
     def refuse(self, why: str) -> None:
-        """End it, and say why."""
+        """Tell the agent why, and end the connection."""
         self.is_dismissed = True
         self.send(wire.Refused(why))
         self.transport.close()

@@ -144,11 +144,11 @@ class Endpoint:
         return place.timer is not None
 
     def _token(self, worker: str, generation: int) -> str:
-        """A worker's own, so that none can speak for another, and none for what has taken its place."""
+        """Return a worker's own token, so that none can speak for another, and none for what has taken its place."""
         return hmac.new(self._secret, f"{generation}/{worker}".encode(), "sha256").hexdigest()
 
     def _received(self, connection: Connection, data: bytes) -> None:
-        """Bytes have come. They are taken once all connections were read that have any: by turns would be slower."""
+        """Buffer bytes. They are handled once all connections that have any were read: in turns would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
         self._inbox.append((connection, data, clock.now()))
@@ -173,7 +173,7 @@ class Endpoint:
             connection.acknowledge()
 
     def _take(self, connection: Connection, fields: dict[str, Any], came_at: float) -> None:
-        """Take a message: the hello of a new connection, or anything of an identified one."""
+        """Handle a message: the hello of a new connection, or anything of an identified one."""
         if connection.is_dismissed:
             return
         if connection.worker is None or connection.place is None:
@@ -203,7 +203,7 @@ class Endpoint:
             self.on_message(connection.worker, message)
 
     def _identify(self, connection: Connection, fields: dict[str, Any]) -> None:
-        """Take what must be a hello."""
+        """Handle what must be a hello."""
         try:
             hello = wire.from_agent(fields)
             refusal = self._refusal(hello)
@@ -240,13 +240,13 @@ class Endpoint:
             self.on_back(hello.worker)
 
     def _drop(self, worker: str, error: wire.Misfit) -> None:
-        """Leave out a message, and say so once for each worker: whoever sends one sends many."""
+        """Ignore a message, and warn once for each worker: whoever sends one sends many."""
         if worker not in self._warned:
             self._warned.add(worker)
             logger.warning("a message of %s is dropped, and so are others like it: %s", worker, error)
 
     def _connection_lost(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         self._listener.forget(connection.guest)
         worker, place = connection.worker, connection.place
         if worker is None or place is None or place.connection is not connection:
@@ -262,14 +262,14 @@ class Endpoint:
         self.on_cut(worker)
 
     def _lose(self, worker: str, place: Place) -> None:
-        """Nothing of a worker acts any more."""
+        """Give a worker up: nothing of it acts any more."""
         place.timer = None
         if self._places[worker] is place:
             self.leases.ended(worker)
             self.on_lost(worker)
 
     def _abandon(self) -> None:
-        """Let go of the sockets in a forked child, which would otherwise keep the port and the connections open."""
+        """Close the sockets in a forked child, which would otherwise keep the port and the connections open."""
         connections = [place.connection for place in self._places.values() if place.connection is not None]
         held = [connection.transport.get_extra_info("socket").fileno() for connection in connections]
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -14,7 +14,7 @@ MARGIN = 2.0  # seconds longer than its agent that a session waits: the agent's 
 
 
 class LeaseHeld(Exception):
-    """The generation before may still act."""
+    """The generation before may still act: its lease has not ended."""
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Leases:
         self._leases: dict[str, _Lease] = {}
 
     def add(self, worker: str) -> None:
-        """There is such a worker; its first generation may come."""
+        """Add a worker; its first generation may come."""
         self._leases[worker] = _Lease()
 
     def generation(self, worker: str) -> int:
-        """The one that may act."""
+        """Return the generation that may act."""
         return self._leases[worker].generation
 
     def refusal(self, worker: str, generation: int) -> str | None:
@@ -58,17 +58,17 @@ class Leases:
         return None
 
     def connected(self, worker: str) -> None:
-        """Its agent is there."""
+        """Note that the worker's agent is connected."""
         lease = self._leases[worker]
         lease.is_connected, lease.cut_at = True, None
 
     def cut(self, worker: str) -> None:
-        """Its agent is away."""
+        """Note that the worker's agent is cut off."""
         lease = self._leases[worker]
         lease.is_connected, lease.cut_at = False, self._now()
 
     def ended(self, worker: str) -> None:
-        """Nothing of it acts any more: its agent has said goodbye, or its platform knows."""
+        """Note that nothing of the worker acts any more: its agent has said goodbye, or its platform knows."""
         lease = self._leases[worker]
         lease.is_connected, lease.has_ended = False, True
 

@@ -36,7 +36,7 @@ logger = logging.getLogger("muster")
 
 
 class Guest:
-    """A connection that has not said yet whose it is.
+    """A connection that has not identified itself.
 
     Attributes:
         address: where it comes from.
@@ -104,11 +104,11 @@ class Listener:
             guest.send_away()
 
     def forget(self, guest: Guest) -> None:
-        """It has said whose it is, or is gone."""
+        """Drop a guest that has identified itself, or is gone."""
         self._guests.pop(guest, None)
 
     def descriptors(self) -> list[int]:
-        """Of all sockets that a forked child must not keep."""
+        """Descriptors of all sockets that a forked child must not keep."""
         sockets = [guest.socket for guest in self._guests] + ([self._socket] if self._socket else [])
         return [held.fileno() for held in sockets]
 

@@ -18,7 +18,7 @@ from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
 
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
-CLOSE_SECONDS = 30.0  # how long the platform may take to let go of everything
+CLOSE_SECONDS = 30.0  # how long the platform may take to release everything
 LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
 
 

@@ -13,7 +13,7 @@ class Changes:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        """Something has changed."""
+        """Announce a change."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

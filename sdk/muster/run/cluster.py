@@ -317,7 +317,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _ending_at_interrupt(self) -> Iterator[None]:
-        """An interrupt meanwhile ends the run, and comes out once nothing is left of it."""
+        """Have an interrupt end the run, and raise it once nothing of the run is left."""
         try:
             with interrupts.held(self.interrupt):
                 yield
@@ -360,7 +360,7 @@ in_forked_children(_live.clear)  # they are the parent's, and so is their backgr
 
 @atexit.register
 def _stop_all() -> None:
-    """End what lives when the session ends, so that it is recorded as stopped."""
+    """End all living clusters when the session ends, so that they are recorded as stopped."""
     clusters = list(_live)
     for cluster in clusters:
         cluster._execution.ask_to_stop("its session has ended, and has not waited for it")

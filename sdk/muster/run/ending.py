@@ -24,7 +24,7 @@ COLLECT_SECONDS = 300.0  # how long it may take to get what workers that share n
 
 
 class Ending:
-    """Leaves nothing behind.
+    """Ends everything of a run.
 
     Args:
         pool, state, launcher: the run's workers, what is known of them, and what has started their ranks.
@@ -42,7 +42,7 @@ class Ending:
         self._launcher = launcher
 
     async def stop_processes(self, plan: Plan | None) -> None:
-        """Stop whatever runs: first what decides the run, then what that depends on, then the agents."""
+        """Stop whatever runs: first the workers that complete the run, then those they depend on, then the agents."""
         self._state.ending = True
         deadline = clock.now() + STOP_GRACE
         await self._stop_launcher(deadline)
@@ -56,7 +56,7 @@ class Ending:
         await self._state.wait_while(lambda: bool(self._pool.connected), HANG_UP_SECONDS)
 
     async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
-        """Get what workers have written, as far as they still tell; what cannot be had is told."""
+        """Get what workers have written, as far as they still answer; report what cannot be had."""
         collecting = asyncio.ensure_future(collect())
         collecting.add_done_callback(lambda _: self._state.changed.set())
         await self._state.wait_while(lambda: not (collecting.done() or self.is_urgent), COLLECT_SECONDS)
@@ -76,8 +76,8 @@ class Ending:
         try:
             await self._pool.close()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
-            self._state.emit("note", text=f"The platform did not let go of the workers as it should: {error}")
-            logger.warning("the platform did not let go of the workers as it should: %r", error)
+            self._state.emit("note", text=f"The platform did not release the workers as it should: {error}")
+            logger.warning("the platform did not release the workers as it should: %r", error)
         for name in self._state.workers:
             self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
 

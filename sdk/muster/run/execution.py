@@ -67,7 +67,7 @@ class Execution:
         return self.ended.result() if self.ended.done() else None
 
     def begin(self, checked: CheckedRun) -> None:
-        """Have it live on the background thread.
+        """Start the run on the background thread.
 
         Raises:
             ResourceError: the platform could never grant what the workers are to have.
@@ -81,7 +81,7 @@ class Execution:
         asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal, scratch), self._loop)
 
     def ask_to_stop(self, reason: str) -> None:
-        """Have it end, however far it has come, for the first reason given, or ``AT_ONCE``.
+        """Have the run end, however far it has come, for the first reason given, or ``AT_ONCE``.
 
         Takes no lock, as interrupts call it.
         """
@@ -95,7 +95,7 @@ class Execution:
             self.orchestrator.stop(self.stop_reason)
 
     async def _live_and_record(self, checked: CheckedRun, journal: Journal, scratch: Path) -> None:
-        """Live the run to its end, and record it. Whatever fails on the way: ``ended`` is set."""
+        """Run it to its end, and record it. Whatever fails on the way: ``ended`` is set."""
         result = Result("failed", self.run, self.run_dir)
         try:
             try:

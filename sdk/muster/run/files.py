@@ -57,18 +57,18 @@ class Transfers:
     # -- what the endpoint tells --------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: wire.Found | wire.Have | wire.Missing | wire.Chunk) -> None:
-        """Something about a transfer; ignored if nobody waits for it any more."""
+        """Handle a message about a transfer; ignored if nobody waits for it any more."""
         inbox = self._inboxes.get((worker, message.transfer))
         if inbox is not None:
             with contextlib.suppress(asyncio.QueueFull):  # more than was asked for: the rest will not fit together
                 inbox.put_nowait(message)
 
     def on_connected(self, worker: str) -> None:
-        """A worker is connected, perhaps again."""
+        """Called when a worker is connected, perhaps again."""
         self._link(worker).set()
 
     def on_lost(self, worker: str) -> None:
-        """A worker's connection has ended."""
+        """Called when a worker's connection has ended."""
         self._link(worker).clear()
         for (name, _), inbox in self._inboxes.items():
             if name == worker:
@@ -296,7 +296,7 @@ class _Part:
         os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def close(self) -> None:
-        """Let go of it; what has come stays for the next attempt."""
+        """Close it; what has come stays for the next attempt."""
         for descriptor in (self._file, self._folder):
             if descriptor >= 0:
                 os.close(descriptor)

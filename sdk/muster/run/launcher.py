@@ -55,7 +55,7 @@ class LauncherProcess:
         self._ended = self._tasks.start(self._watch(self._process), "launcher")
 
     def go(self, argv: Sequence[str]) -> None:
-        """Give it its arguments."""
+        """Give the launcher its arguments."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps({"argv": argv}).encode() + b"\n")
 

@@ -4,7 +4,7 @@ launching   the platform launches one agent per worker
 connecting  the agents say hello with their addresses
 starting    the strategy plans every process; they are started, and servers must listen
 training    until those that decide have ended, or something fails
-ending      all that is left is stopped, and the platform lets go of everything
+ending      all that is left is stopped, and the platform releases everything
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Orchestrator:
     # -- the phases ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Live the run to its end. Returns when it has succeeded and nothing of it is left.
+        """Run it from launch to its end. Returns when it has succeeded and nothing of it is left.
 
         Raises:
             MusterError: whatever ended the run otherwise, once nothing of it is left.

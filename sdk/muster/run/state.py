@@ -1,6 +1,6 @@
 """State of a run's workers, as their agents and their platform tell it; every change goes out as an event.
 
-It decides nothing: :mod:`muster.run.orchestrator` looks at it and does.
+It takes no decisions: :mod:`muster.run.orchestrator` reads it and takes them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class RunState:
     # -- what the platform says ---------------------------------------------------------------------------------------
 
     def submitted(self, handles: Sequence[str], since: float) -> None:
-        """The platform has taken the workers, in launch order, and knows them by these handles.
+        """Note that the platform has taken the workers, in launch order, and knows them by these handles.
 
         Until it says otherwise they count as placed ``since`` then, on the monotonic clock.
         """
@@ -180,7 +180,7 @@ class RunState:
         return self._placed_at.get(worker) or clock.now()
 
     def _note_place(self, worker: Worker) -> None:
-        """Workers count as placed from their submission on, until the platform says that they are not."""
+        """Count workers as placed from their submission on, until the platform says that they are not."""
         if worker.placed_at is None and worker.status is Status.SCHEDULING:
             self._placed_at[worker.name] = None
         elif self._placed_at.get(worker.name) is None:
@@ -188,7 +188,7 @@ class RunState:
             self.changed.set()
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
-        """The platform says this of the workers. One that has ended unasked, with nobody connected, has failed."""
+        """Take the platform's answer to a poll. A worker that has ended unasked, with nobody connected, has failed."""
         for worker in workers:
             if worker.name not in self.members and not worker.status.is_final:
                 self._note_place(worker)
@@ -207,14 +207,14 @@ class RunState:
         return explained | ({worker for worker in self.specs if self.is_over(worker)} - echoing)
 
     def lost(self, worker: str, reason: str) -> None:
-        """A worker is gone, for this reason; since its connection ended, if it had one."""
+        """Count a worker as lost, for this reason; since its connection ended, if it had one."""
         when = self.disconnected_at.get(worker, clock.now())
         self.fail(Failure(FailureKind.LOST, when, worker, message=reason, since=self._heard_at.get(worker)))
 
     # -- what agents say ----------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
-        """One message of a worker's agent (:mod:`muster.agent.wire`), or how far its clock is from the session's."""
+        """Handle a message of an agent's (:mod:`muster.agent.wire`), or how far its clock is from the session's."""
         self._heard_at[worker] = clock.now()
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -363,7 +363,7 @@ class RunState:
         self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _exits(self, worker: str, raised: wire.Raised) -> None:
-        """A process has called ``sys.exit``: it has failed now, however long its interpreter takes to end."""
+        """Count a process as failed now that called ``sys.exit`` with a status, however late its interpreter ends."""
         code = int(raised.message) & 0xFF
         if code:
             when, error = self._happened(worker, raised.monotonic)
@@ -380,13 +380,13 @@ class RunState:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """Something went wrong; not so once everything is being ended."""
+        """Record a failure; not once everything is being ended."""
         if not self.ending:
             self.failures.append(failure)
             self.changed.set()
 
     def move(self, name: str, status: Status, **changes: Any) -> None:
-        """A worker is in this state now; ignored where that would be a step back."""
+        """Move a worker to this state; ignored where that would be a step back."""
         before = self.workers[name]
         after = before.moved(status, **changes)
         if after != before:
@@ -402,11 +402,11 @@ class RunState:
             self.emit("note", text=text)
 
     def emit(self, kind: str, worker: str | None = None, **data: Any) -> None:
-        """Send an event out."""
+        """Emit an event."""
         self._emit(Event(kind, worker, data, clock.wall_time()))
 
     def _touch(self, worker: str, rank: int | None = None) -> None:
-        """A sign of life: of one rank, or of all of a worker where the rank is not known."""
+        """Note a sign of life: of one rank, or of all of a worker where the rank is not known."""
         now = clock.now()
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:

@@ -25,7 +25,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:
-        """Have ``work`` done beside everything else."""
+        """Run ``work`` as a task beside everything else."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._note)

@@ -49,7 +49,7 @@ class PlatformWatch:
         return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
 
     def on_lost(self, worker: str) -> None:
-        """A worker's connection has ended, which it never does before it is told to."""
+        """Called when a worker's connection has ended, which it never does before it is told to."""
         self._cut.pop(worker, None)
         self._hung_up[worker] = clock.now()
         self._state.disconnected_at.setdefault(worker, clock.now())
@@ -57,17 +57,17 @@ class PlatformWatch:
         self._state.changed.set()
 
     def on_cut(self, worker: str) -> None:
-        """A worker's connection has ended, and may come back: the platform may know that it does not."""
+        """Called when a worker's connection has ended, and may come back: the platform may know that it does not."""
         self._cut[worker] = self._state.disconnected_at[worker] = clock.now()
         self._losses.set()
 
     def on_back(self, worker: str) -> None:
-        """It is connected again, and nothing has happened."""
+        """Called when a worker is connected again: nothing has happened."""
         self._cut.pop(worker, None)
         self._state.disconnected_at.pop(worker, None)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         backoff = PollBackoff(self._platform)
         found: list[Worker] | None = None
         while True:
@@ -81,7 +81,7 @@ class PlatformWatch:
         return bool(self._hung_up) or any(cut_at > since for cut_at in self._cut.values())
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next look, which is near once an agent has hung up."""
+        """Wait for the next poll, which is near once an agent has hung up."""
         if self._is_urgent():
             await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
         else:

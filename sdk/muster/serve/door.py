@@ -91,7 +91,7 @@ class Door:
                     visit.end()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for."""
+        """Return at once: nothing is left to wait for."""
 
     def _resume(self) -> None:
         if self._is_open:
@@ -184,12 +184,12 @@ class Connection(H11Protocol):
             self._forget_deadline()
 
     def pause_writing(self) -> None:
-        """The client does not take what is sent; it must in time."""
+        """Start a time limit: the client does not take what is sent."""
         super().pause_writing()
         self._send_deadline = self.loop.call_later(SEND_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client takes it again."""
+        """Lift the time limit: the client takes what is sent again."""
         super().resume_writing()
         if self._send_deadline is not None:
             self._send_deadline.cancel()

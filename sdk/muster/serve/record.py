@@ -47,7 +47,7 @@ class Record:
         self._owner = self.folder / "service.json"
 
     def announce(self, platform: str, site: Site, keys: Path) -> None:
-        """Say who serves, with which platform, where, and where its keys are."""
+        """Record who serves, with which platform, where, and where its keys are."""
         who = {"session": this_session(), "host": socket.gethostname()}
         write_json(self._owner, {**who, "platform": platform, "site": vars(site), "keys": str(keys)})
 
@@ -74,7 +74,7 @@ class Record:
                 path.unlink()
 
     def close(self) -> None:
-        """The service has ended, and all its workers with it."""
+        """Record that the service has ended, and all its workers with it."""
         self.keys.unlink(missing_ok=True)
         self._owner.unlink(missing_ok=True)
 

@@ -57,7 +57,7 @@ class Horovod(Strategy):
 
     @property
     def ranks_per_worker(self) -> int:
-        """As many as there are slots."""
+        """Number of slots."""
         return self.slots
 
     def probe(self) -> HorovodFacts:
@@ -65,7 +65,7 @@ class Horovod(Strategy):
         return HorovodFacts(find_ssh(self.name), muster_home() / "horovod-has-gloo")
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers only."""
+        """Return the roles: workers only."""
         check_slots(self.slots)
         check_text("network_interface", self.network_interface)
         check_words("horovodrun_args", self.horovodrun_args)

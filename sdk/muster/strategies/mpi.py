@@ -72,7 +72,7 @@ class MPI(Strategy):
 
     @property
     def ranks_per_worker(self) -> int:
-        """As many as there are slots."""
+        """Number of slots."""
         return self.slots
 
     def probe(self) -> MpiFacts:
@@ -81,7 +81,7 @@ class MPI(Strategy):
         return MpiFacts(find_ssh(self.name), mpiexec)
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers only."""
+        """Return the roles: workers only."""
         check_slots(self.slots)
         check_text("mpiexec", self.mpiexec)
         check_text("network_interface", self.network_interface)

@@ -25,7 +25,7 @@ class MultiWorker(Strategy):
     ports_per_worker: ClassVar[int] = 1
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers only."""
+        """Return the roles: workers only."""
         return workers_only(job, "MultiWorkerMirroredStrategy")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:

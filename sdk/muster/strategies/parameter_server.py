@@ -1,9 +1,9 @@
 """TensorFlow parameter servers: a ClusterSpec over the workers' addresses, and a server for each task.
 
 Three shapes, by what the script is. A task, ``run(cluster, server, task_index)``, runs on every worker beside its
-server (TensorFlow 1's way; all workers decide the end). A program runs on a chief of its own, which coordinates
-workers that only serve (TensorFlow 2's ``ClusterCoordinator``; the chief decides). Without a script every task only
-serves, until the session stops them.
+server (TensorFlow 1's way; all workers complete the run). A program runs on a chief of its own, which coordinates
+workers that only serve (TensorFlow 2's ``ClusterCoordinator``; the chief completes the run). Without a script
+every task only serves, until the session stops them.
 """
 
 from __future__ import annotations

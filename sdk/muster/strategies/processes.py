@@ -29,11 +29,11 @@ class Processes(Strategy):
 
     @property
     def ranks_per_worker(self) -> int:
-        """As many as there are slots."""
+        """Number of slots."""
         return self.slots
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """Workers only."""
+        """Return the roles: workers only."""
         check_slots(self.slots)
         return workers_only(job, "The strategy of plain processes")
 

@@ -89,7 +89,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     def end(self, code: int) -> None:
         """The program has ended."""

@@ -71,7 +71,7 @@ class WorkbenchPlatform(Platform):
         self._unlisted: dict[str, float] = {}  # launched workers that no listing has shown yet, and since when
 
     def reach(self) -> Reach:
-        """The session's address, as the workbench says it (``CDSW_IP_ADDRESS``)."""
+        """Return the session's address, as the workbench gives it (``CDSW_IP_ADDRESS``)."""
         address = os.environ.get("CDSW_IP_ADDRESS")
         if not address:
             raise PlatformUnsupported(
