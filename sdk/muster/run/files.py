@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from muster.agent import wire
 from muster.agent.files import CHUNK, WINDOW
 from muster.agent.places import MOST_FILES, PART, open_file, open_folder, split
 from muster.errors import PlatformError
-from muster.runtime.background import in_thread
+from muster.runtime.background import answer_of, in_thread
 
 SLICE = 1 << 22  # bytes that are hashed at once
 MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to be taken
@@ -36,6 +36,15 @@ class TransferFailed(PlatformError):
 
 class _Torn(Exception):
     """The connection has ended."""
+
+
+async def _within(answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
+    """Await an answer for so many seconds, and no longer. Raises TimeoutError."""
+    task = asyncio.ensure_future(answer)
+    try:
+        return await answer_of(task, seconds)
+    finally:
+        task.cancel()
 
 
 class Transfers:
@@ -226,15 +235,15 @@ class Transfers:
 
     async def _await_connection(self, worker: str) -> None:
         try:
-            await asyncio.wait_for(self._link(worker).wait(), self._lease_seconds)
-        except asyncio.TimeoutError:
+            await _within(self._link(worker).wait(), self._lease_seconds)
+        except TimeoutError:
             raise TransferFailed(f"The connection of {worker} ended while files went over it.", worker=worker) from None
 
     async def _next(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
         """The next message of a transfer, which must be of this kind."""
         try:
-            message = await asyncio.wait_for(inbox.get(), ANSWER_SECONDS)
-        except asyncio.TimeoutError:
+            message = await _within(inbox.get(), ANSWER_SECONDS)
+        except TimeoutError:
             raise TransferFailed(
                 f"{worker} does not go on with a file for {ANSWER_SECONDS:g} s.", worker=worker
             ) from None

@@ -137,6 +137,21 @@ class DaemonThread(concurrent.futures.Executor):
             work()
 
 
+async def answer_of(future: asyncio.Future[Result], seconds: float | None) -> Result:
+    """Return what a future has for result within ``seconds``, or raise its error. The future is not cancelled.
+
+    In place of ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled where the answer comes in
+    the same moment.
+
+    Raises:
+        TimeoutError: there is no answer yet.
+    """
+    await asyncio.wait([future], timeout=seconds)
+    if not future.done():
+        raise TimeoutError(f"no answer after {seconds:g} s")
+    return future.result()
+
+
 class BlockingCalls:
     """Awaits calls that may block, made one after the other on a thread of their own."""
 
@@ -151,11 +166,7 @@ class BlockingCalls:
         """
         returned = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *args))
         returned.add_done_callback(_hear_of_error)
-        # Not wait_for: before Python 3.12 it forgets that it was cancelled where the answer comes in the same moment.
-        await asyncio.wait([returned], timeout=seconds)
-        if not returned.done():
-            raise TimeoutError(f"no answer after {seconds:g} s")
-        return returned.result()
+        return await answer_of(returned, seconds)
 
     def close(self) -> None:
         """Let the thread end once the calls so far have been made."""
