@@ -1,4 +1,4 @@
-"""What the figures of docs/figures.md come from: ``python -m benchmarks [NAME ...] [--quick]``, or each file by itself.
+"""Sources of the figures of docs/figures.md: ``python -m benchmarks [NAME ...] [--quick]``, or each file by itself.
 
 Every benchmark measures Muster and a named floor (the least that anybody could do for the same end) by turns in one
 run, so that whatever else the machine does meets both alike. What is shown is medians and quartiles, and of ratios the

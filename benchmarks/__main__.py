@@ -75,7 +75,7 @@ def update_figures(page: Path) -> int:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What stands on the page, by the names of its markers."""
+    """Return the tables of the page, by the names of its markers."""
     found = {}
     if general := [result for result in results if result["benchmark"] not in OF_NETWORKS]:
         found["figures"] = table(general)

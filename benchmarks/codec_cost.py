@@ -1,4 +1,4 @@
-"""What a step of each communication scheme costs one core, without the network: 10 million parameters of an MLP.
+"""Cost of a step of each communication scheme on one core, without the network: 10 million parameters of an MLP.
 
 The process counts as rank 0 of 2 whose fellow sends the same as it does, so that everything is done that a real rank
 does between having its gradients and applying their mean, but for the sending. A dense step does nothing there.
@@ -38,7 +38,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def step_milliseconds(scheme: str, steps: int) -> list[float]:
-    """How long some steps of a scheme take on one core."""
+    """Measure some steps of a scheme on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import tensorflow as tf
     from muster.training import communication

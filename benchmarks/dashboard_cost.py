@@ -1,4 +1,4 @@
-"""What the dashboard costs a notebook's kernel, and the training beside it.
+"""Cost of the dashboard to a notebook's kernel, and to the training beside it.
 
 In a real kernel: a tick when every worker has made a step, printed a line and used some memory since the last one, at
 8, 64 and 1,000 workers, of which one tick shows 256. CPU time is that of the whole process, so that the thread that
@@ -56,7 +56,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def in_kernel(call: str) -> Any:
-    """What a call of a function of this module returns in a new kernel."""
+    """Call a function of this module in a new kernel, and return what it returns."""
     from jupyter_client.manager import start_new_kernel
 
     root = str(Path(__file__).parent.parent)

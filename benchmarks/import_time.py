@@ -34,7 +34,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def seconds(code: str) -> float:
-    """How long a Python process takes that runs ``code``."""
+    """Return the seconds that a Python process takes to run ``code``."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     return time.perf_counter() - started

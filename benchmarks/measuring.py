@@ -1,4 +1,4 @@
-"""What all benchmarks share: measuring by turns, medians and quartiles, and how figures are described and kept."""
+"""Common parts of all benchmarks: measuring by turns, medians and quartiles, and how figures are described and kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Target:
     at_least: bool = False
 
     def is_met_by(self, value: float) -> bool:
-        """Whether a median is within the bound."""
+        """True if a median is within the bound."""
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def significant(value: float) -> float:
 
 
 def by_turns(rounds: int, contenders: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """What each contender returns, once a round; the order is turned around from one round to the next."""
+    """Call each contender once a round, and return what they return; every second round in the reverse order."""
     found: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in [*contenders] if number % 2 == 0 else [*reversed(contenders)]:
@@ -110,7 +110,7 @@ def by_turns(rounds: int, contenders: Mapping[str, Callable[[], T]]) -> dict[str
 
 
 def fresh(function: Callable[..., T], *args: Any) -> T:
-    """What ``function(*args)`` returns in a new interpreter, where nothing is warm but what its module imports."""
+    """Call ``function(*args)`` in a new interpreter, where nothing is warm but what its module imports."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
 

@@ -1,4 +1,4 @@
-"""What communication schemes cost and gain between two hosts, on links of 100 Mbit/s, 1 Gbit/s and without a limit.
+"""Cost and gain of communication schemes between two hosts, on links of 100 Mbit/s, 1 Gbit/s and without a limit.
 
 Every rank is a host of its own (``network.py``). Step times are of a model by far most of whose time goes into sending
 when the link is slow; accuracies are of a small network that learns handwritten digits, over three seeds, each of which
@@ -75,7 +75,7 @@ def measure(quick: bool) -> list[Figure]:
 def on_ranks(
     hosts: Network, *arguments: object, variables: Mapping[str, str] | None = None
 ) -> dict[str, list[dict[str, float]]]:
-    """What the script measures with these arguments, by scheme."""
+    """Return the script's measurements with these arguments, by scheme."""
     what, *rest = map(str, arguments)
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "measured.json"
@@ -96,19 +96,19 @@ def step(title: str, name: str, taken: dict[str, list[dict[str, float]]]) -> Fig
 
 
 def step_title(title: str, name: str) -> str:
-    """What the figure of a step is called."""
+    """Return the title of the figure of a step."""
     return f"{title}: a step, {name}"
 
 
 def counted(name: str, turns: list[dict[str, float]]) -> Figure:
-    """What a rank says that it sends in a step, and what its host's network interface counts."""
+    """Compare the bytes that a rank says it sends in a step with those its host's network interface counts."""
     by_rank, by_interface = ([turn[key] / 1e6 for turn in turns] for key in ("bytes", "counted"))
     target = Target(OVERHEAD) if name in (DENSE, *PROMISED) else None
     return Figure(f"bytes on the wire in a step, {name}", "MB", by_interface, "by `bytes_sent`", by_rank, target)
 
 
 def accuracy(name: str, learned: dict[str, list[dict[str, float]]]) -> list[Figure]:
-    """What a scheme learns with each seed, and what it loses on average."""
+    """Return figures of a scheme's accuracy with each seed, and of what it loses on average."""
     values, floor = ([100 * seed["accuracy"] for seed in learned[scheme]] for scheme in (name, DENSE))
     if name == DENSE:
         return [Figure(accuracy_title(name), "%", values)]
@@ -121,7 +121,7 @@ def accuracy(name: str, learned: dict[str, list[dict[str, float]]]) -> list[Figu
 
 
 def accuracy_title(name: str) -> str:
-    """What the figure of an accuracy is called."""
+    """Return the title of the figure of an accuracy."""
     return f"digits: accuracy, {name}"
 
 

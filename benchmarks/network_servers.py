@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Figure]:
 
 
 def title(servers: int) -> str:
-    """What a number of parameter servers is called."""
+    """Return the label of a number of parameter servers."""
     return f"{servers} parameter server{'s' * (servers > 1)}"
 
 

@@ -1,4 +1,4 @@
-"""What the tasks of ``network_servers`` run: asynchronous training with parameter servers, in TensorFlow 1's style.
+"""Tasks of ``network_servers``: asynchronous training with parameter servers, in TensorFlow 1's style.
 
     python network_tasks.py CLUSTER JOB INDEX FILE LAYERS STEPS
 

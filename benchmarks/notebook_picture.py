@@ -57,7 +57,7 @@ def take_training(browser: Browser, server: Server, path: Path) -> None:
 
 
 def take_failure(browser: Browser, server: Server, path: Path) -> None:
-    """What is left of a run that failed."""
+    """Take a picture of the dashboard that a failed run leaves."""
     page, notebook = open_notebook(browser, server, CELL.format(script="absent_data.py", options=""))
     notebook.run()
     notebook.await_end(240)

@@ -52,7 +52,7 @@ def serving(project: Path) -> Iterator[None]:
 
 
 def variables(port: str) -> dict[str, str]:
-    """What points a client at the service on that port."""
+    """Return the variables that point a client at the service on that port."""
     printed = shlex.join([*SERVE, "--print-env", "--port", port])
     done = subprocess.run(["bash", "-c", f'eval "$({printed})" && env -0'], capture_output=True, text=True, check=True)
     return dict(line.split("=", 1) for line in done.stdout.split("\0") if line.startswith("CDSW_"))

@@ -57,13 +57,13 @@ def events_of(script: Path) -> list[Event]:
 
 
 def middle_of_training(events: list[Event]) -> int:
-    """How many events there are until two thirds of the reported progress."""
+    """Return the number of events until two thirds of the reported progress."""
     progress = [index for index, event in enumerate(events) if event.kind == "progress"]
     return progress[len(progress) * 2 // 3] + 1
 
 
 def picture(events: list[Event]) -> str:
-    """What a terminal shows after these events, as SVG."""
+    """Return a terminal's picture after these events, as SVG."""
     view = RunView(clock=lambda: events[-1].time)
     for event in events:
         fold(view, event)

@@ -42,6 +42,6 @@ def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
 
 
 def measured(out: Path, started: float) -> dict[str, float]:
-    """What the script wrote."""
+    """Return the measurements that the script wrote."""
     found = json.loads(out.read_text())
     return {**found, "seconds": found["first_step"] - started}

@@ -1,4 +1,4 @@
-"""How Sphinx makes the documentation of Muster: `make docs`."""
+"""Configuration of Sphinx for the documentation of Muster: `make docs`."""
 
 import sys
 from pathlib import Path

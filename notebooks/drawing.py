@@ -1,4 +1,4 @@
-"""What the notebooks draw: how often a model is right, and what it says to some pictures."""
+"""Drawings of the notebooks: how often a model is right, and what it says to some pictures."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(QUICK_KERAS), os.en
 
 @pytest.fixture(scope="session")
 def known_builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is remembered of this interpreter's Horovod, which takes some seconds to find out."""
+    """Return the file that remembers this interpreter's Horovod, which takes some seconds to find out."""
     return tmp_path_factory.mktemp("known") / KNOWN_BUILDS
 
 
@@ -53,7 +53,7 @@ def other_python() -> str:
 
 
 def is_other(python: Path) -> bool:
-    """Whether a pyenv interpreter is of another minor version than this one."""
+    """Return whether a pyenv interpreter is of another minor version than this one."""
     return python.parts[-3].split(".")[:2] != [str(part) for part in sys.version_info[:2]]
 
 

@@ -1,4 +1,4 @@
-"""What several tests share: a session that agents can dial, and a look at what a run has left behind."""
+"""Helpers of several tests: a session that agents can dial, and a look at what a run has left behind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT
 
 
 def reports_of(run_dir: Path, worker: str) -> list[dict[str, Any]]:
-    """What a worker's script has reported in a run."""
+    """Return the progress that a worker's script has reported in a run."""
     return [
         dict(event.data) for event in runs.Run(run_dir).events() if event.kind == "progress" and event.worker == worker
     ]
@@ -106,7 +106,7 @@ class StubSession:
 
     @property
     def address(self) -> SessionAddress:
-        """What a worker needs in order to dial."""
+        """Address and credentials that a worker needs in order to dial."""
         return SessionAddress("127.0.0.1", self._listener.getsockname()[1], self.certificate, self.token)
 
     def send(self, worker: str, kind: str, **fields: Any) -> None:
@@ -230,7 +230,7 @@ class Run:
         return linux.marked("MUSTER_HOME", self.home)
 
     def left_behind(self) -> list[str]:
-        """What is still there of the run: processes, ports, and scratch folders of workers."""
+        """Return what is still there of the run: processes, ports, and scratch folders of workers."""
         left = [f"process {pid}: {command_line(pid)}" for pid in (*self.processes(), *self.guards())]
         left += [f"port {port}" for port in self.ports if not free_of(port)]
         return left + [str(path) for path in self.scratch.glob("*-[0-9]*")]
@@ -263,13 +263,13 @@ def command_line(pid: int) -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only a zombie of it."""
+    """Return whether there is no such process, or only a zombie of it."""
     found = linux.stat(pid)
     return found is None or found.state in "ZX"
 
 
 def free_of(port: int) -> bool:
-    """Whether nobody holds the TCP port."""
+    """Return whether nobody holds the TCP port."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

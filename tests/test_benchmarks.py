@@ -159,5 +159,5 @@ def test_quick_modes_run(name: str, targets: list[str], quick_runs: dict[str, su
 
 
 def quick_figures(name: str) -> list[dict[str, Any]]:
-    """What the quick mode of a benchmark measures, as plain data."""
+    """Return the measurements of a benchmark's quick mode, as plain data."""
     return [figure.to_dict() for figure in importlib.import_module(f"benchmarks.{name}").measure(quick=True)]

@@ -1,4 +1,4 @@
-"""Who failed first: a table of cases, each in every order, and histories that Hypothesis makes up."""
+"""The failure that came first: a table of cases, each in every order, and histories that Hypothesis makes up."""
 
 from __future__ import annotations
 

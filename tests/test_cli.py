@@ -58,7 +58,7 @@ def task(tmp_path: Path) -> str:
 
 
 def muster(*arguments: str) -> Result:
-    """What the command does with these arguments. A traceback of ours fails the test."""
+    """Run the command with these arguments. A traceback of ours fails the test."""
     result = CliRunner().invoke(main, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -529,7 +529,7 @@ class Shell:
         return text
 
     def completes(self, line: str, *words: str) -> str:
-        """What is shown once a line has been typed and completed; the line is dropped then."""
+        """Type a line, complete it, and return what is shown; the line is dropped then."""
         self.type(f"{line}\t")
         shown = self.read_until(*words)
         self.type("\x15\x0b")

@@ -102,7 +102,7 @@ print(warned[0].message, launched[0]["id"], cdsw.await_workers(launched)["failur
 
 
 def run(program: str, folder: Path) -> str:
-    """What a script prints, whose processes must all be gone after it."""
+    """Run a script whose processes must all be gone after it; return what it prints."""
     (folder / "main.py").write_text(program)
     mark = str(folder)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the user is told about the failure that came first."""
+"""The message to the user about the failure that came first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of events: how often, and metrics that are not finite as strict JSON."""
+"""Events in a record: how often, and metrics that are not finite as strict JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the network benchmarks make of measurements; measuring itself is tried in training/test_network.py."""
+"""The network benchmarks' use of measurements; measuring itself is tried in training/test_network.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared is declared once, pinned and justified; and the commands do what they are said to do."""
+"""Declarations are made once, pinned and justified; and the commands do what they are said to do."""
 
 import configparser
 import importlib.util

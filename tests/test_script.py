@@ -1,4 +1,4 @@
-"""What may be given as worker_script, and what is refused before anything starts."""
+"""Kinds of worker_script, and what is refused before anything starts."""
 
 from __future__ import annotations
 

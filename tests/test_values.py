@@ -1,4 +1,4 @@
-"""What a function returns comes back as it was, and without code being run where plain data will do."""
+"""A function's value comes back as it was, and without code being run where plain data will do."""
 
 from __future__ import annotations
 

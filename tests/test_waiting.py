@@ -1,4 +1,4 @@
-"""Who holds up a run in which nothing moves."""
+"""The process that holds up a run in which nothing moves."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ class Pictures(NamedTuple):
     read: Callable[[tf.data.Dataset], tf.data.Dataset]
 
     def train(self, rank: int = 0, size: int = 1) -> tf.data.Dataset:
-        """What one rank of so many trains on: (image uint8 (64, 64, 3), label int64), read when first used."""
+        """Return one rank's training pictures: (image uint8 (64, 64, 3), label int64), read when first used."""
         return self._share(self.train_keys, rank, size)
 
     def test(self, rank: int = 0, size: int = 1) -> tf.data.Dataset:
-        """What one rank of so many tests on, likewise."""
+        """Return one rank's test pictures, likewise."""
         return self._share(self.test_keys, rank, size)
 
     def _share(self, keys: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
@@ -159,7 +159,7 @@ def _decode(content: tf.Tensor) -> tf.Tensor:
 
 
 def tfds_folder() -> Path:
-    """Where TensorFlow Datasets keeps what it has downloaded."""
+    """Return the folder where TensorFlow Datasets keeps its downloads."""
     return Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 

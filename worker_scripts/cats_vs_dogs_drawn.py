@@ -145,7 +145,7 @@ class Canvas:
 
 
 class Animal(ABC):
-    """What cats and dogs share: a coat of up to two colours, shoulders, eyes that look the same way."""
+    """Features that cats and dogs share: a coat of up to two colours, shoulders, eyes that look the same way."""
 
     def __init__(self, canvas: Canvas) -> None:
         self.canvas, self.random = canvas, canvas.random

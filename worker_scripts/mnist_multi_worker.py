@@ -83,7 +83,7 @@ def batches(train: mnist_data.Split, size: int) -> tf.data.Dataset:
 def training_step(
     strategy: tf.distribute.Strategy, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch_size: int
 ) -> Any:
-    """What every worker does with its part of the next batch; returns the loss of the whole batch."""
+    """Return the step of every worker on its part of the next batch; the step returns the loss of the whole batch."""
 
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

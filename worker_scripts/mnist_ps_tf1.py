@@ -194,7 +194,7 @@ def evaluate(arrays: Dict[str, np.ndarray], test: mnist_data.Split, size: int = 
     """Loss and accuracy over all test images of the network with these values, a part at a time to spare memory."""
 
     def constant(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """What the network gets in place of a variable."""
+        """Return the constant that the network gets in place of a variable."""
         return tf.constant(arrays[name])
 
     test_images, test_labels = test

@@ -101,7 +101,7 @@ def batches(train: mnist_data.Split, size: int) -> tf.data.Dataset:
 
 
 def training_step(strategy: tf.distribute.Strategy, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Any:
-    """What a worker does with its next batch; returns its loss and accuracy."""
+    """Return the step of a worker on its next batch; the step returns its loss and accuracy."""
 
     def step(images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:

@@ -68,7 +68,7 @@ def line(case: Case, outcome: Outcome) -> str:
 
 
 def table(results: Sequence[tuple[Case, Outcome]]) -> str:
-    """What came of them all, by family."""
+    """Return a table of the outcomes, by family."""
     lines = [
         "| fault | told right | error after: median, maximum | nothing left after | left behind |",
         "|---|---|---|---|---|",

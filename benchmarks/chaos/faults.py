@@ -21,7 +21,7 @@ TOPOLOGIES = ("ring", "all")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the run must end with.
+    """The end that the run must have.
 
     Attributes:
         error: class of the error; empty where the run must succeed.
@@ -54,7 +54,7 @@ class Fault:
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether the harness does it, rather than the rank itself."""
+        """True if the harness does it, rather than the rank itself."""
         return self.kind.split()[0] in ("send", "cut", "slow", "jump")
 
 
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.workers * self.slots
 
 
@@ -150,7 +150,7 @@ def _disk(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
 
 
 def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("SIGKILL",)) -> Callable[..., Made]:
-    """What kills something that is no rank; ``{worker}`` stands for a worker's name."""
+    """Return a maker of kills of something that is no rank; ``{worker}`` stands for a worker's name."""
 
     def make(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
         worker = f"worker-{rank // slots}"

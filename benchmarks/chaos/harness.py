@@ -35,7 +35,7 @@ UP_SECONDS, END_SECONDS, GONE_SECONDS = 60.0, 60.0, 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         is_right: whether the right one was named, for the right reason.
@@ -77,7 +77,7 @@ class Stage:
             self.ending_at = time.monotonic()
 
     def are_ready(self) -> bool:
-        """Whether all ranks have met."""
+        """Return whether all ranks have met."""
         return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.ranks
 
     def strike(self, fault: Fault) -> None:
@@ -107,7 +107,7 @@ class Stage:
         return _child_of(self.pids[victim.replace("sshd", "agent")], "sshd_config")
 
     def fault_time(self) -> float | None:
-        """When the first fault struck, by the clock that all share."""
+        """Return when the first fault struck, by the clock that all share."""
         noted = [float(path.read_text()) for path in self.folder.glob("struck-*[0-9]")]
         return min([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
 
@@ -209,7 +209,7 @@ def _strategy(case: Case) -> Strategy:
 
 
 def is_right(case: Case, error: Exception | None) -> bool:
-    """Whether the run ended as one of its faults demands."""
+    """Return whether the run ended as one of its faults demands."""
     return any(_fits(fault, case, error) for fault in case.faults)
 
 

@@ -81,7 +81,7 @@ def meet(orders, rank, size):
 
 
 def address_of(orders, rank, target):
-    """Where a rank listens, or what stands between it and this one."""
+    """Return the address of a rank, or of the relay between it and this one."""
     relayed = os.path.join(orders["folder"], f"relay-{rank}-{target}")
     wanted = relayed if [rank, target] in orders.get("relayed", ()) else None
     path = wanted or os.path.join(orders["folder"], f"address-{target}")
@@ -127,7 +127,7 @@ def part(peers):
 
 
 def react(reaction, error):
-    """What becomes of a rank that has lost a neighbour: as scripts, frameworks and C libraries do."""
+    """React to the loss of a neighbour as scripts, frameworks and C libraries do."""
     if reaction in ("raise", "short"):
         raise error
     if reaction == "eof":

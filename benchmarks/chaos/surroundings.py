@@ -1,4 +1,4 @@
-"""What can go wrong around the ranks: links that are slow or cut, and a clock that is set while they run."""
+"""Faults around the ranks: links that are slow or cut, and a clock that is set while they run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ int clock_gettime(clockid_t which, struct timespec *time) {
 
 
 def can_isolate() -> bool:
-    """Whether this user may have a network of its own here."""
+    """Return whether this user may have a network of its own here."""
     tools = shutil.which("unshare") and shutil.which("ip")
     return bool(tools) and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 

@@ -1,4 +1,4 @@
-"""What an agent does for its session, tried with real agents and real processes."""
+"""The agent's service to its session, tried with real agents and real processes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from muster.agent.ranks import launcher_variables
 
 
 def horovod_command(env: dict[str, str], argv: list[str], rank: int = 3) -> str:
-    """What Horovod itself makes of an environment and a program."""
+    """Return the command that Horovod itself makes of an environment and a program."""
     gloo_run = pytest.importorskip("horovod.runner.gloo_run")
     hosts = pytest.importorskip("horovod.runner.common.util.hosts")
     slot = hosts.SlotInfo(

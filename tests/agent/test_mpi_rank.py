@@ -1,4 +1,4 @@
-"""What mpiexec starts in a rank's place, between a launcher's environment and an agent's socket."""
+"""The program that mpiexec starts in a rank's place, between a launcher's environment and an agent's socket."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Ssh:
 
 
 def rank_command(rank: int, program: str, env: str = "") -> str:
-    """What horovodrun sends to start a rank."""
+    """Return the command by which horovodrun starts a rank."""
     horovod = f"HOROVOD_HOSTNAME=x HOROVOD_RANK={rank} HOROVOD_SIZE=2"
     return f"cd /some/where else > /dev/null 2>&1 ; env {horovod} {env} HOROVOD_CONTROLLER=gloo {program}"
 

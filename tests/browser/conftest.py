@@ -119,7 +119,7 @@ def open_notebook(page: Page) -> Iterator[Open]:
 
 @pytest.fixture
 def accessibility() -> Callable[[Page], Any]:
-    """What axe-core has to say about the dashboard in a page."""
+    """Return a function that has axe-core check the dashboard in a page."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
     def violations(page: Page) -> list[str]:

@@ -47,7 +47,7 @@ class Server:
     home: Path
 
     def url(self, name: str) -> str:
-        """Where a notebook is shown."""
+        """Return the address where a notebook is shown."""
         if self.app == "lab":
             return f"{self.address}/lab/tree/{name}?reset&token={self.token}"
         return f"{self.address}/notebooks/{name}?token={self.token}"
@@ -156,7 +156,7 @@ class Notebook:
 
     @property
     def is_running(self) -> bool:
-        """Whether a cell runs."""
+        """Return whether a cell runs."""
         return bool(self.page.evaluate(f"{PROMPTS}.some(text => text.includes('*'))"))
 
     def save(self) -> nbformat.NotebookNode:

@@ -99,7 +99,7 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
 
 
 def hostile(where: Path, token: str) -> list[socket.socket]:
-    """What does not know the protocol, or the token, is refused. Returns connections that say nothing."""
+    """Try clients without the protocol or the token, which are refused. Returns connections that say nothing."""
     refused = {
         b"\0\xff\n": "not a request",
         b"[1]\n": "not a request",

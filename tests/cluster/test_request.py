@@ -32,7 +32,7 @@ class Seen(MusterError):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[CheckedRun]:
-    """What would have been started."""
+    """Return what would have been started."""
     found: list[CheckedRun] = []
 
     def start(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""What a terminal of a known size shows."""
+"""The contents of a terminal of a known size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run has something for TensorBoard, and how a picture without buttons says so."""
+"""The offer of TensorBoard once a run has something for it, also in a picture without buttons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes views live: the ticker, following a recorded run, the ends of logs, and the choice of a dashboard."""
+"""The parts of live views: the ticker, following a recorded run, the ends of logs, and the choice of a dashboard."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_to_try_is_spelled_as_on_the_command_line(
 
 
 class Sent(list[dict[str, Any]]):
-    """What a widget sends; nothing goes out."""
+    """Messages of a widget; nothing goes out."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self if message["kind"] == kind]

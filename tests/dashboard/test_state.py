@@ -14,7 +14,7 @@ from tests.dashboard.scenes import at, failing, starting, training
 
 
 class Browser:
-    """What a page does with the messages: the same as ``store.js``."""
+    """A page's handling of the messages: the same as in ``store.js``."""
 
     def __init__(self) -> None:
         self.run: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What all dashboards say alike."""
+"""Words and numbers that all dashboards share."""
 
 from __future__ import annotations
 

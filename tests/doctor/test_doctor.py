@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster_home: Path) -
 
 
 def look(script: Any = "train.py", *, launch: bool = False, python: str = "", n: int = 2, **options: Any) -> Report:
-    """What the doctor finds for a job of plain processes."""
+    """Return the doctor's report on a job of plain processes."""
     resources = options.pop("resources", Resources(cpu=0.5, memory=0.5))
     job = Job(make_script(script), n, python=str(python), resources=resources)
     options.setdefault("strategy", Plain())

@@ -1,4 +1,4 @@
-"""What the doctor finds of Horovod, in interpreters whose Horovod lacks something, and in this one."""
+"""The doctor's findings on Horovod, in interpreters whose Horovod lacks something, and in this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents send to a run's endpoint, and what it makes of that; over connections in memory."""
+"""Messages from agents to a run's endpoint, and its reactions; over connections in memory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Worker:
         return Files(AgentLoop(), self.to_session, self.places)  # type: ignore[arg-type]
 
     def to_agent(self, worker: str, message: tuple[Any, ...]) -> bool:
-        """What the session says."""
+        """Carry a message of the session's."""
         if not self._count(message):
             return False
         (fields,) = frames.Decoder(None).feed(wire.encode(message))
@@ -68,7 +68,7 @@ class Worker:
             }[type(order)](order)  # fmt: skip
 
     def to_session(self, message: tuple[Any, ...]) -> None:
-        """What the agent says."""
+        """Carry a message of the agent's."""
         if self._count(message):
             (fields,) = frames.Decoder().feed(wire.encode(self.garbles(message)))
             asyncio.get_running_loop().call_soon(self.transfers.on_message, "worker-0", wire.from_agent(fields))
@@ -100,7 +100,7 @@ class Worker:
         self.transfers.on_connected("worker-0")
 
     def play(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What a transfer returns."""
+        """Run a transfer, and return what it returns."""
 
         async def main() -> Any:
             self.transfers.on_connected("worker-0")

@@ -1,4 +1,4 @@
-"""What holds for every run, whatever its workers, its platform and its launcher do, in whatever order."""
+"""Invariants of every run, whatever its workers, its platform and its launcher do, in whatever order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run knows of its workers: messages in, events, failures and statuses out."""
+"""The state of a run's workers: messages in, events, failures and statuses out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``muster.testing`` offers: the examples of its guide, and each of its parts."""
+"""The parts of ``muster.testing``: the examples of its guide, and each by itself."""
 
 from __future__ import annotations
 

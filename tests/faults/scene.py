@@ -87,7 +87,7 @@ class Scene:
         return runs.open_run()
 
     def events(self, kind: str, worker: str | None = None) -> list[Event]:
-        """What the newest run's journal says so far."""
+        """Return the events in the newest run's journal so far."""
         found = self.recorded.events() if runs.list_runs() else iter(())
         return [event for event in found if event.kind == kind and worker in (None, event.worker)]
 
@@ -166,7 +166,7 @@ class Scene:
             self._seen.update((pid, processes[pid].start) for pid in found if pid in processes)
 
     def left_behind(self) -> list[str]:
-        """What is there of all runs: processes, scratch folders, listeners on port 2222, threads."""
+        """Return what is there of all runs: processes, scratch folders, listeners on port 2222, threads."""
         pids = {*self._marked(), *(pid for pid, start in self._seen if linux.is_running(pid, start))}
         living = [notebook.process.pid for notebook in self._notebooks if notebook.process.poll() is None]
         left = [f"process {pid}: {command_line(pid)}" for pid in sorted(pids.difference(living)) if not is_gone(pid)]
@@ -252,7 +252,7 @@ class Notebook:
         return first
 
     def outcome(self, timeout: float = 30) -> dict[str, Any]:
-        """What came out of the cell: ``raised`` (class name or None), ``text`` and ``repr`` of the error, ``at``."""
+        """Return the cell's outcome: ``raised`` (class name or None), ``text`` and ``repr`` of the error, ``at``."""
         status = self.process.wait(timeout)
         text = self._outcome.read_text()
         assert text, f"the notebook ended with {status}:\n{self.output}"
@@ -261,7 +261,7 @@ class Notebook:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
+        """Its output so far."""
         return self._output.read_text(errors="replace")
 
 

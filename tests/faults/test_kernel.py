@@ -31,7 +31,7 @@ class Kernel:
         self.manager, self.client = jupyter_client.manager.start_new_kernel(cwd=str(scene.folder), env=env)
 
     def outcome(self, cell: str) -> dict[str, Any]:
-        """How a cell that was sent to the kernel ends: ``printed``, and ``raised`` (a class name or None)."""
+        """Return the end of a cell that was sent to the kernel: ``printed``, and ``raised`` (a class name or None)."""
         found: dict[str, Any] = {"printed": "", "raised": None}
         while True:
             message = self.client.get_iopub_msg(timeout=30)

@@ -1,4 +1,4 @@
-"""What a script can do wrong: the error says which worker, what, and where, and the others are ended."""
+"""Faults of scripts: the error says which worker, what, and where, and the others are ended."""
 
 from __future__ import annotations
 

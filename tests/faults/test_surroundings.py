@@ -1,4 +1,4 @@
-"""Where a session lives and what goes on around it disturbs no run, and a run gives nothing away to it."""
+"""The surroundings of a session disturb no run, and a run gives nothing away to them."""
 
 from __future__ import annotations
 

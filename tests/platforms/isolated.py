@@ -21,7 +21,7 @@ class Isolated(LocalPlatform):
 
 @functools.lru_cache(maxsize=1)
 def has_namespaces() -> bool:
-    """Whether this user may have a view of the files of its own."""
+    """Return whether this user may have a view of the files of its own."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return False
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]

@@ -1,4 +1,4 @@
-"""What every platform must do. A new one is added as one line of ``PLATFORMS``."""
+"""The contract of every platform. A new one is added as one line of ``PLATFORMS``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ended(platform: Platform, workers: Sequence[Worker]) -> list[Worker]:
 
 
 def nothing_lives(platform: Platform) -> bool:
-    """Whether no worker of the platform is left."""
+    """Return whether no worker of the platform is left."""
     return all(worker.status.is_final for worker in platform.list())
 
 

@@ -1,4 +1,4 @@
-"""What is special about workers on the session's own machine."""
+"""Workers on the session's own machine: everything that is special about them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatfor
 
 
 def call_guard(platform: LocalPlatform, request: bytes, connections: int = 1) -> list[bytes]:
-    """What the guard answers to as many connections that say the same; empty where it hangs up."""
+    """Return the guard's answers to as many connections that say the same; empty where it hangs up."""
     assert platform.guard_pid is not None
     address = guard_address(platform.guard_pid, linux.start_of(platform.guard_pid))
     answers = []

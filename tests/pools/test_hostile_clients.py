@@ -35,7 +35,7 @@ def descriptors() -> int:
 
 
 def is_let_in(endpoint: Listening, within: float = 5.0) -> bool:
-    """Whether an agent is welcome, in time."""
+    """Return whether an agent is welcome, in time."""
     started = time.monotonic()
     with endpoint.dial() as client:
         client.sendall(frames.encode("hello", **endpoint.hello()))

@@ -1,4 +1,4 @@
-"""Who may act, and until when, by a clock that tests set."""
+"""Leases of workers, by a clock that tests set."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class Heard:
-    """What a run that borrows the workers is told."""
+    """Record of what a run that borrows the workers is told."""
 
     def __init__(self, pool: Pool) -> None:
         self.messages: list[Any] = []

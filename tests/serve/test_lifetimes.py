@@ -1,4 +1,4 @@
-"""When a service ends, in order or not, its workers do; what it could not end, the next one does."""
+"""A service that ends, in order or not, ends its workers; those it could not end, the next one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served may be any platform: here the workbench that another service is."""
+"""A service over another platform: here the workbench that another service is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients get: workers, in the workbench's shapes."""
+"""Answers to clients: workers, in the workbench's shapes."""
 
 from __future__ import annotations
 

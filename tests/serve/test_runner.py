@@ -1,4 +1,4 @@
-"""What a served worker makes of its code: IPython, whose failures count."""
+"""Code of served workers: run in IPython, whose failures count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: keys, sessions, and the credentials of workers."""
+"""Permissions of a service: keys, sessions, and the credentials of workers."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def memory_of(service: Service) -> int:
 
 
 def descriptors_of(service: Service) -> int:
-    """How many files and connections a service has open."""
+    """Return the number of files and connections that a service has open."""
     return len(os.listdir(f"/proc/{service.process.pid}/fd"))
 
 

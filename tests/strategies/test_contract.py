@@ -1,4 +1,4 @@
-"""What every strategy must hold to, and what each of them plans. Pure, so tested by equality."""
+"""The contract of every strategy, and the plan of each. Pure, so tested by equality."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan_of(strategy: Strategy, job: Job, given: Facts) -> Plan:
 
 
 class TestContract:
-    """What holds for every strategy; a new one is in ``STRATEGIES``, and so is tested here."""
+    """The contract of every strategy; a new one is in ``STRATEGIES``, and so is tested here."""
 
     def test_same_input_same_plan(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]

@@ -1,4 +1,4 @@
-"""What the program around horovodrun changes of it, tried with the real one."""
+"""The changes that the program around horovodrun makes to it, tried with the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_checkpoint.py looks at: trainings on real Horovod ranks that are saved, killed and resumed.
+"""Program that test_checkpoint.py reads: trainings on real Horovod ranks that are saved, killed and resumed.
 
     python checkpoint_program.py FOLDER
 
@@ -41,7 +41,7 @@ labels = np.random.RandomState(1).randint(0, 3, EXAMPLES)
 
 
 class Residuals:
-    """What each rank has for itself, and a number on which all agree."""
+    """State that each rank has for itself, and a number on which all agree."""
 
     def __init__(self) -> None:
         self.values = np.zeros(3, np.float32)
@@ -212,7 +212,7 @@ def kill_at_random_moments(folder: Path) -> dict[str, Any]:
 
 
 def mistakes(folder: Path) -> None:
-    """What is refused on both ranks, also where only one of them has the problem."""
+    """Return what is refused on both ranks, also where only one of them has the problem."""
 
     class Failing(Residuals):
         is_broken = False

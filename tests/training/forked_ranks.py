@@ -19,7 +19,7 @@ from muster.training import horovod as ranks
 
 @functools.cache
 def rendezvous() -> tuple[RendezvousServer, int]:
-    """Where ranks find each other, and its port. For one group of ranks after the other: it takes 0.5 s to stop."""
+    """Rendezvous of ranks, and its port. For one group of ranks after the other: it takes 0.5 s to stop."""
     server = RendezvousServer()
     return server, server.start()
 

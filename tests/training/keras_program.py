@@ -1,4 +1,4 @@
-"""What test_keras.py looks at: small trainings of two ranks and of one process, and what came of them.
+"""Program that test_keras.py reads: small trainings of two ranks and of one process, and what came of them.
 
     python keras_program.py FOLDER
 
@@ -195,7 +195,7 @@ def matrix(rows: int, columns: int) -> keras.Model:
 
 
 def refusals() -> dict[str, str]:
-    """What is refused, and what the message says."""
+    """Return what is refused, and with which message."""
     averaging = distributed.DistributedOptimizer
     model = network()
     tries = {

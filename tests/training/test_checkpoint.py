@@ -1,4 +1,4 @@
-"""What checkpoint_program.py found out with real ranks: resumed trainings, kills at random moments, mistakes."""
+"""Findings of checkpoint_program.py with real ranks: resumed trainings, kills at random moments, mistakes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def latest(folder: Path) -> Path:
 
 
 class Runs:
-    """What the ranks wrote down."""
+    """Return what the ranks wrote down."""
 
     def __init__(self, folder: Path) -> None:
         run_forking(PROGRAM, folder)

@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parent / "keras_program.py"
 
 
 class Runs:
-    """What the processes wrote down, and what the two ranks reported."""
+    """The notes that the processes wrote down, and the reports of the two ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

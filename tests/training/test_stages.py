@@ -1,4 +1,4 @@
-"""What a training process is at up to its first step, as its agent is told; and ranks that train by themselves."""
+"""Stages of a training process up to its first step, as its agent is told; and ranks that train by themselves."""
 
 from __future__ import annotations
 

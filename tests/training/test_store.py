@@ -34,7 +34,7 @@ def test_what_was_never_finished_does_not_count_and_is_cleared_away(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is synchronised and renamed, by its name, in the order in which that happens."""
+    """List what is synchronised and renamed, by its name, in the order in which that happens."""
     noted = []
     fsync, rename, replace = os.fsync, os.rename, os.replace
 

@@ -32,7 +32,7 @@ MOUNT = "mount --bind {folder}/passwd /etc/passwd && mount --bind {folder}/shado
 
 @functools.lru_cache(maxsize=1)
 def can_have_hosts() -> bool:
-    """Whether mount namespaces can be made here, and everything else is there."""
+    """Return whether mount namespaces can be made here, and everything else is there."""
     probe = ["unshare", "--mount", "mount", "--bind", "/etc/passwd", "/etc/passwd"]
     programs = all(map(shutil.which, (SSHD, "ssh", "openssl", "unshare", "setpriv")))
     return programs and subprocess.run(probe, capture_output=True).returncode == 0

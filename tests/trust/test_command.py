@@ -35,7 +35,7 @@ class Person:
         return ["unshare", "--mount", "sh", "-c", f"{mount} && exec {muster} < {terminal}"]
 
     def trust(self, *words: object) -> tuple[int, str]:
-        """What it does without a terminal: its exit status, and what it says."""
+        """Run the command without a terminal; return its exit status, and what it says."""
         done = subprocess.run(self.command(*words), capture_output=True, text=True, env=environment(), timeout=60)
         return done.returncode, done.stdout + done.stderr
 

@@ -32,7 +32,7 @@ def mode(path: Path) -> int:
 
 
 def knows(host: Host) -> dict[str, Any]:
-    """How somebody trusts a host whose fingerprint and password they know."""
+    """Return the arguments of somebody who knows a host's fingerprint and password."""
     accept = {host.fingerprint}
     return {"user": USER, "accept": lambda _, found: found in accept, "ask_password": lambda _: PASSWORD}
 

@@ -14,7 +14,7 @@ FOREVER = 1 << 30
 
 
 class Proxy:
-    """What it does, and has seen.
+    """A proxy before a workbench, which harms requests as told.
 
     Attributes:
         url: where it listens.
@@ -42,7 +42,7 @@ class Proxy:
         self._harm[method] = (how, times, after)
 
     def next_harm(self, method: str) -> str:
-        """What to do to the request that has come; empty for nothing."""
+        """Return the harm to do to the request that has come; empty for none."""
         with self._lock:
             self.seen.append(method)
             how, times, after = self._harm.get(method, ("", 0, 0))
@@ -53,7 +53,7 @@ class Proxy:
             return how if times else ""
 
     def forward(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
-        """What the workbench answers."""
+        """Forward a request, and return the workbench's answer."""
         connection = http.client.HTTPConnection(self._upstream)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers)

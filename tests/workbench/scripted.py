@@ -48,7 +48,7 @@ class ScriptedWorkbench:
         return worker
 
     def count(self, method: str) -> int:
-        """How many requests of that method there were."""
+        """Return the number of requests of that method."""
         return sum(request.startswith(method) for request in self.requests)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""What passes between a session and its workbench, where the workbench misbehaves as told."""
+"""A session and its workbench, where the workbench misbehaves as told."""
 
 from __future__ import annotations
 

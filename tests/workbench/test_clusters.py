@@ -45,7 +45,7 @@ def run(cluster, server, task_index):
 
 
 def is_ready(run_dir: Path) -> bool:
-    """Whether both scripts have said so."""
+    """Return whether both scripts have said so."""
     logs = [run_dir / "logs" / f"worker-{index}.log" for index in range(2)]
     return all(log.exists() and "ready" in log.read_text() for log in logs)
 
@@ -181,7 +181,7 @@ def test_workers_that_cannot_reach_the_session_say_what_to_open(
 
 
 def refused(**options: Any) -> MusterError:
-    """How a cluster of two ends that must not come up."""
+    """Return the error of a cluster of two that must not come up."""
     with pytest.raises(MusterError) as caught:
         muster.run_cluster(2, worker_script=print_nothing, strategy=Plain(), **options)
     return caught.value

@@ -48,7 +48,7 @@ def platform(proxy: Proxy, workbench_session: WorkbenchSession) -> Iterator[Work
 
 
 def refusal(platform: WorkbenchPlatform, run: Run, n: int = 3) -> str:
-    """What a launch that must fail says."""
+    """Return the message of a launch that must fail."""
     with pytest.raises(PlatformError) as caught:
         platform.launch([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(n)])
     assert not list(run.folder.glob("*.launch"))

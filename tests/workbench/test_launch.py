@@ -21,7 +21,7 @@ from tests.workbench.scripted import ScriptedWorkbench
 
 
 def statuses(scripted: ScriptedWorkbench) -> set[str]:
-    """Those of all workers that were launched."""
+    """Return the statuses of all workers that were launched."""
     return {worker["status"] for worker in scripted.workers}
 
 

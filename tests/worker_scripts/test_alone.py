@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outputs(folder):
-    """What each script will have printed; as many run at once as there are cores."""
+    """Return what each script has printed; as many run at once as there are cores."""
 
     def run(command, *arguments):
         script, *options = command.split()

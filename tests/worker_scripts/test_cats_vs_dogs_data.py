@@ -1,4 +1,4 @@
-"""Where the pictures come from, and who gets which."""
+"""The source of the pictures, and their distribution among ranks."""
 
 import builtins
 import sys

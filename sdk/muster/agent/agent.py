@@ -173,7 +173,7 @@ class Agent:
         )
         self._link.introduce(hello)
 
-    # What the session says
+    # Orders of the session
 
     def _obey(self, message: "dict[str, Any]") -> None:
         try:
@@ -229,7 +229,7 @@ class Agent:
         for child in list(self.processes.running.values()):
             self.processes.end(child, order.grace, "stopped")
 
-    # What happens
+    # Events of the worker
 
     def start_process(
         self,

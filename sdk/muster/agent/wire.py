@@ -219,7 +219,7 @@ class Leaving(NamedTuple):
     """The agent ends, and nothing of its worker is left."""
 
 
-# What processes report: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``
+# Reports of processes: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``
 
 
 def _metrics(value: Any) -> Dict[str, float]:
@@ -377,7 +377,7 @@ class End(NamedTuple):
     """Order to end all processes at once, clean up and leave."""
 
 
-# What must not be lost with a connection: these are numbered where a worker has a lease
+# Messages that must not be lost with a connection: these are numbered where a worker has a lease
 LASTING = frozenset(
     (Started, Exited, HungUp, Broken, Listening, Output, Stacks, Error, Returned, Raised)
     + (Start, Expect, Watch, AskStacks, Release, Stop, End)

@@ -14,7 +14,7 @@ from muster.text.cleaning import clean
 MOST_BYTES = 128 * 1024  # of a message: of a log that grows faster than a page can show it, the newest
 MOST_COUNTED = 1 << 30  # bytes that are looked through to count lines
 
-# What more bytes may make another line end, or another character, of.
+# Bytes that more bytes may turn into another line end, or another character.
 _TORN = re.compile(rb"(?:\r|[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")
 
 

@@ -34,13 +34,13 @@ class FailureKind(str, Enum):
         return self.value
 
 
-# What programs say that have lost a peer. Whose own connection it was, only time tells.
+# Messages of programs that have lost a peer. Whose own connection it was, only time tells.
 BROKEN_CONNECTION = re.compile(
     r"ConnectionError|ConnectionRefusedError|ConnectionResetError|ConnectionAbortedError|BrokenPipeError|EOFError|TimeoutError|"
     r"IncompleteReadError|Connection reset by peer|Connection closed by peer|Broken pipe|Connection timed out|"
     r"Transport endpoint is not connected|No route to host|Network is unreachable|Connection refused|data was truncated"
 )
-# What frameworks say of others: with these words no process ever failed first.
+# Messages of frameworks about others: no process that failed first ever had one.
 COLLECTIVE = re.compile(
     r"Horovod has been shut ?down|HorovodInternalError|Read error \[|Socket closed|failed to connect to all addresses|"
     r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .*is not found|Step was cancelled|"

@@ -116,7 +116,7 @@ class Cluster:
             self._wanted = check(self._wanted)
         return self._wanted
 
-    # -- what users do with it ----------------------------------------------------------------------------------------
+    # -- for users ----------------------------------------------------------------------------------------------------
 
     @property
     def job(self) -> Job:

@@ -153,7 +153,7 @@ class Execution:
             if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
                 last.push_async_callback(in_thread, checked.platform.close)
 
-    # -- what other processes ask ------------------------------------------------------------------------------------
+    # -- questions of other processes --------------------------------------------------------------------------------
 
     async def _control(self, scratch: Path) -> None:
         """Let other processes of the user ask; a run that they cannot ask runs all the same."""

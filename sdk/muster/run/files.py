@@ -63,7 +63,7 @@ class Transfers:
         self._connected: dict[str, asyncio.Event] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
 
-    # -- what the endpoint tells --------------------------------------------------------------------------------------
+    # -- from the endpoint --------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: wire.Found | wire.Have | wire.Missing | wire.Chunk) -> None:
         """Handle a message about a transfer; ignored if nobody waits for it any more."""
@@ -85,7 +85,7 @@ class Transfers:
                     inbox.get_nowait()
                 inbox.put_nowait(_Torn())
 
-    # -- what is asked of it ------------------------------------------------------------------------------------------
+    # -- transfers ----------------------------------------------------------------------------------------------------
 
     async def put(self, worker: str, place: str, path: str, source: Path) -> None:
         """Put a file onto a worker, which has it in full when this returns. Its permissions go with it.

@@ -255,7 +255,7 @@ class Orchestrator:
             self.timings[name] = clock.now() - since
             self._phase = None
 
-    # -- what is asked of it while it lives ---------------------------------------------------------------------------
+    # -- requests while it runs ---------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
         """End the run; with ``AT_ONCE`` as the reason, without time for its processes to end by themselves."""
@@ -277,7 +277,7 @@ class Orchestrator:
         if self._exchange is not None:
             await self._exchange.collect()
 
-    # -- what tells it how things stand -------------------------------------------------------------------------------
+    # -- notifications ------------------------------------------------------------------------------------------------
 
     def _launcher_ended(self, code: int) -> None:
         has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
@@ -356,7 +356,7 @@ class Orchestrator:
         assert self.plan is not None, "the plan is made before anything is started"
         return self.plan
 
-    # -- what went wrong, as errors -----------------------------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------------------------------------
 
     async def _cause(self) -> MusterError:
         """The error for the failure that explains the others.

@@ -107,7 +107,7 @@ class RunState:
             wire.Error: self._on_error,
         }
 
-    # -- what is asked of it ------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def missing(self) -> list[str]:
@@ -157,7 +157,7 @@ class RunState:
         """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
         await self.changed.until(lambda: not busy(), clock.now() + seconds)
 
-    # -- what the platform says ---------------------------------------------------------------------------------------
+    # -- from the platform --------------------------------------------------------------------------------------------
 
     def submitted(self, handles: Sequence[str], since: float) -> None:
         """Note that the platform has taken the workers, in launch order, and knows them by these handles.
@@ -211,7 +211,7 @@ class RunState:
         when = self.disconnected_at.get(worker, clock.now())
         self.fail(Failure(FailureKind.LOST, when, worker, message=reason, since=self._heard_at.get(worker)))
 
-    # -- what agents say ----------------------------------------------------------------------------------------------
+    # -- from agents --------------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
         """Handle a message of an agent's (:mod:`muster.agent.wire`), or how far its clock is from the session's."""

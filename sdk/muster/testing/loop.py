@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now = START
         self.programs: Callable[[tuple[str, ...]], Program] = _no_program
         self._servers: dict[tuple[str, int], MemoryServer] = {}
-        # What the simulated thread of each executor has to do, beginning with what it does now.
+        # Calls for the simulated thread of each executor, beginning with the one it makes now.
         self._threads: dict[object, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
         self._slept = 0.0
         self.is_in_thread = False

@@ -50,7 +50,7 @@ class ScriptedPlatform(Platform):
         """A worker has ended, as far as the platform knows. Its agent is told nothing."""
         self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time())
 
-    # -- what Muster calls --------------------------------------------------------------------------------------------
+    # -- the calls of a platform --------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Have each worker played. The same key again does nothing."""

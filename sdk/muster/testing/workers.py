@@ -100,7 +100,7 @@ class ScriptedWorker(asyncio.Protocol):
         """The types of all orders that it was sent, in order."""
         return [kind for kind, _ in self.orders]
 
-    # -- faults, and whatever else a test has it do -------------------------------------------------------------------
+    # -- faults, and other actions of a test --------------------------------------------------------------------------
 
     def launch(self, spec: WorkerSpec) -> None:
         """It has been launched: it dials the session and says hello, when its manners say so."""
@@ -180,7 +180,7 @@ class ScriptedWorker(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- what a well-behaved worker does ------------------------------------------------------------------------------
+    # -- good behaviour -----------------------------------------------------------------------------------------------
 
     async def _dial(self) -> None:
         assert self._spec is not None, "it has been launched"

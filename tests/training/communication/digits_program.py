@@ -1,4 +1,4 @@
-"""What test_accuracy.py looks at: two ranks that learn handwritten digits, with and without a memory.
+"""Program that test_accuracy.py reads: two ranks that learn handwritten digits, with and without a memory.
 
     python digits_program.py FOLDER
 

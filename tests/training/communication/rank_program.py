@@ -1,4 +1,4 @@
-"""What test_ranks.py looks at: every scheme on real ranks, with gradients that differ from rank to rank.
+"""Program that test_ranks.py reads: every scheme on real ranks, with gradients that differ from rank to rank.
 
     python rank_program.py FOLDER
 
@@ -135,7 +135,7 @@ def conservation() -> dict[str, Any]:
 
 
 def identity() -> dict[str, Any]:
-    """What schemes that leave nothing out apply, and one that leaves out a little."""
+    """Return what schemes that leave nothing out apply, and one that leaves out a little."""
     schemes = {
         "dense": Dense(),
         "top-k": TopK(1.0),
@@ -206,7 +206,7 @@ def resumed() -> dict[str, Any]:
 
 
 def many_steps() -> dict[str, int]:
-    """How often a step is traced; and how often five steps that are told their number, which is no tensor."""
+    """Count traces of a step; and those of five steps that are told their number, which is no tensor."""
     names = ("threshold", "1 bit", "block momentum", "partial", "warm start", "aggregated")
     found = {name: Model(STATEFUL_SCHEMES[name](), traced=True).train(range(12)).traces for name in names}
     model = Model(Dense())
@@ -238,7 +238,7 @@ def residuals(scheme: Scheme) -> dict[str, Any]:
 
 
 def out_of_range() -> list[float]:
-    """What three steps of fp16 apply of a value beyond its range, and of one that is almost nothing every time."""
+    """Return what three steps of fp16 apply of a value beyond its range, and of one that is always almost nothing."""
     scheme = Reducer(FP16())
     variable = tf.Variable([[0.0, 0.0]])
     for value in (100_000.0, 0.0, 0.0):
@@ -279,7 +279,7 @@ def fit() -> dict[str, Any]:
 
 
 def own_scheme() -> Scheme:
-    """What the guide shows as a compressor of one's own, word for word."""
+    """Return a scheme with the guide's compressor of one's own, word for word."""
     (code,) = re.findall(r"```python\n(from muster[^`]*class QSGD[^`]*)```", GUIDE.read_text())
     names: dict[str, Any] = {}
     exec(code, names)

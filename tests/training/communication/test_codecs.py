@@ -1,4 +1,4 @@
-"""What each code makes of a tensor, in this process alone."""
+"""Each code on a tensor, in this process alone."""
 
 import math
 

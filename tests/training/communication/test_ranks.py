@@ -17,7 +17,7 @@ GRADIENT_SCHEMES = ["dense", "fp16", "top-k", "threshold", "1 bit", "4 bit"]
 
 
 class Ranks:
-    """What so many ranks wrote down."""
+    """Return what so many ranks wrote down."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""What schemes do in one process alone, where collectives return what they are given."""
+"""Schemes in one process alone, where collectives return what they are given."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-// What this page knows of the run: put together from a snapshot and the diffs after it.
+// State of the run as this page knows it: put together from a snapshot and the diffs after it.
 
 const MAX_POINTS = 600;
 const naturally = new Intl.Collator("en", { numeric: true }); // worker-10 comes after worker-9
@@ -97,7 +97,7 @@ class Store {
   }
 }
 
-// What is not known comes last, in either direction.
+// Unknown values come last, in either direction.
 function compare(a, b, sign) {
   const [missingA, missingB] = [a == null || a === "", b == null || b === ""];
   if (missingA || missingB) return missingA - missingB;

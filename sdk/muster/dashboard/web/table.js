@@ -82,7 +82,7 @@ class Table {
     this.element.style.setProperty("--address", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
   }
 
-  // How many of how many are in sight, and a shadow where there are more.
+  // The rows in sight out of all, and a shadow where there are more.
   paintExtent() {
     const { scrollTop, clientHeight } = this.window;
     const shown = Math.min(this.order.length, ROWS_IN_SIGHT);
