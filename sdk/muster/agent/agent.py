@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
-TICK = 0.1  # seconds between two looks at what the kernel gives no notice of: output, listening ports, orphans
+TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
 REPORTS_AT_ONCE = 100

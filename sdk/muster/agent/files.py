@@ -197,7 +197,7 @@ class Incoming:
         self._file = -1
         self._file = open_file(self._folder, self._part, os.O_RDWR | os.O_CREAT)
         if os.fstat(self._file).st_nlink != 1:
-            raise OSError("somebody else has a hand on its part file")
+            raise OSError("its part file has another link")
         if os.fstat(self._file).st_size > self._order.size:
             os.ftruncate(self._file, 0)
 

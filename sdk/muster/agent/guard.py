@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
-SESSION_CHECK = 0.5  # seconds between two looks at the session's process, where the kernel has no pidfd
+SESSION_CHECK = 0.5  # seconds between two checks of the session's process, where the kernel has no pidfd
 
 
 class GuardedWorker:

@@ -27,7 +27,7 @@ OUTPUT_ROOM = 1 << 18  # bytes that may wait to be sent before output is held ba
 REPORT_ROOM = 1 << 22  # bytes that may wait to be sent before reports are dropped
 RECORD = 1 << 14  # bytes in one TLS record
 SILENCE = 5.0  # seconds without a sign of the other side's kernel, after which a connection counts as cut
-CHECK_SECONDS = 1.0  # between two looks for that
+CHECK_SECONDS = 1.0  # between two checks for that
 TCP_INFO = struct.Struct("2xB53xI")  # how often the same was sent, and ms since the other side took something
 
 

@@ -111,7 +111,7 @@ def _read(path: str) -> bytes:
 
 
 def newest_pid() -> int:
-    """The id of the process or thread that was started last, which tells whether any was since the last look."""
+    """Return the id of the process or thread started last; it tells whether any was started since the last call."""
     return int(_read("/proc/loadavg").split()[4])
 
 

@@ -94,7 +94,7 @@ class LogFile:
         try:
             lost = self._move_content(size)
         except OSError as error:
-            self._stuck_at = size  # another copy of all of it at each look would hold up everything else
+            self._stuck_at = size  # another copy of all of it at each check would hold up everything else
             self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
             return
         self._stuck_at = 0

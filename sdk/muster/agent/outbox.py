@@ -58,7 +58,7 @@ class Outbox:
 
 
 class Inbox:
-    """Says of each message whether it is new.
+    """Tells new messages from repeated ones.
 
     Attributes:
         received: number of the last one that was.

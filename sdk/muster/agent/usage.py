@@ -69,7 +69,7 @@ class Usage:
         known = self._pids or list(self._processes.running)
         if sum(linux.resident_memory(pid) for pid in known) <= self._limit:
             return
-        # Too much, perhaps: now exactly, and with processes that were started since the last look.
+        # Too much, perhaps: now exactly, and with processes that were started since the last check.
         self._pids = self._own(linux.snapshot())
         used = sum(_memory(pid) for pid in self._pids)
         if used > self._limit:

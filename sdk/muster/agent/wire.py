@@ -459,7 +459,7 @@ def encode(message: "tuple[Any, ...]", number: int = 0) -> bytes:
 
 
 def from_agent(fields: "dict[str, Any]") -> Any:
-    """A message of an agent's, checked. A report is returned as what it reports.
+    """Check a message of an agent's, and return it; for a report, the message within it.
 
     Raises:
         UnknownKind: it is of no kind that agents send.
@@ -471,7 +471,7 @@ def from_agent(fields: "dict[str, Any]") -> Any:
 
 
 def from_session(fields: "dict[str, Any]") -> Any:
-    """A message of the session's, checked. Raises as ``from_agent`` does."""
+    """Check a message of the session's, and return it. Raises as ``from_agent`` does."""
     return _read(fields, fields["type"], FROM_SESSION)
 
 
@@ -484,7 +484,7 @@ def read_report(report: Any) -> Any:
 
 def _read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     if kind not in known:
-        raise UnknownKind("nobody knows the kind {!r}".format(kind[:50]))
+        raise UnknownKind("unknown kind {!r}".format(kind[:50]))
     make, checks = known[kind]
     values = []
     for field, check, default in checks:

@@ -39,7 +39,7 @@ class RunBoard:
         self._board: TensorBoard | None = None
 
     def is_wanted(self) -> bool:
-        """Return whether there is something to show. Looks once a second at most, and returns False in between."""
+        """Return whether there is something to show. Checks once a second at most, and returns False in between."""
         if time.monotonic() - self._looked_at < SECONDS_PER_LOOK:
             return False
         self._looked_at = time.monotonic()

@@ -97,7 +97,7 @@ class NotebookDashboard:
 
     def _tick(self) -> None:
         if not self._compared and self.state.view.job:
-            self._compared = True  # here rather than where the event came in, since it takes a look at many files
+            self._compared = True  # here rather than where the event came in, since it reads many files
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
         if self._live.cover:

@@ -162,7 +162,7 @@ def columns_of(workers: Sequence[WorkerView]) -> Columns:
 
 
 def head_of(view: RunView) -> dict[str, Any]:
-    """Return the facts about the run as a whole, less those that take a look at every worker."""
+    """Return the facts about the run as a whole, less those that need every worker."""
     return {
         "name": view.name,
         "run": view.run,
@@ -183,7 +183,7 @@ def head_of(view: RunView) -> dict[str, Any]:
 
 
 def aggregates_of(view: RunView) -> dict[str, Any]:
-    """Return the facts that take a look at every worker: the slowest, the time left and the speed of all together."""
+    """Return the facts that need every worker: the slowest, the time left and the speed of all together."""
     slowest = view.slowest_worker
     fraction = view.fraction
     told = [worker.leading for worker in view.workers.values() if worker.leading.has_begun]

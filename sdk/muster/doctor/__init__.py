@@ -17,7 +17,7 @@ __all__ = ["Finding", "Report", "examine"]
 
 
 def examine(run: Cluster | CheckedRun, *, launch: bool = True) -> Report:
-    """Look at everything that the start of a cluster would need, and say what would make it or its run fail.
+    """Check everything that the start of a cluster needs, and report what would make it or its run fail.
 
     Args:
         run: what is to be launched; it is not started.

@@ -23,7 +23,7 @@ class Finding:
         level: ``ok``; ``warning``, with which a run may still do what it should; ``error``, with which it fails.
         check: what was looked at, in a word.
         text: what was found.
-        mend: what to do about it.
+        mend: what fixes it.
         worker: which worker it is about; None for all, or for the session.
         details: longer material, such as the end of a log.
     """

@@ -1,4 +1,4 @@
-"""One connection of an agent, and what outlives it: the place that its worker has in the endpoint."""
+"""One connection of an agent, and the state of its worker that outlives it: its place in the endpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
     """One agent's connection.
 
     Attributes:
-        worker: whose it is; None until it has said so.
+        worker: name of its worker; None until it has said so.
         place: what is kept of that.
         is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
     """

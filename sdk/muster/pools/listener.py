@@ -1,4 +1,4 @@
-"""The door of an endpoint: accepts connections over TLS, and bounds what anybody can cost who has not said who he is.
+"""The listener of an endpoint: accepts connections over TLS, and bounds the cost of those that are unidentified.
 
 Whoever reaches the port may connect. So only a few connections more than there are agents to come are held at a time;
 when there are too many, the oldest goes first, of the address that holds the most. Each has a moment in which it is
@@ -138,7 +138,7 @@ class Listener:
             guest.task = asyncio.get_running_loop().create_task(self._shake_hands(guest))
 
     def _make_room(self) -> bool:
-        """Send somebody away who has had his moment; if nobody has, accept again when the first one will have had."""
+        """End a connection that has had its safe time; if none has, accept again once the first one has."""
         held = Counter(guest.address for guest in self._guests)
         now = clock.now()
         safe_at = next(iter(self._guests)).came_at + SAFE_SECONDS
@@ -149,7 +149,7 @@ class Listener:
             (guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now),
             key=lambda guest: held[guest.address],  # the first of those, which is the oldest
         )
-        self.warn("a connection from %s was ended to make room: it had not said whose it is", goes.address)
+        self.warn("a connection from %s was ended to make room: it had not identified itself", goes.address)
         self._end(goes)
         return True
 
@@ -170,7 +170,7 @@ class Listener:
 
     def _expire(self, guest: Guest) -> None:
         if guest in self._guests:
-            self.warn("a connection from %s was ended: it has not said whose it is", guest.address)
+            self.warn("a connection from %s was ended: it has not identified itself", guest.address)
             self._end(guest)
 
     def _end(self, guest: Guest) -> None:

@@ -40,7 +40,7 @@ STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
 
 
 class Cluster:
-    """A job, the workers it runs on, and what becomes of it.
+    """A job, the workers that it runs on, and its run.
 
     Making one starts nothing and looks at nothing: :meth:`check` does, and :meth:`start` before it starts anything.
     Use it as a context manager, which starts it and leaves nothing behind, or call :meth:`start` and :meth:`stop`::

@@ -1,4 +1,4 @@
-"""The life of one run, from launch to the last process gone. Runs on the session's event loop.
+"""The orchestrator of one run, from launch to the last process gone, on the session's event loop.
 
 launching   the platform launches one agent per worker
 connecting  the agents say hello with their addresses

@@ -25,7 +25,7 @@ from muster.strategies.base import Facts, Strategy
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Everything that was asked of a run, in the words in which it was asked. Nothing has been looked at.
+    """Everything that was asked of a run, as it was asked. Nothing has been checked.
 
     Attributes:
         script: file, name of a module, function, or a script that is checked already; None starts servers only.

@@ -1,4 +1,4 @@
-"""Learns from the platform about workers that cannot speak for themselves, or not any more."""
+"""Polls the platform for workers whose agents cannot tell how they are, or not any more."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from muster.runtime import clock
 
 logger = logging.getLogger("muster")
 
-LOOKS_TO_EXPLAIN = 10  # in the time that the platform may take to learn why an agent has hung up
-ANSWER_SECONDS = 10.0  # how long it may take for one look
+LOOKS_TO_EXPLAIN = 10  # polls in the time that the platform may take to learn why an agent has hung up
+ANSWER_SECONDS = 10.0  # how long one poll may take
 
 
 class PlatformWatch:
-    """Asks the platform about all workers of a run at once, again and again, and tells the run's state.
+    """Polls the platform for all workers of a run at once, again and again, and tells the run's state.
 
     Args:
         pool: the run's workers.
         state: what is known of them.
 
     Attributes:
-        silent_since: when the platform began to leave looks without an answer, on the monotonic clock; None while it
+        silent_since: when the platform began to leave polls without an answer, on the monotonic clock; None while it
             answers.
-        trouble: why the platform could not be asked at the last look; empty where it could.
+        trouble: why the platform could not be asked at the last poll; empty where it could.
     """
 
     def __init__(self, pool: Pool, state: RunState) -> None:
@@ -45,7 +45,7 @@ class PlatformWatch:
     @property
     def explains_until(self) -> float:
         """Until when it may take to find out why workers' connections have ended; in the past where that is known."""
-        limit = self._platform.explain_seconds + ANSWER_SECONDS  # a look may have been under way
+        limit = self._platform.explain_seconds + ANSWER_SECONDS  # a poll may have been under way
         return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
 
     def on_lost(self, worker: str) -> None:

@@ -22,7 +22,7 @@ class TooFewDescriptors(Exception):
 
 
 def check(connections: int) -> None:
-    """Look whether there can be room for so many connections more.
+    """Check that there can be room for so many connections more.
 
     Raises:
         TooFewDescriptors: there cannot.

@@ -104,7 +104,7 @@ async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
 
 
 class Bounds:
-    """Has nobody without a key send more than a header, and those with a key no more than there is room for.
+    """Bounds requests: without a key no more than a header, with one no more than there is room for.
 
     Refuses a request that has no key before any of its body is read; one whose body turns out to be longer than
     ``LARGEST_BODY``, or too much beside those of others; and one that outlasts the service.

@@ -76,7 +76,7 @@ class MPI(Strategy):
         return self.slots
 
     def probe(self) -> MpiFacts:
-        """Find the ssh client, and ask ``mpiexec`` whose it is. Raises PlatformUnsupported, JobError."""
+        """Find the ssh client, and ask ``mpiexec`` which MPI it belongs to. Raises PlatformUnsupported, JobError."""
         mpiexec = find_mpiexec(self.mpiexec)
         return MpiFacts(find_ssh(self.name), mpiexec)
 

@@ -15,7 +15,7 @@ FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
 
 
 class Mpiexec(NamedTuple):
-    """The launcher of an MPI: its path, and whose it is, ``Open MPI`` or ``MPICH``."""
+    """The launcher of an MPI: its path, and its implementation, ``Open MPI`` or ``MPICH``."""
 
     path: str
     flavour: str

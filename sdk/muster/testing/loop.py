@@ -25,7 +25,7 @@ EPOCH = 1_700_000_000.0  # seconds since 1970 at that moment, by the simulated c
 
 
 class NothingHappens(Exception):
-    """Every task waits, and for something that nobody will ever do."""
+    """Every task waits, and for something that will never happen."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):

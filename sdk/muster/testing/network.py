@@ -110,7 +110,7 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.data_received(self._arrived.pop(0))
 
     def _end(self) -> None:
-        """The other end has been closed."""
+        """Handle the end of the connection: the other side has been closed."""
         if not self._is_closing:
             self._hand_over()
             self._is_closing = True
@@ -124,7 +124,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class MemoryGuest(Guest):
-    """A connection in memory that has not said yet whose it is."""
+    """A connection in memory that has not identified itself."""
 
     protocol: Any = None
 

@@ -47,7 +47,7 @@ class ScriptedPlatform(Platform):
         return self.players.setdefault(name, ScriptedWorker(name))
 
     def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None) -> None:
-        """A worker has ended, as far as the platform knows. Its agent is told nothing."""
+        """End a worker, as far as the platform knows. Its agent is told nothing."""
         self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time())
 
     # -- the calls of a platform --------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class ScriptedPlatform(Platform):
         return self._submitted[run_key]
 
     def place(self, name: str) -> None:
-        """There is a place for a worker that was queued, which starts now."""
+        """Give a place to a worker that was queued, and start it."""
         self._workers[name] = self._workers[name].moved(Status.STARTING, placed_at=clock.wall_time())
         _loop().call_soon_threadsafe(self.player(name).launch, self._specs[name])
 
@@ -88,7 +88,7 @@ class ScriptedPlatform(Platform):
         return [*known, *self.strangers]
 
     def stop(self, handles: Sequence[str]) -> None:
-        """End these."""
+        """End these workers."""
         names = _names(handles)
         self._called("stop", names)
         self._stop(names)
@@ -98,15 +98,15 @@ class ScriptedPlatform(Platform):
         return self.poll(handles)
 
     def list(self) -> list[Worker]:
-        """All that have been launched."""
+        """Return all workers that have been launched."""
         return [*self._workers.values()]
 
     def logs(self, handle: str) -> Iterator[str]:
-        """Nothing: it prints nothing."""
+        """Return no lines: scripted workers print nothing."""
         return iter(())
 
     def close(self) -> None:
-        """End all."""
+        """End all workers."""
         self._called("close", [*self._workers])
         self._stop([*self._workers])
 

@@ -35,15 +35,15 @@ class Program:
             self._process.end(code)
 
     def started(self, process: MemoryProcess) -> None:
-        """It runs as this process now."""
+        """Called when it begins to run, as this process."""
         self._process = process
 
     def on_line(self, line: bytes) -> None:
-        """A line has been written to its input."""
+        """Called with each line that is written to its input."""
         self.lines.append(line)
 
     def on_signal(self, number: int) -> None:
-        """A signal has come."""
+        """Called with each signal that is sent to it."""
         if number == signal.SIGKILL or not self._ignores_sigterm:
             self.exit(-number)
 
@@ -63,7 +63,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
         protocol.connection_made(self)
 
     def get_pid(self) -> int:
-        """A number that no process has."""
+        """Return a number that no process has."""
         return 1 << 30
 
     def get_returncode(self) -> int | None:
@@ -71,11 +71,11 @@ class MemoryProcess(asyncio.SubprocessTransport):
         return self._returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
-        """Its input; what it prints goes nowhere."""
+        """Return its input; its output goes nowhere."""
         return self._input if fd == 0 else None
 
     def send_signal(self, signal: int) -> None:
-        """Tell the program, unless it has ended."""
+        """Send a signal to the program, unless it has ended."""
         if self._returncode is not None:
             raise ProcessLookupError
         self._loop.call_soon(self._program.on_signal, signal)
@@ -92,7 +92,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
         """Do nothing: there is nothing to release."""
 
     def end(self, code: int) -> None:
-        """The program has ended."""
+        """Record the end of the program, with its exit status."""
         if self._returncode is None:
             self._returncode = code
             self._input.close()

@@ -103,7 +103,7 @@ class ScriptedWorker(asyncio.Protocol):
     # -- faults, and other actions of a test --------------------------------------------------------------------------
 
     def launch(self, spec: WorkerSpec) -> None:
-        """It has been launched: it dials the session and says hello, when its manners say so."""
+        """Launch it: it dials the session and says hello, after the time that its manners give."""
         self._spec = spec
         self._later(self.manners.hello_after, self.dial)
 
@@ -132,7 +132,7 @@ class ScriptedWorker(asyncio.Protocol):
         self.say("report", report={"kind": kind, **fields})
 
     def start(self, rank: Rank = None) -> None:
-        """A process starts."""
+        """Start a process."""
         self._pid += 1
         self.running[rank] = self._pid
         self.say("started", pid=self._pid, rank=rank)
@@ -147,7 +147,7 @@ class ScriptedWorker(asyncio.Protocol):
         reason: str | None = None,
         memory: int | None = None,
     ) -> None:
-        """A process ends: with a status, or by a signal. Does nothing where it does not run."""
+        """End a process: with a status, or by a signal. Does nothing where it does not run."""
         pid = self.running.pop(rank, None)
         if pid is not None:
             exit_code = None if signal else code
@@ -163,19 +163,19 @@ class ScriptedWorker(asyncio.Protocol):
             )
 
     def raise_exception(self, type: str = "ValueError", message: str = "it went wrong", rank: Rank = None) -> None:
-        """A script raises, and its process exits with status 1 a moment later."""
+        """Have a script raise, and its process exit with status 1 a moment later."""
         trace = f"Traceback (most recent call last):\n{type}: {message}"
         self.report("exception", type=type, message=message, traceback=trace, rank=rank, **self._clocks())
         self._later(0.05, self.exit, 1, rank)
 
     def cut(self) -> None:
-        """Its connection is torn; its processes go on, and what it says is kept until it dials again."""
+        """Cut its connection; its processes go on, and its messages are kept until it dials again."""
         self._is_cut = True
         if self._transport is not None:
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """Its connection ends, and its processes with it; as when its agent is killed."""
+        """End its connection, and its processes with it; as when its agent is killed."""
         self.running.clear()
         if self._transport is not None:
             self._transport.abort()
@@ -214,17 +214,17 @@ class ScriptedWorker(asyncio.Protocol):
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is connected."""
+        """Called when it is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its session has gone, and it goes, too, unless it may dial again."""
+        """Called when its session has gone: its processes end, too, unless it was cut off."""
         if not self._is_cut:
             self.running.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Orders have come."""
+        """Called when orders have come."""
         for message in self._decoder.feed(data):
             if not self._inbox.is_new(message):
                 continue

@@ -92,12 +92,12 @@ def watch_stages() -> None:
 
 
 def serves() -> None:
-    """This process has no first step: it serves others."""
+    """Expect no first step: this process serves others."""
     _stages.end()
 
 
 def script_ended() -> None:
-    """The script has ended well; warn where it was to train with others and did not."""
+    """Note that the script has ended well; warn where it was to train with others and did not."""
     if not _stages.is_over:
         _stages.end()
         _warn_of_apart(stages.ENDED_ALONE)

@@ -81,7 +81,7 @@ class Stages:
             if self.is_over:
                 return
             if (stage, call) != self._candidate:
-                # It has begun after the last look; the interpreter's lock may have kept that waiting for long.
+                # It has begun after the last check; the interpreter's lock may have kept that waiting for long.
                 self._candidate, self._candidate_since = (stage, call), self._looked_at
             self._looked_at = now
             if stage != self._stage and now - self._candidate_since >= SHORTEST:
@@ -92,7 +92,7 @@ class Stages:
                 self._end()
 
     def first_step(self) -> None:
-        """The first step is done."""
+        """Note that the first step is done."""
         with self._lock:
             if not self.is_over:
                 if self._stage:  # nobody knows of what came before where nothing has been told
@@ -100,12 +100,12 @@ class Stages:
                 self._end()
 
     def end(self) -> None:
-        """There will be no first step."""
+        """Note that there will be no first step."""
         with self._lock:
             self._end()
 
     def seconds_to_next_look(self) -> float:
-        """Return the seconds to wait before the next look."""
+        """Return the seconds to wait before the next check."""
         return LOOK_SECONDS if self._looked_at - self._began < 60 else SLOW_LOOK_SECONDS
 
     def _end(self) -> None:
@@ -146,7 +146,7 @@ def outermost(frame: Optional[FrameType], files: Tuple[Tuple[str, str], ...]) ->
 
 
 def watch(stages: Stages, thread: int) -> None:
-    """Look at what a thread is at until its first step is done."""
+    """Sample the stage of a thread until its first step is done."""
     while not stages.is_over:
         name = importing()
         if name:

@@ -22,7 +22,7 @@ from muster.platforms.workbench.launch import Launch
 STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
 LAG_SECONDS = 10.0  # that a worker may take to be listed once it has been launched
 GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stopped
-GONE_LOOK = 0.25  # seconds between two looks meanwhile
+GONE_LOOK = 0.25  # seconds between two polls meanwhile
 NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
 REASONS = {
     Status.FAILED: "The workbench says that it has failed; its log there may say why.",

@@ -89,7 +89,7 @@ class ModelAveraging(PeriodicScheme):
 
     @property
     def period(self) -> int:
-        """As given."""
+        """Steps between two averages, as given."""
         return self._period
 
     def _synchronise(self, variables: List[Any]) -> None:

@@ -39,11 +39,11 @@ class ErrorFeedback(Memory):
         self.residual = state.variable(f"{name}/residual", np.zeros(shape, np.float32))
 
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor and the residual."""
+        """Return the sum of the tensor and the residual."""
         return tensor + self.residual
 
     def remember(self, left_out: tf.Tensor) -> None:
-        """It is the new residual."""
+        """Keep it as the new residual."""
         self.residual.assign(left_out)
 
 
@@ -54,8 +54,8 @@ class NoMemory(Memory):
         pass
 
     def compensate(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor itself."""
         return tensor
 
     def remember(self, left_out: tf.Tensor) -> None:
-        """Nothing."""
+        """Forget it."""

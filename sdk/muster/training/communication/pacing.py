@@ -28,7 +28,7 @@ class Wrapper(Scheme):
         self.scheme.synchronise(variables)
 
     def follow(self, variables: Sequence[Any]) -> None:
-        """As for the scheme inside."""
+        """Have the scheme inside follow."""
         self.scheme.follow(variables)
 
     @property
@@ -47,7 +47,7 @@ class Wrapper(Scheme):
         self.scheme.load_state_dict(inner)
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-        """As for every scheme, the one inside by its own way."""
+        """Merge the states of both, each in its own way."""
         own, inner = zip(*map(_divided, saved))
         merged = self.scheme.merge_states(inner)
         return {**super().merge_states(own), **{f"scheme/{key}": value for key, value in merged.items()}}
