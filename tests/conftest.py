@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import QUICK_KERAS, Run, StubSession, eventually
 
 from tests.serve.service import Service, serving
+from tests.support import QUICK_KERAS, Run, StubSession, eventually
 from tests.workbench.session import WorkbenchSession
 
 KNOWN_BUILDS = "horovod-has-gloo"

@@ -11,7 +11,8 @@ import pytest
 from muster.api import run_cluster
 from muster.checks.arguments import OTHER_NAMES, plain_args, plain_env
 from muster.errors import JobError, MusterError
-from plain import Plain
+
+from tests.plain import Plain
 
 WRONG = [
     ({"args": {"--epochs": 3}}, "args is a dict", "args=['--epochs', '3']"),

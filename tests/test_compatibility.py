@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from muster import cdsw
 from muster.agent import linux
-from support import environment, eventually
+
+from tests.support import environment, eventually
 
 # Workers report to a session that listens on its own address, and are found and stopped by their ids.
 SOCKETS = """

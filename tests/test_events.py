@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from muster.commands.main import main
 from muster.events import Event, Observers
 from muster.records.journal import PROGRESS_PER_SECOND, Journal
-from plain import Plain
+
+from tests.plain import Plain
 
 SCRIPT = """
 import math

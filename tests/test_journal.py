@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from muster.events import Event, Observers
 from muster.records import runs
 from muster.records.journal import MOST_WAITING, Journal
-from plain import Plain
 
 from tests.agent.test_full_disk import fill
+from tests.plain import Plain
 
 
 class Rude:

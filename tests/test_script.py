@@ -17,7 +17,8 @@ from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
 from muster.job import Job
 from muster.run.request import RunRequest
-from plain import Plain
+
+from tests.plain import Plain
 
 
 @pytest.fixture

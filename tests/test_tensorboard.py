@@ -20,9 +20,10 @@ from typing import Any
 import muster
 import psutil
 import pytest
-from event_files import write_events
 from muster.errors import TensorBoardFailed
-from support import command_line, descendants_of, environment, eventually, is_gone
+
+from tests.event_files import write_events
+from tests.support import command_line, descendants_of, environment, eventually, is_gone
 
 pytestmark = pytest.mark.slow
 SDK = str(Path(muster.__file__).parent.parent)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from muster.agent import runner
 from muster.errors import JobError
 from muster.records.result import Result
-from plain import Plain
+
+from tests.plain import Plain
 
 Pair = collections.namedtuple("Pair", "a b")
 

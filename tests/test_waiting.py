@@ -11,7 +11,8 @@ import sys
 from muster.agent import waiting
 from muster.agent.wire import Connection, Stacks
 from muster.failure.waiting import Verdict, who_holds_up
-from support import eventually
+
+from tests.support import eventually
 
 ZERO, ONE, TWO = ("worker-0", 0), ("worker-1", 1), ("worker-2", 2)
 LIBRARY = (

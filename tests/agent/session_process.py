@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, fresh_identity
+
+from tests.support import Run, StubSession, eventually, fresh_identity
 
 
 def main() -> None:

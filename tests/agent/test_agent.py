@@ -17,7 +17,8 @@ import pytest
 from muster.agent import wire
 from muster.job import Resources, Status, Worker
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, free_of, handles_of, is_gone
+
+from tests.support import Run, StubSession, eventually, free_of, handles_of, is_gone
 
 RUNNER = Path(wire.__file__).with_name("runner.py")
 
@@ -336,7 +337,7 @@ def test_environment_of_processes(run: Run, stub_session: StubSession, platform:
 
 
 def test_an_agent_dials_nobody_but_its_session(run: Run, platform: LocalPlatform) -> None:
-    from support import self_signed
+    from tests.support import self_signed
 
     impostor = StubSession()
     impostor.certificate = self_signed.__wrapped__()[0]  # what the worker is told to expect

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from muster.agent import linux
-from support import Run, descendants_of, environment, eventually, is_gone
+
+from tests.support import Run, descendants_of, environment, eventually, is_gone
 
 NOTICE = 5.0  # seconds within which everything must be gone; usually it takes some hundredths
 # A process with children of all kinds: in its group, in a session of its own, and daemons that nobody waits for, one of

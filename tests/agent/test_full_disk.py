@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, is_gone
 
 from tests.agent.test_agent import Launched
+from tests.support import Run, StubSession, eventually, is_gone
 
 PRINTER = """
 import os, sys, time

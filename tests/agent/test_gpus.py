@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from muster.job import Resources
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually
+
+from tests.support import Run, StubSession, eventually
 
 STAND_IN = """#!/bin/sh
 if [ "$1" = -L ]; then

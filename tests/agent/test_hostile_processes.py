@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, fresh_identity, is_gone
 
 from tests.agent.test_agent import Launched
+from tests.support import Run, StubSession, eventually, fresh_identity, is_gone
 
 FLOOD = """
 import os, socket, time

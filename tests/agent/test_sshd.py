@@ -17,7 +17,8 @@ from muster.agent.sshd import public_part, sshd_config, version_of
 from muster.errors import PlatformUnsupported
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, command_line, descendants_of, eventually, fresh_identity, is_gone, key_pair
+
+from tests.support import Run, StubSession, command_line, descendants_of, eventually, fresh_identity, is_gone, key_pair
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh"), reason="there is no ssh client")
 

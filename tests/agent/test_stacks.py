@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 from muster.agent.stacks import LARGEST
-from support import command_line, eventually, is_gone
 
 from tests.agent.test_agent import RUNNER, Launched, platform, worker  # noqa: F401  (fixtures)
+from tests.support import command_line, eventually, is_gone
 
 
 def run_program(worker: Launched, text: str) -> int:  # noqa: F811

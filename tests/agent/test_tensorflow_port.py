@@ -7,7 +7,8 @@ import sys
 import pytest
 from muster.job import Resources
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession
+
+from tests.support import Run, StubSession
 
 SERVER = """
 import sys, tensorflow as tf

@@ -18,7 +18,8 @@ from muster.agent.ports import random_loopback_address
 from muster.agent.worker import complete, own_address, take_config
 from muster.job import SessionAddress, WorkerSpec
 from muster.platforms.workbench import launching
-from support import Run, StubSession, environment, eventually, fresh_identity, is_gone, shell
+
+from tests.support import Run, StubSession, environment, eventually, fresh_identity, is_gone, shell
 
 ADDRESS = random_loopback_address()
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from muster.records.runs import Run
 from playwright.sync_api import Page, expect
-from support import eventually
 
 from tests.browser.jupyter import CURRENT, KERNEL, Notebook, Server, environment
+from tests.support import eventually
 
 RUN = """
 import muster

@@ -21,8 +21,9 @@ from muster.commands.main import main
 from muster.errors import RunUnreachable
 from muster.records import control, runs
 from muster.records.runs import Run
-from plain import Plain
-from support import IMPORT_PATH, TESTS, eventually
+
+from tests.plain import Plain
+from tests.support import IMPORT_PATH, TESTS, eventually
 
 SESSION = """
 import muster

@@ -27,8 +27,9 @@ from muster.job import Job, Status
 from muster.platforms.local import LocalPlatform
 from muster.run.cluster import Cluster
 from muster.run.orchestrator import AT_ONCE
-from plain import Plain
-from support import eventually
+
+from tests.plain import Plain
+from tests.support import eventually
 
 
 @pytest.fixture

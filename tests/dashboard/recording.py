@@ -11,7 +11,8 @@ from muster.errors import MusterError
 from muster.job import Job
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
-from plain import Plain
+
+from tests.plain import Plain
 
 TRAINING = """
 import sys

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from event_files import write_events
 from muster.dashboard import board
 from muster.dashboard.board import RunBoard, hint
+
+from tests.event_files import write_events
 
 
 def test_it_is_wanted_once_there_are_event_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

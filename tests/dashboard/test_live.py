@@ -25,9 +25,9 @@ from muster.job import Job, Resources
 from muster.records.journal import Journal
 from muster.records.runs import Run, create, this_session
 from muster.strategies.horovod import Horovod
-from support import eventually
 
 from tests.dashboard.scenes import at, failing, training, view_of
+from tests.support import eventually
 
 
 def test_the_ticker_ticks_at_most_four_times_a_second_and_more_rarely_where_ticks_are_slow() -> None:

@@ -15,9 +15,9 @@ from muster.dashboard.state import LiveState
 from muster.errors import RunUnreachable
 from muster.records.journal import Journal
 from muster.records.runs import Run, create
-from support import eventually
 
 from tests.dashboard.scenes import at, failing, training
+from tests.support import eventually
 
 pytest.importorskip("anywidget")
 

@@ -20,9 +20,9 @@ from muster.dashboard.notebook import NotebookDashboard
 from muster.records import runs
 from muster.runtime.background import call_in_background
 from muster.runtime.outlet import Outlet
-from support import IMPORT_PATH, TESTS, eventually
 
 from tests.dashboard.scenes import failing
+from tests.support import IMPORT_PATH, TESTS, eventually
 
 TALKS = "import time\nwhile True:\n    print('x' * 200, flush=True)\n    time.sleep(0.001)\n"
 MUSTER = """

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from muster.records import runs
-from support import IMPORT_PATH, TESTS, eventually
+
+from tests.support import IMPORT_PATH, TESTS, eventually
 
 TMUX = shutil.which("tmux")
 MUSTER = """

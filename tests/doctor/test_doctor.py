@@ -27,10 +27,10 @@ from muster.records.runs import list_runs
 from muster.run.cluster import Cluster
 from muster.security.ssh import generate_key_pair, write_private
 from muster.strategies.horovod import Horovod
-from plain import Plain
-from support import environment, eventually
 
+from tests.plain import Plain
 from tests.serve.service import serving
+from tests.support import environment, eventually
 from tests.trust.hosts import USER, Host, can_have_hosts
 from tests.workbench.session import WorkbenchSession
 

@@ -23,8 +23,9 @@ from muster.agent import linux
 from muster.events import Event
 from muster.records import runs
 from muster.run.cluster import Cluster
-from plain import Plain
-from support import command_line, environment, eventually, is_gone
+
+from tests.plain import Plain
+from tests.support import command_line, environment, eventually, is_gone
 
 PROMPT = 1.5  # seconds that noticing a fault may take; usually it takes a third of a second
 GONE = 8.0  # seconds that everything may take to be gone; usually it takes some tenths

@@ -8,9 +8,9 @@ import pytest
 from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
 from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
-from support import SENDER, eventually
 
 from tests.faults.scene import PROMPT, Scene
+from tests.support import SENDER, eventually
 
 
 def failure_of(cluster: Cluster) -> RunFailed:

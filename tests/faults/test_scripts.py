@@ -113,7 +113,8 @@ def test_stacks_can_be_asked_for_at_any_time(scene: Scene) -> None:
 )
 def test_a_script_that_cannot_be_run_starts_nothing(scene: Scene, name: str, text: str | None, words: str) -> None:
     import muster
-    from plain import Plain
+
+    from tests.plain import Plain
 
     if text:
         scene.script(text, name)

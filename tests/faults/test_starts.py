@@ -22,10 +22,10 @@ from muster.errors import (
     WorkersMissing,
 )
 from muster.platforms import machine
-from plain import Plain
 
 from tests.faults.scene import SLEEP, Scene
 from tests.faults.test_sessions import CELLS, reach
+from tests.plain import Plain
 
 
 def test_workers_that_never_say_hello_are_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,11 @@ from muster.events import Event
 from muster.platforms.local import LocalPlatform
 from muster.pools.endpoint import Endpoint
 from muster.records import runs
-from plain import Plain
-from support import command_line, eventually
 
 from tests.faults.scene import SLEEP, Scene
 from tests.faults.test_sessions import CELLS, reach
+from tests.plain import Plain
+from tests.support import command_line, eventually
 
 STRATEGIES = ["plain", pytest.param("horovod", marks=pytest.mark.slow)]
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from muster.agent import linux
 from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled
-from support import command_line, eventually
 
 from tests.mpi.conftest import Installed
+from tests.support import command_line, eventually
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from types import ModuleType
 import muster
 import nbformat
 import pytest
-from support import reports_of
+
+from tests.support import reports_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"

@@ -12,9 +12,9 @@ from muster.errors import JobError, LaunchRefused, MusterError, ResourceError
 from muster.job import Process, Resources, Status, Worker
 from muster.platforms import get_platform
 from muster.platforms.base import Platform
-from support import Run, StubSession, environment, eventually, handles_of, shell
 
 from tests.platforms.isolated import isolated
+from tests.support import Run, StubSession, environment, eventually, handles_of, shell
 
 PLATFORMS = ["local", "isolated", pytest.param("workbench", marks=pytest.mark.slow)]
 

@@ -20,11 +20,11 @@ from muster.job import Resources, SessionAddress, WorkerSpec
 from muster.records import runs
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest
-from support import Run, eventually, shell
 
 from tests.plain import Plain
 from tests.platforms.isolated import Isolated, isolated
 from tests.pools.test_cut_links import Proxy
+from tests.support import Run, eventually, shell
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from muster.errors import LaunchRefused, PlatformError, ResourceError
 from muster.job import Resources, Status
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
-from support import Run, StubSession, eventually, handles_of, is_gone, shell
+
+from tests.support import Run, StubSession, eventually, handles_of, is_gone, shell
 
 
 @pytest.fixture

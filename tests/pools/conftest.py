@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from listening import Listening
 from muster.runtime.background import call_in_background
+
+from tests.listening import Listening
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listening import Listening, eventually
 from muster.agent import wire
 from muster.platforms.local import LocalPlatform
 from muster.pools.leases import LeaseHeld
 from muster.runtime.background import call_in_background
-from support import Run, is_gone
+
+from tests.listening import Listening, eventually
+from tests.support import Run, is_gone
 
 LEASE = 2.0
 LINES = 3000

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listening import EXITED, USAGE, Listening, answer, eventually, kind_of, not_reading
 from muster.agent import frames, wire
 from muster.errors import JobError
 from muster.pools import listener
 from muster.pools.clocks import ClockOffset
 from muster.pools.endpoint import parse_address
 from muster.runtime.background import background_loop
+
+from tests.listening import EXITED, USAGE, Listening, answer, eventually, kind_of, not_reading
 
 
 def test_an_agent_with_the_token_is_welcome_and_heard(endpoint: Listening) -> None:

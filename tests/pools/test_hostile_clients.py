@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from listening import Listening, answer, eventually, not_reading
 from muster.agent import frames
 from muster.pools import listener
+
+from tests.listening import Listening, answer, eventually, not_reading
 
 MANY = 300
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from listening import eventually
 from muster.agent import linux, wire
 from muster.platforms.local import LocalPlatform
 from muster.pools.endpoint import Endpoint
 from muster.pools.leases import LeaseHeld
 from muster.pools.pool import Pool
 from muster.runtime.background import background_loop, call_in_background
-from support import Run, is_gone
+
+from tests.listening import eventually
+from tests.support import Run, is_gone
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from support import environment, eventually
+
+from tests.support import environment, eventually
 
 
 @dataclass

@@ -14,7 +14,8 @@ from muster.serve.engines import Caller, Engines, Limits, Refused
 from muster.serve.models import Order
 from muster.serve.record import Record
 from muster.serve.site import Site
-from support import eventually
+
+from tests.support import eventually
 
 CLIENT = Caller(0)
 

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import environment
-
 from tests.serve.service import Service
+from tests.support import environment
 
 GUIDE = Path(__file__).parents[2] / "docs" / "serve.md"
 

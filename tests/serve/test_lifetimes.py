@@ -19,9 +19,9 @@ from muster.records import runs
 from muster.security.certificates import make_certificate
 from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
-from support import command_line, descendants_of, environment, eventually, is_gone
 
 from tests.serve.service import Client, Service, new_keys, serving
+from tests.support import command_line, descendants_of, environment, eventually, is_gone
 
 pytestmark = pytest.mark.slow
 SLEEPS = "import subprocess\nprint('child', subprocess.Popen(['sleep', '600']).pid, flush=True)"

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from support import eventually
 
 from tests.serve.service import Client, Service, serving
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 

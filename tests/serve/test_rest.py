@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import requests
-from support import eventually
 
 from tests.serve.service import Client, Service, serving
+from tests.support import eventually
 
 KEYS = ["id", "status", "created_at", "running_at", "finished_at", "duration", "ip_address", "app_url"]
 

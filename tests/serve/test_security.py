@@ -15,9 +15,9 @@ from muster.commands.main import main
 from muster.errors import JobError
 from muster.serve.app import LARGEST_BODY
 from muster.serve.keys import make_key_file, read_keys
-from support import command_line
 
 from tests.serve.service import Client, Service, new_keys, serving
+from tests.support import command_line
 
 CALL_AS_A_WORKER = """
 import os, requests

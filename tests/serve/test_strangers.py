@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import requests
 from muster.security.certificates import make_certificate
-from support import eventually
 
 from tests.serve.service import Client, Service, serving
+from tests.support import eventually
 
 BODY = 4 << 20
 QUICK = "import muster.serve.door as door; door.RECEIVE_SECONDS = 1.0; door.BODY_SECONDS = 2.0"

@@ -17,7 +17,8 @@ from muster.options.fields import option
 from muster.platforms.local import LocalPlatform
 from muster.run.request import RunRequest, check
 from muster.strategies import STRATEGIES
-from plain import Plain
+
+from tests.plain import Plain
 
 
 def muster(*arguments: str) -> Result:

@@ -10,7 +10,8 @@ from pathlib import Path
 import muster
 import pytest
 from muster.errors import WorkerKilled
-from support import eventually
+
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,8 @@ import tensorflow as tf
 from muster.training import communication, horovod, partition, progress
 from muster.training import keras as distributed
 from muster.training.checkpoint import Checkpoint, CheckpointError, Position, latest
-from training.forked_ranks import Ranks
+
+from tests.training.forked_ranks import Ranks
 
 EPOCHS = 3
 EXAMPLES, BATCH_SIZE = 45, 4  # five batches of each of two ranks, and one example too many

@@ -18,7 +18,8 @@ import tensorflow as tf
 from muster.training import horovod, progress
 from muster.training import keras as distributed
 from muster.training.communication import Scheme, TopK
-from training.forked_ranks import Ranks
+
+from tests.training.forked_ranks import Ranks
 
 STEPS, COMMON_BATCH_SIZE = 6, 16
 FOLDER = Path(sys.argv[1])

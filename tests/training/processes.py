@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support import IMPORT_PATH, TESTS
+from tests.support import IMPORT_PATH
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCHER_VARIABLES = ("HOROVOD_", "PMI_", "OMPI_", "MUSTER_")
@@ -70,7 +70,7 @@ def alone(script: Path, *arguments: object, cwd: "Path | None" = None, **variabl
 
 def run_forking(script: Path, folder: Path, seconds: float = 280, **variables: str) -> str:
     """Run a script that forks its ranks (forked_ranks.py) and writes to the folder, for so many seconds at most."""
-    path = f"{IMPORT_PATH}{os.pathsep}{TESTS}"
+    path = f"{IMPORT_PATH}{os.pathsep}{REPOSITORY}"
     temporary = tempfile.mkdtemp(dir=folder)  # what ranks leave that are killed
     env = environment(PYTHONPATH=path, TMPDIR=temporary, **variables)
     return finish(start([sys.executable, str(script), str(folder)], env), seconds)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from muster.training import states
-from training.processes import run_forking
+
+from tests.training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 

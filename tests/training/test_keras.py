@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.listener import Listener
-from training.processes import run_forking
+
+from tests.training.listener import Listener
+from tests.training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 

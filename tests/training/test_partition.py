@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from muster.training import partition
-from training.processes import environment
+
+from tests.training.processes import environment
 
 SETTINGS = {
     "n": st.integers(0, 200),

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from muster.training import progress, report
-from training.listener import Listener
-from training.processes import REPOSITORY
+
+from tests.training.listener import Listener
+from tests.training.processes import REPOSITORY
 
 
 @pytest.fixture

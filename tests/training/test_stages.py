@@ -15,8 +15,9 @@ from muster.events import Event
 from muster.records.first_step import first_step
 from muster.training import stages
 from muster.training.stages import BUILDING, RUNNING, SILENT_SECONDS, Stages
-from plain import Plain
-from support import environment
+
+from tests.plain import Plain
+from tests.support import environment
 
 
 class Watched:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from muster.agent.ports import random_loopback_address
 from muster.security.ssh import KeyPair, generate_key_pair, write_private
-from support import eventually
+
+from tests.support import eventually
 
 SSHD = "/usr/sbin/sshd"
 USER, UID, PASSWORD = "trainee", 54321, "correct horse"

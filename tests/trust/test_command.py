@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import environment
 
+from tests.support import environment
 from tests.trust.hosts import PASSWORD, USER, Host, can_have_hosts
 
 pytestmark = pytest.mark.skipif(not can_have_hosts(), reason="needs root, mount namespaces and an sshd")

@@ -19,10 +19,10 @@ from muster.job import WorkerSpec
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from muster.records import runs
 from muster.run.cluster import Cluster
-from plain import Plain
-from support import environment, eventually
 
+from tests.plain import Plain
 from tests.serve.service import Service
+from tests.support import environment, eventually
 from tests.workbench.scripted import ScriptedWorkbench
 from tests.workbench.session import WorkbenchSession
 

@@ -17,10 +17,10 @@ from muster.job import Status
 from muster.platforms.workbench import clients
 from muster.platforms.workbench.platform import WorkbenchPlatform
 from muster.run.cluster import Cluster
-from plain import Plain
-from support import SENDER, Run, eventually, handles_of, shell
 
+from tests.plain import Plain
 from tests.serve.service import Service
+from tests.support import SENDER, Run, eventually, handles_of, shell
 from tests.workbench.proxy import Proxy, proxying
 from tests.workbench.session import WorkbenchSession
 

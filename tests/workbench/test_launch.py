@@ -15,8 +15,8 @@ from muster.errors import LaunchRefused
 from muster.platforms.workbench import launching
 from muster.platforms.workbench.clients import LibraryClient
 from muster.platforms.workbench.platform import WorkbenchPlatform
-from support import Run
 
+from tests.support import Run
 from tests.workbench.scripted import ScriptedWorkbench
 
 

@@ -14,8 +14,8 @@ from muster.job import Resources, Status
 from muster.platforms import get_platform
 from muster.platforms.workbench.detection import LIBRARIES, find_library
 from muster.workbench import workers
-from support import Run, eventually, handles_of, shell
 
+from tests.support import Run, eventually, handles_of, shell
 from tests.workbench.session import WorkbenchSession
 
 pytestmark = pytest.mark.slow

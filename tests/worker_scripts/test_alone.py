@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.processes import REPOSITORY, alone
+
+from tests.training.processes import REPOSITORY, alone
 
 pytestmark = pytest.mark.slow
 

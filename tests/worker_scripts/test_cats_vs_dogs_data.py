@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.processes import REPOSITORY, alone, environment, start
+
+from tests.training.processes import REPOSITORY, alone, environment, start
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from training.processes import REPOSITORY, environment
 
+from tests.training.processes import REPOSITORY, environment
 from worker_scripts import mnist_data
 
 

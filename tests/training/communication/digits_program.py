@@ -16,7 +16,8 @@ import tensorflow as tf
 from muster.training import horovod, partition
 from muster.training.communication import Dense, NoMemory, OneBit, Reducer, Scheme, TopK
 from sklearn.datasets import load_digits
-from training.forked_ranks import Ranks
+
+from tests.training.forked_ranks import Ranks
 
 FOLDS, EPOCHS, BATCH = 3, 12, 32
 RATE, MOMENTUM = 0.03, 0.9

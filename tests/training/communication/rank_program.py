@@ -36,8 +36,9 @@ from muster.training.communication import (
     WarmStart,
     compiled,
 )
-from training.communication.oracle import BATCH, BLOCK, CONSERVED_STEPS, RATE, SHAPES, gradients
-from training.forked_ranks import Ranks
+
+from tests.training.communication.oracle import BATCH, BLOCK, CONSERVED_STEPS, RATE, SHAPES, gradients
+from tests.training.forked_ranks import Ranks
 
 GUIDE = Path(__file__).parents[3] / "docs" / "communication.md"
 GRADIENT_SCHEMES: dict[str, Callable[[], Scheme]] = {

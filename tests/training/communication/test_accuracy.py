@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from training.processes import run_forking
+
+from tests.training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.communication.oracle import COMPRESSED, CONSERVED_STEPS, SHAPES, block_momentum, gradients, momentum_of
-from training.processes import run_forking
+
+from tests.training.communication.oracle import (
+    COMPRESSED,
+    CONSERVED_STEPS,
+    SHAPES,
+    block_momentum,
+    gradients,
+    momentum_of,
+)
+from tests.training.processes import run_forking
 
 pytestmark = pytest.mark.slow
 
