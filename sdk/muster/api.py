@@ -42,7 +42,7 @@ class ClusterAddress(tuple[Any, Any]):
         return address
 
     def __repr__(self) -> str:
-        """The pair where there are servers; else what became of the run, which says more than two times None."""
+        """The pair where there are servers; else the outcome of the run, which says more than two times None."""
         if self[0] or not self.cluster.run:
             return super().__repr__()
         if self.cluster.is_running:
@@ -97,10 +97,10 @@ def run_cluster(
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
-        name: what to call the run. A living run of the same name in this session is stopped first.
+        name: what to call the run. A run of the same name that is under way in this session is stopped first.
         wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
         run_timeout, stall_seconds, queue_timeout, session_address, worker_ports, observers: see :class:`Cluster`.
-        dashboard: whether to show the run while it lives.
+        dashboard: whether to show the run while it is under way.
 
     Returns:
         ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
@@ -177,7 +177,7 @@ def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
 
 
 def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
-    """Stop the living run of the same name, or say that there is one: a cell may have been run again."""
+    """Stop the run of the same name that is under way, or warn of it: a cell may have been run again."""
     for other in living_clusters(cluster.job.name):
         if replace_same_name:
             print(f"Run {other.run} of the same name is stopped and replaced.", file=sys.stderr)

@@ -27,7 +27,7 @@
     │   └── LoginRefused             it takes none of our keys, nor the password
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
     ├── RunNotFound                  no recorded run of that name
-    └── RunUnreachable               a run that lives does not answer other processes
+    └── RunUnreachable               a run under way does not answer other processes
 
 Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where the foreign call is made.
 """
@@ -191,4 +191,4 @@ class RunNotFound(MusterError):
 
 
 class RunUnreachable(MusterError):
-    """A run that lives cannot be asked: its session hangs, is gone, or is on another machine."""
+    """A run under way cannot be asked: its session hangs, is gone, or is on another machine."""

@@ -1,4 +1,4 @@
-"""``muster stop`` and ``stacks``: what a run is asked while it lives, whichever process it belongs to."""
+"""``muster stop`` and ``stacks``: requests to a run that is under way, whichever process it belongs to."""
 
 from __future__ import annotations
 

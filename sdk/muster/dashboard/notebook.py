@@ -1,4 +1,4 @@
-"""The dashboard below a notebook's cell: live while the run lives, and a static picture of its end from then on.
+"""The dashboard below a notebook's cell: live while the run is under way, and a static picture of its end from then on.
 
 Notebooks keep no widgets. So what is displayed is a picture from the beginning, taken again now and then, and the page
 puts the live view over it, where it can; elsewhere the view itself is displayed, and the picture takes its place.

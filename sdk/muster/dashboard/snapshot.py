@@ -44,7 +44,7 @@ def mime_bundle(view: RunView, run: Run | None = None, cover: str = "") -> dict[
     Args:
         view: what it shows.
         run: where to find the logs, once it has ended.
-        cover: class of the element around it, which a live view is put over while the run lives.
+        cover: class of the element around it, which a live view is put over while the run is under way.
     """
     return {"text/html": to_html(view, run, cover), "text/plain": to_text(view)}
 
@@ -71,7 +71,7 @@ def to_html(view: RunView, run: Run | None = None, cover: str = "") -> str:
 
 
 def _live(view: RunView) -> str:
-    """Return a remark on when the picture of a living run was taken, and how to see it live."""
+    """Return a remark on when the picture of a run under way was taken, and how to see it live."""
     if view.ended is not None:
         return ""
     if not view.run:

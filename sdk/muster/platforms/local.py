@@ -70,7 +70,7 @@ class LocalPlatform(Platform):
             )
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
-        """Cores and memory, which workers may share; GPUs are never shared."""
+        """Return the cores and memory that workers would have to share; GPUs are never shared."""
         _check_resources({"each worker": resources})
         _check_gpus(workers * resources.gpu, machine.gpus() if resources.gpu else [])
         cores, memory = len(machine.cores()), machine.memory_bytes()
@@ -127,7 +127,7 @@ class LocalPlatform(Platform):
         guards.stop([handle for handle in handles if handle not in self._workers])
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers whose guard still lives, as the session that started them does."""
+        """Take over workers whose guard still runs, as the session that started them does."""
         found = self.poll(handles)
         self._reattached.update((worker.id, worker) for worker in found if worker.id not in self._workers)
         return found

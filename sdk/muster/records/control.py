@@ -1,4 +1,4 @@
-"""Asking a living run of another process, by its control socket: how it stands, to stop, for its stacks."""
+"""Questions to a run of another process, by its control socket: how it stands, to stop, for its stacks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MOST_BYTES = 64 * 1024 * 1024  # of an answer
 
 
 def where(run_dir: Path) -> Path:
-    """The file, which only its owner can read, that names a living run's control socket and its token."""
+    """The file, which only its owner can read, that names the control socket of a run under way and its token."""
     return run_dir / "control.json"
 
 
 def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
-    """Ask a living run, and return its answer.
+    """Ask a run that is under way, and return its answer.
 
     Raises:
         RunUnreachable: it does not answer, or refuses.

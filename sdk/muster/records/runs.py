@@ -7,7 +7,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
     result.json        how it ended; absent while it runs, where its session died, and where the disk was full
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
     logs/ranks/rank-<number>.log  what each rank printed, where workers have several
-    control.json       how other processes reach the run while it lives, see ``muster.records.control``
+    control.json       how other processes reach the run while it is under way, see ``muster.records.control``
     results/           what the script returned
     tensorboard/       event files, where the script writes any: its MUSTER_TENSORBOARD
 """
@@ -65,7 +65,7 @@ def create(name: str) -> Path:
 
 
 def library(run_dir: Path) -> Path:
-    """Return the folder of what a run ships to workers, as long as it lives, if they do not see the session's /tmp."""
+    """Return the folder of what a run under way ships to workers, if they do not see the session's /tmp."""
     return run_dir / "lib"
 
 
@@ -82,7 +82,7 @@ def write_json(path: Path, data: Any, mode: int | None = None) -> None:
 
 
 def this_session() -> dict[str, Any]:
-    """Return what ``run_requested`` records of this process, so that others can tell whether it lives."""
+    """Return what ``run_requested`` records of this process, so that others can tell whether it still runs."""
     return {"pid": os.getpid(), "started": _start_time(os.getpid()), "boot": _boot_id()}
 
 
@@ -227,7 +227,7 @@ class Run:
             return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
 
     def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
-        """End a run that lives, in whatever process, and wait until nothing of it is left. Nothing if it has ended.
+        """End a run under way, in whatever process, and wait until nothing of it is left. Does nothing if it has ended.
 
         Args:
             timeout: seconds to wait for the end.
@@ -245,7 +245,7 @@ class Run:
             time.sleep(0.05)
 
     def ask_to_stop(self, *, now: bool = False) -> None:
-        """Ask a run that lives to end, as ``stop`` does, without waiting for it. Raises as ``stop``."""
+        """Ask a run that is under way to end, as ``stop`` does, without waiting for it. Raises as ``stop``."""
         self._ask("stop", now=now)
 
     def stacks(self) -> dict[str, str]:
@@ -408,7 +408,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def is_alive(session: Any) -> bool:
-    """Return whether the process that ``this_session`` described lives. Its pid alone may belong to another by now."""
+    """Return whether the process that ``this_session`` described still runs. Its pid alone may be another's by now."""
     if not isinstance(session, dict) or session.get("boot") != _boot_id():
         return False
     started = _start_time(int(session.get("pid", 0)))

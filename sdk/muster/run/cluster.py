@@ -360,7 +360,7 @@ in_forked_children(_live.clear)  # they are the parent's, and so is their backgr
 
 @atexit.register
 def _stop_all() -> None:
-    """End all living clusters when the session ends, so that they are recorded as stopped."""
+    """End all running clusters when the session ends, so that they are recorded as stopped."""
     clusters = list(_live)
     for cluster in clusters:
         cluster._execution.ask_to_stop("its session has ended, and has not waited for it")

@@ -99,7 +99,7 @@ def engines_of(request: Request) -> Engines:
 
 
 async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
-    """Do what may take its time in the one thread that is there for it."""
+    """Call what may take its time in the one thread for such calls."""
     return await asyncio.get_running_loop().run_in_executor(request.app.state.executor, work)
 
 

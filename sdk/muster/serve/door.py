@@ -161,7 +161,7 @@ class Connection(H11Protocol):
         self._send_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin: the first request must come in time."""
+        """Start a time limit for the first request."""
         self.app_state["visit"].transport = transport
         super().connection_made(transport)
         self._expect_request()
@@ -195,7 +195,7 @@ class Connection(H11Protocol):
             self._send_deadline.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Called when the connection has ended."""
         self._forget_deadline()
         if self._send_deadline is not None:
             self._send_deadline.cancel()

@@ -256,7 +256,7 @@ def _iso(seconds: float | None) -> str | None:
 
 
 def _forget_platform() -> None:
-    """A forked child launches workers of its own."""
+    """Forget the platform in a forked child, which launches workers of its own."""
     global _platform
     _platform = None
     _session_scratch.cache_clear()
