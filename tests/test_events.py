@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from muster import events
 from muster.commands.main import main
-from muster.events import Event, Observers
+from muster.events import Event, EventKind, Observers
 from muster.records.journal import PROGRESS_PER_SECOND, Journal
+from muster.records.runs import Run
 
 from tests.plain import Plain
 
 SCRIPT = """
 import math
+import re
 from muster.training import report
 report(1, loss=0.5)
 report(2, loss=math.nan, norm=math.inf, low=-math.inf)
@@ -102,3 +106,18 @@ def test_an_interrupt_while_an_observer_runs_is_not_its_own() -> None:
         observers.tell(Event("note"))
     observers.tell(Event("note"))
     assert len(told) == 2
+
+
+def test_kinds_are_those_of_the_table_and_no_others() -> None:
+    told = set(re.findall(r"^``(\w+)`` ", str(events.__doc__), re.MULTILINE)) - {"worker"}
+    assert {str(kind) for kind in EventKind} == told
+    assert Event("note").kind is EventKind.NOTE
+    with pytest.raises(ValueError, match="from_the_future"):
+        Event("from_the_future")
+
+
+def test_a_kind_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(
+        f'{Event("note", data={"text": "a"}).to_json()}\n{{"kind": "from_the_future", "time": 1}}\n'
+    )
+    assert [event.kind for event in Run(tmp_path).events()] == [EventKind.NOTE]

@@ -36,6 +36,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 logger = logging.getLogger("muster")
@@ -46,14 +47,44 @@ DEEPEST = 20  # levels of lists and dicts in an event
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
+class EventKind(str, Enum):
+    """Kinds of events, as the table of this module describes them."""
+
+    RUN_REQUESTED = "run_requested"
+    RUN_PHASE = "run_phase"
+    RUN_ENDED = "run_ended"
+    NOTE = "note"
+    WORKER_STATE = "worker_state"
+    WORKER_READY = "worker_ready"
+    PROCESS_STARTED = "process_started"
+    PROCESS_EXITED = "process_exited"
+    LISTENING = "listening"
+    USAGE = "usage"
+    OUTPUT = "output"
+    PROGRESS = "progress"
+    STAGE = "stage"
+    EXCEPTION = "exception"
+    STACKS = "stacks"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Event:
-    """One fact about a run. ``time`` is seconds since the epoch, by the session's clock."""
+    """One fact about a run. ``time`` is seconds since the epoch, by the session's clock.
 
-    kind: str
+    Raises:
+        ValueError: there is no such kind of event.
+    """
+
+    kind: str  # an EventKind; whoever makes an event may give its name
     worker: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", EventKind(self.kind))
 
     def to_json(self) -> str:
         """The event as one line of strict JSON, without the line end; what JSON has no word for becomes text."""

@@ -84,12 +84,6 @@ def test_a_server_that_listens_is_ready() -> None:
     assert view_of([at(0, "listening", "ps-0", port=1)]).workers["ps-0"].phase == "ready"
 
 
-def test_kinds_it_does_not_know_change_nothing() -> None:
-    view = view_of([at(0, "from_the_future", "worker-0"), at(1, "from_the_future")])
-
-    assert (view.workers, view.version) == ({}, 2)
-
-
 def test_the_last_line_comes_in_pieces() -> None:
     worker = WorkerView("worker-0")
     for text, shown in (("loss 0.", "loss 0."), ("5\n", "loss 0.5"), ("\r\n", "loss 0.5"), ("10%\r20%", "20%")):

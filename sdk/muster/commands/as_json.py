@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from muster.events import EventKind
 from muster.records.first_step import first_step
 from muster.records.runs import Run
 
@@ -32,7 +33,7 @@ def outcome(run: Run) -> dict[str, Any]:
     return {
         **summary(run),
         **{name: result.get(name) for name in OUTCOME},
-        "notes": [str(event.data.get("text")) for event in run.events() if event.kind == "note"],
+        "notes": [str(event.data.get("text")) for event in run.events() if event.kind == EventKind.NOTE],
         "workers": [
             {
                 **{name: getattr(worker, name) for name in WORKER},

@@ -22,6 +22,7 @@ import muster
 from muster.agent.linux import marked
 from muster.dashboard.text import duration
 from muster.errors import MusterError, PlatformUnsupported
+from muster.events import EventKind
 from muster.records.runs import Run
 from muster.text.cleaning import clean
 
@@ -149,8 +150,8 @@ def _title(pid: int) -> str:
 
 def ports_left(run: Run) -> list[str]:
     """Ports on which the run's workers, or this process for the run, still listen."""
-    hosts = {event.data.get("host") for event in run.events() if event.kind == "worker_ready"}
-    ports = {SSH_PORT} | {event.data.get("port") for event in run.events() if event.kind == "listening"}
+    hosts = {event.data.get("host") for event in run.events() if event.kind == EventKind.WORKER_READY}
+    ports = {SSH_PORT} | {event.data.get("port") for event in run.events() if event.kind == EventKind.LISTENING}
     everywhere = {"0.0.0.0", "::"}
     listening = [
         (host, port)

@@ -15,7 +15,7 @@ import click
 
 from muster.commands import completion
 from muster.commands.options import NameIn, declared_options
-from muster.events import Event, Observer
+from muster.events import Event, EventKind, Observer
 from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.strategies import STRATEGIES
@@ -236,7 +236,7 @@ def _without_cause(dashboard: Dashboard) -> Observer:
     """The dashboard, but for why the run failed: this command's error says that, with more around it."""
 
     def show(event: Event) -> None:
-        is_end = event.kind == "run_ended"
+        is_end = event.kind == EventKind.RUN_ENDED
         dashboard(replace(event, data={"status": event.data["status"]}) if is_end else event)
 
     return show

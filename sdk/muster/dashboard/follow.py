@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.dashboard.logtail import LogTail
-from muster.events import Event, Observer
+from muster.events import Event, EventKind, Observer
 from muster.records.runs import Run
 
 SECONDS_PER_LOOK = 0.25
@@ -31,7 +31,12 @@ def follow(run: Run, observer: Observer, closing: threading.Event | None = None)
             _tell_output(run.path / "logs", logs, tell)
         looks += 1
         if not alive and not ended.is_set():
-            tell(Event("run_ended", data={"status": run.status, "reason": "Its session is gone and left no result."}))
+            tell(
+                Event(
+                    EventKind.RUN_ENDED,
+                    data={"status": run.status, "reason": "Its session is gone and left no result."},
+                )
+            )
         if not ended.is_set() and closing.wait(SECONDS_PER_LOOK):
             return
 
@@ -42,7 +47,7 @@ def _teller(observer: Observer) -> tuple[Observer, threading.Event]:
 
     def tell(event: Event) -> None:
         observer(event)
-        if event.kind == "run_ended":
+        if event.kind == EventKind.RUN_ENDED:
             ended.set()
 
     return tell, ended
@@ -61,4 +66,4 @@ def _tell_output(folder: Path, logs: dict[str, LogTail], tell: Observer) -> None
         tail = logs.setdefault(path.stem, LogTail(path, at_most=LOG_BYTES))
         text = tail.read()
         if text:
-            tell(Event("output", path.stem, {"text": text}))
+            tell(Event(EventKind.OUTPUT, path.stem, {"text": text}))

@@ -18,7 +18,7 @@ from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import Progress
 from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, WorkerView
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.text.cleaning import clean
 
 __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
@@ -170,7 +170,7 @@ def fold(view: RunView, event: Event) -> None:
     view.version += 1
     if view.started is None:
         view.started = view.phase_since = event.time
-    if event.kind != "usage":
+    if event.kind != EventKind.USAGE:
         view.moved = event.time
     if event.kind in _OF_RUN:
         _OF_RUN[event.kind](view, event)

@@ -18,7 +18,7 @@ from muster.dashboard.baseline import rate_of_one_worker
 from muster.dashboard.board import hint
 from muster.dashboard.state import LiveState
 from muster.dashboard.ticker import Ticker
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.records.runs import Run
 
 
@@ -67,7 +67,7 @@ class NotebookDashboard:
     def __call__(self, event: Event) -> None:
         """Take one event into account, and show it with the next tick."""
         self.state(event)
-        if event.kind == "run_ended":
+        if event.kind == EventKind.RUN_ENDED:
             self.close()
 
     def show(self) -> None:

@@ -8,7 +8,7 @@ from typing import TextIO
 from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import duration, first_line, number, rate
 from muster.dashboard.ticker import seconds_to_finish
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.runtime.outlet import Outlet
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
@@ -36,7 +36,7 @@ class PlainDashboard:
             fold(self._view, event)
             for line in self._news(event, before):
                 self._outlet.put(f"[{duration(self._view.elapsed):>7}] {line}\n")
-        if event.kind == "run_ended":
+        if event.kind == EventKind.RUN_ENDED:
             self.close()
 
     def close(self) -> None:
@@ -46,23 +46,23 @@ class PlainDashboard:
 
     def _news(self, event: Event, status_before: str) -> list[str]:
         view = self._view
-        if event.kind == "run_requested":
+        if event.kind == EventKind.RUN_REQUESTED:
             return [" ".join(filter(None, ["run", view.name, view.strategy and f"({view.strategy})"]))]
-        if event.kind == "run_phase":
+        if event.kind == EventKind.RUN_PHASE:
             return [view.phase]
-        if event.kind == "note":
+        if event.kind == EventKind.NOTE:
             return view.notes[-1].splitlines()
-        if event.kind == "run_ended":
+        if event.kind == EventKind.RUN_ENDED:
             return ending(view)
         worker = view.workers.get(event.worker or "")
         if worker is None:
             return []
-        if event.kind == "progress":
+        if event.kind == EventKind.PROGRESS:
             return self._progress(event.time)
-        if event.kind == "stage" and view.doing != self._doing:
+        if event.kind == EventKind.STAGE and view.doing != self._doing:
             self._doing = view.doing
             return [] if view.doing == view.phase else [view.doing]
-        if event.kind == "exception":
+        if event.kind == EventKind.EXCEPTION:
             return [f"{worker.name} raised {first_line(worker.reason)}"]
         return [state(worker)] if worker.status != status_before else []
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
 from muster.dashboard.ticker import Ticker
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.runtime import outlet
 
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
@@ -64,7 +64,7 @@ class TerminalDashboard:
         with self._lock:
             fold(self.view, event)
         self._ticker.start()
-        if event.kind == "run_ended":
+        if event.kind == EventKind.RUN_ENDED:
             self.close()
 
     observe = __call__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muster.events import Event
+from muster.events import Event, EventKind
 
 STARTING = "starting workers"  # Muster's own part
 TRAINING = "training"
@@ -30,20 +30,20 @@ def first_step(events: Iterable[Event]) -> str:
     began: float | None = None
     processes: dict[tuple[str | None, object], _Process] = {}
     for event in events:
-        if event.kind == "run_requested":
+        if event.kind == EventKind.RUN_REQUESTED:
             began = event.time
         source = (event.worker, event.data.get("rank"))
-        if event.kind == "process_started":
+        if event.kind == EventKind.PROCESS_STARTED:
             processes[source] = _Process(event.time)
         process = processes.get(source)
         if process is None or process.stepped is not None:
             continue
-        if event.kind == "stage":
+        if event.kind == EventKind.STAGE:
             seconds = event.data.get("seconds")
             if process.stage and isinstance(seconds, (int, float)):
                 process.parts[process.stage] = process.parts.get(process.stage, 0.0) + seconds
             process.stage = str(event.data.get("stage"))
-        if process.stage == TRAINING or (event.kind == "progress" and event.data.get("step") is not None):
+        if process.stage == TRAINING or (event.kind == EventKind.PROGRESS and event.data.get("step") is not None):
             process.stepped = event.time
     stepped = [process for process in processes.values() if process.stepped is not None]
     if began is None or not stepped:

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from muster.events import Event
+from muster.events import Event, EventKind
 
 logger = logging.getLogger("muster")
 
-NOT_JOURNALLED = frozenset({"output", "usage"})
+NOT_JOURNALLED = frozenset({EventKind.OUTPUT, EventKind.USAGE})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
 PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
 RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
@@ -45,7 +45,7 @@ class Journal:
         """Write ``event``, or hold it back where a newer one of its kind will say more."""
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
-        if event.kind == "progress":
+        if event.kind == EventKind.PROGRESS:
             source = (event.worker, str(event.data.get("rank")))
             written, epoch = self._last.get(source, (float("-inf"), None))
             interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
@@ -78,11 +78,11 @@ class Journal:
 
     def _write(self, event: Event) -> None:
         line = event.to_json().encode() + b"\n"
-        if len(self._waiting) + len(line) > MOST_WAITING and event.kind != "run_ended":
+        if len(self._waiting) + len(line) > MOST_WAITING and event.kind != EventKind.RUN_ENDED:
             self._lost += 1
         else:
             self._waiting += line
-        if event.kind != "progress" or event.time - self._flushed_at >= PROGRESS_INTERVAL:
+        if event.kind != EventKind.PROGRESS or event.time - self._flushed_at >= PROGRESS_INTERVAL:
             self._flush()
             self._flushed_at = event.time
 
@@ -95,7 +95,7 @@ class Journal:
                 if self._lost and not self._waiting:
                     text = f"{self._lost} events are missing here: the journal could not be written ({self._trouble})."
                     self._lost = 0
-                    self._waiting += Event("note", data={"text": text}).to_json().encode() + b"\n"
+                    self._waiting += Event(EventKind.NOTE, data={"text": text}).to_json().encode() + b"\n"
         except OSError as error:
             if self._trouble is None:
                 logger.warning("the journal %s cannot be written, and will be tried again: %s", self.path, error)

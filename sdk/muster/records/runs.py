@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import RunNotFound, RunUnreachable
-from muster.events import Event, metrics_from_json
+from muster.events import Event, EventKind, metrics_from_json
 from muster.records import control
 from muster.records.first_step import first_step
 from muster.text.cleaning import clean, is_file_name
@@ -160,7 +160,7 @@ class Run:
         for line in reversed(lines):
             with contextlib.suppress(ValueError):
                 event = Event.from_json(line.decode("utf-8", errors="replace"))
-                if event.kind == "run_ended":
+                if event.kind == EventKind.RUN_ENDED:
                     return {**event.data, "worker": event.worker, "seconds": event.time - self.started_at}
         return None
 
@@ -285,7 +285,7 @@ class Run:
 
     def _remarks(self) -> list[str]:
         """Return remarks: what the first step had to wait for, and notes for the user."""
-        notes = [f"Note: {event.data.get('text')}" for event in self.events() if event.kind == "note"]
+        notes = [f"Note: {event.data.get('text')}" for event in self.events() if event.kind == EventKind.NOTE]
         return [*filter(None, [first_step(self.events())]), *notes]
 
     def _outcome(self) -> list[str]:
@@ -299,7 +299,7 @@ class Run:
     def _cause(self) -> list[str]:
         """Return lines about the cause: what failed first and why, the end of that log, and what to try."""
         result = self.result or {}
-        first = next((event for event in self.events() if event.kind == "exception"), None)
+        first = next((event for event in self.events() if event.kind == EventKind.EXCEPTION), None)
         worker, reason, details = result.get("worker"), result.get("reason"), result.get("details")
         if first is not None:
             worker = worker or first.worker

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from muster.agent import wire
 from muster.errors import MusterError
+from muster.events import EventKind
 from muster.job import Plan, Status
 from muster.pools.pool import Pool
 from muster.run.launcher import LauncherProcess
@@ -69,14 +70,14 @@ class Ending:
                 return
         except (MusterError, OSError, asyncio.TimeoutError) as error:
             why = str(error)
-        self._state.emit("note", text=f"Not all results of the workers could be got: {why}")
+        self._state.emit(EventKind.NOTE, text=f"Not all results of the workers could be got: {why}")
 
     async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
         try:
             await self._pool.close()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
-            self._state.emit("note", text=f"The platform did not release the workers as it should: {error}")
+            self._state.emit(EventKind.NOTE, text=f"The platform did not release the workers as it should: {error}")
             logger.warning("the platform did not release the workers as it should: %r", error)
         for name in self._state.workers:
             self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())

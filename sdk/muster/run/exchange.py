@@ -14,7 +14,7 @@ from pathlib import Path
 
 from muster.agent import wire
 from muster.errors import PlatformError
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.runs import TENSORBOARD
@@ -65,7 +65,7 @@ class Exchange:
         """Return a function that emits events, and writes the output among them to the workers' logs first."""
 
         def emit_and_write(event: Event) -> None:
-            if event.kind == "output" and event.worker in self._logs:
+            if event.kind == EventKind.OUTPUT and event.worker in self._logs:
                 self._logs[event.worker].write(event.data["text"])
             emit(event)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from muster.checks.planning import describe_job
 from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
-from muster.events import Event, Observers
+from muster.events import Event, EventKind, Observers
 from muster.records import runs
 from muster.records.journal import Journal
 from muster.records.result import Result, exit_codes
@@ -118,10 +118,10 @@ class Execution:
             self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
             asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
-            self._observers.tell(Event("run_requested", data=asked))
+            self._observers.tell(Event(EventKind.RUN_REQUESTED, data=asked))
             await self._control(scratch)
             for shortage in self._shortages:
-                self._observers.tell(Event("note", data={"text": shortage}))
+                self._observers.tell(Event(EventKind.NOTE, data={"text": shortage}))
             descriptors.make_room(len(checked.members))  # for what the platform starts, too
             checked.platform.warm_up()
             self.orchestrator = await prepare(
@@ -163,7 +163,7 @@ class Execution:
             await self._controlled_by.open(scratch)
         except OSError as error:
             text = f"Only this session can stop the run: its control socket cannot be made ({error})."
-            self._observers.tell(Event("note", data={"text": text}))
+            self._observers.tell(Event(EventKind.NOTE, data={"text": text}))
 
     async def _say_state(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         workers = self.orchestrator.state.workers if self.orchestrator else {}
@@ -202,7 +202,7 @@ class Execution:
             logger.warning("the end of run %s could not be recorded: %s", self.run, error)
         told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
         try:
-            self._observers.tell(Event("run_ended", recorded["worker"], told))
+            self._observers.tell(Event(EventKind.RUN_ENDED, recorded["worker"], told))
         finally:
             with contextlib.suppress(OSError):
                 journal.close()

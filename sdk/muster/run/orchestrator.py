@@ -18,6 +18,7 @@ from pathlib import Path
 from muster.agent import wire
 from muster.agent.places import resolve
 from muster.errors import MusterError, RunStopped
+from muster.events import EventKind
 from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import who
@@ -247,7 +248,7 @@ class Orchestrator:
     def _enter(self, phase: str) -> None:
         self._leave_phase()
         self._phase = (phase, clock.now())
-        self.state.emit("run_phase", phase=phase)
+        self.state.emit(EventKind.RUN_PHASE, phase=phase)
 
     def _leave_phase(self) -> None:
         if self._phase:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.agent import wire
-from muster.events import Event
+from muster.events import Event, EventKind
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import who
 from muster.job import Member, Status, Worker, WorkerSpec
@@ -167,7 +167,7 @@ class RunState:
         for name, handle in zip(self.specs, handles, strict=True):
             self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
             self._placed_at[name] = since
-            self.emit("worker_state", name, status=str(worker.status), address=worker.address)
+            self.emit(EventKind.WORKER_STATE, name, status=str(worker.status), address=worker.address)
         self.changed.set()
 
     @property
@@ -239,7 +239,7 @@ class RunState:
             gpus=hello.gpus,
         )
         facts = {"host": member.host, "ports": member.ports, "cores": member.cores, "gpus": member.gpus}
-        self.emit("worker_ready", worker, **facts, pid=hello.pid)
+        self.emit(EventKind.WORKER_READY, worker, **facts, pid=hello.pid)
         self.changed.set()
 
     def _on_clock(self, worker: str, measured: ClockOffset) -> None:
@@ -248,7 +248,7 @@ class RunState:
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
         self.processes[worker][started.rank] = ProcessState(started.pid, clock.now())
-        self.emit("process_started", worker, pid=started.pid, rank=started.rank)
+        self.emit(EventKind.PROCESS_STARTED, worker, pid=started.pid, rank=started.rank)
         self.changed.set()
 
     def _on_exited(self, worker: str, exited: wire.Exited) -> None:
@@ -260,7 +260,7 @@ class RunState:
         process.exit_status = -signal if signal else code or 0
         process.was_stopped = reason == "stopped"
         facts = {"rank": rank, "exit_code": code, "signal": signal, "reason": reason}
-        self.emit("process_exited", worker, pid=process.pid, **facts)
+        self.emit(EventKind.PROCESS_EXITED, worker, pid=process.pid, **facts)
         kind = self._kind_of_failure(worker, exited)
         if kind:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
@@ -313,15 +313,15 @@ class RunState:
 
     def _on_listening(self, worker: str, listening: wire.Listening) -> None:
         self.listening.add(worker)
-        self.emit("listening", worker, port=listening.port)
+        self.emit(EventKind.LISTENING, worker, port=listening.port)
         self.changed.set()
 
     def _on_output(self, worker: str, output: wire.Output) -> None:
         self._touch(worker)
-        self.emit("output", worker, text=output.text)
+        self.emit(EventKind.OUTPUT, worker, text=output.text)
 
     def _on_usage(self, worker: str, usage: wire.Usage) -> None:
-        self.emit("usage", worker, **_known(usage._asdict()))
+        self.emit(EventKind.USAGE, worker, **_known(usage._asdict()))
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
         facts = progress._asdict()
@@ -330,7 +330,7 @@ class RunState:
             if name in self.metrics or len(self.metrics) < MOST_METRICS:
                 self.metrics[name] = value
         self._touch(worker, progress.rank)
-        self.emit("progress", worker, metrics=metrics, **_known(facts))
+        self.emit(EventKind.PROGRESS, worker, metrics=metrics, **_known(facts))
 
         if self.first_step_at is None and progress.step is not None:
             self.first_step_at = clock.now()
@@ -341,7 +341,7 @@ class RunState:
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
-        self.emit("stage", worker, **stage._asdict())
+        self.emit(EventKind.STAGE, worker, **stage._asdict())
 
     def _on_warned(self, worker: str, warned: wire.Warned) -> None:
         self._note(f"{who(worker, warned.rank)} {warned.text}.", warned.text)
@@ -356,7 +356,7 @@ class RunState:
             self._exits(worker, raised)
             return
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
-        self.emit("exception", worker, rank=raised.rank, **told)
+        self.emit(EventKind.EXCEPTION, worker, rank=raised.rank, **told)
         when, error = self._happened(worker, raised.monotonic)
         failure = Failure(FailureKind.EXCEPTION, when, worker, raised.rank, raised.type, raised.message)
         failure = replace(failure, traceback=raised.traceback, uncertainty=error)
@@ -371,7 +371,7 @@ class RunState:
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         self.stacks[worker, stacks.rank] = stacks
-        self.emit("stacks", worker, rank=stacks.rank, text=stacks.text)
+        self.emit(EventKind.STACKS, worker, rank=stacks.rank, text=stacks.text)
         self.changed.set()
 
     def _on_error(self, worker: str, error: wire.Error) -> None:
@@ -392,16 +392,16 @@ class RunState:
         if after != before:
             self.workers[name] = after
             news = {key: value for key, value in changes.items() if value is not None and not key.endswith("_at")}
-            self.emit("worker_state", name, status=str(after.status), **news)
+            self.emit(EventKind.WORKER_STATE, name, status=str(after.status), **news)
             self.changed.set()
 
     def _note(self, text: str, subject: str) -> None:
         """Tell the user of something, once for each subject."""
         if subject not in self._noted and len(self._noted) < MOST_NOTES:
             self._noted.add(subject)
-            self.emit("note", text=text)
+            self.emit(EventKind.NOTE, text=text)
 
-    def emit(self, kind: str, worker: str | None = None, **data: Any) -> None:
+    def emit(self, kind: EventKind, worker: str | None = None, **data: Any) -> None:
         """Emit an event."""
         self._emit(Event(kind, worker, data, clock.wall_time()))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.planning import make_facts, member_names
-from muster.events import Event, Observer, Observers
+from muster.events import Event, EventKind, Observer, Observers
 from muster.job import Job, Limits, Script, WorkerSpec
 from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
@@ -210,7 +210,7 @@ class Scene:
 
     def _note_launch(self, event: Event) -> None:
         """Have a worker played that a platform of somebody else's has launched."""
-        if event.kind == "worker_state" and (spec := self._unplayed.pop(str(event.worker), None)):
+        if event.kind == EventKind.WORKER_STATE and (spec := self._unplayed.pop(str(event.worker), None)):
             self.workers[spec.name].launch(spec)
 
     def _up(self) -> None:
