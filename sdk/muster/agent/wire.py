@@ -265,7 +265,7 @@ class Stage(NamedTuple):
 
 @_message("warning", REPORTS, rank=rank, text=text(1000))
 class Warned(NamedTuple):
-    """Something about a process that whoever trains should know."""
+    """A warning about a process, for the user."""
 
     text: str
     rank: "int | None" = None

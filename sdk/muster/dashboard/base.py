@@ -27,7 +27,7 @@ class Shown(Protocol):
 
     @property
     def run_dir(self) -> Path:
-        """Its folder."""
+        """The run's folder."""
         ...
 
     def interrupt(self) -> None:

@@ -74,7 +74,7 @@ def parse_gpus(listing: str) -> list[str]:
 
 
 def ssh_server() -> SshServer:
-    """The sshd of this machine.
+    """Return the sshd of this machine.
 
     Raises:
         PlatformUnsupported: there is none, or nobody could log in to it. The error says what to do.

@@ -44,7 +44,7 @@ class PlatformWatch:
 
     @property
     def explains_until(self) -> float:
-        """Until when it may take to find out why workers' connections have ended; in the past where that is known."""
+        """Time until which the reasons of ended connections may still be found; in the past where they are known."""
         limit = self._platform.explain_seconds + ANSWER_SECONDS  # a poll may have been under way
         return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
 

@@ -46,7 +46,7 @@ class _Gathering(selectors.DefaultSelector):
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As in the base class, but later by up to GATHER_SECONDS, unless callbacks or timers are due.
+        """Select as the base class does, but later by up to GATHER_SECONDS, unless callbacks or timers are due.
 
         Calls from other threads come as messages do, and so later too.
         """

@@ -28,7 +28,7 @@ KEPT = 1000  # workers that have ended and are still listed
 
 
 class Refused(Exception):
-    """Something that the caller may not do, or that cannot be done."""
+    """A request that the caller may not make, or that cannot be met."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)

@@ -152,7 +152,7 @@ class MPI(Strategy):
         return self._defaults(options)
 
     def _defaults(self, options: Mapping[str, str], *before: str) -> list[str]:
-        """These options as arguments, each behind the words ``before``, but for those that the user has set."""
+        """Return these options as arguments, each behind the words ``before``, but for those that the user has set."""
         given = {_spelled_out(word) for word in self.mpi_args}
         left = [item for item in options.items() if _spelled_out(item[0]) not in given]
         return [word for name, value in left for word in (*before, name, value)]

@@ -60,7 +60,7 @@ class MemoryTransport(asyncio.Transport):
         """Do nothing: nothing ever waits to be sent."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Nothing but the address of the other end, and a socket that has no number."""
+        """Return the address of the other end, or a socket that has no number; nothing else is known."""
         return {"peername": ("127.0.0.1", 0), "socket": MemorySocket(("127.0.0.1", 0))}.get(name, default)
 
     def pause_reading(self) -> None:

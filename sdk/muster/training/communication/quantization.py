@@ -115,7 +115,7 @@ def _rows(shape: Sequence[int]) -> int:
 
 
 def _column_sums(matrix: tf.Tensor) -> tf.Tensor:
-    """As a product with ones, which takes half the time of `tf.reduce_sum`."""
+    """Return the sums of the columns: as a product with ones, in half the time of `tf.reduce_sum`."""
     return tf.linalg.matvec(matrix, tf.ones([matrix.shape[0]]), transpose_a=True)
 
 

@@ -78,7 +78,7 @@ class Reducer(Scheme):
         tf.cond(finite_everywhere, take, lambda: None)
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-        """As for every scheme; stripes are put together and cut anew."""
+        """Merge states as every scheme does; stripes are put together and cut anew."""
         stripes = [name for name in saved[0] if name.startswith("stripe/")]
         merged = super().merge_states([{name: state[name] for name in state if name not in stripes} for state in saved])
         return {**merged, **{name: restriped([state[name] for state in saved]) for name in stripes}}
