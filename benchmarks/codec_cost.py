@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.agent.environment import HUGE_PAGES
@@ -71,7 +71,7 @@ def beside_an_equal() -> None:
     import tensorflow as tf
     from muster.training import horovod
 
-    def alltoall(tensor: Any, splits: list[int], name: str) -> Any:
+    def alltoall(tensor: Any, splits: Sequence[int], name: str) -> Any:
         return tf.tile(tensor[: splits[0]], [RANKS])
 
     horovod.size = lambda: RANKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
@@ -13,10 +14,10 @@ from muster.strategies.base import Facts, Strategy
 class Idle(Strategy):
     """Workers that only wait for the end of the run."""
 
-    name: str = "idle"
+    name: ClassVar[str] = "idle"
     requires: tuple[str, ...] = ()
     needs_ssh: bool = False
-    ports_per_worker: int = 0
+    ports_per_worker: ClassVar[int] = 0
 
     def roles(self, job: Job) -> Mapping[str, int]:
         """Workers only."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
@@ -100,11 +101,11 @@ def significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def by_turns(rounds: int, contenders: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+def by_turns(rounds: int, contenders: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
     """Call each contender once a round, and return what they return; every second round in the reverse order."""
-    found: dict[str, list[T]] = {name: [] for name in contenders}
+    found: dict[K, list[T]] = {name: [] for name in contenders}
     for number in range(rounds):
-        for name in [*contenders] if number % 2 == 0 else [*reversed(contenders)]:
+        for name in [*contenders] if number % 2 == 0 else [*reversed([*contenders])]:
             found[name].append(contenders[name]())
     return found
 

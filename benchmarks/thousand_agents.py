@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import multiprocessing
 import random
@@ -43,8 +44,8 @@ EVERYTHING = ("progress", "usage", "output")
 def measure(quick: bool) -> list[Figure]:
     """Muster and the bare server by turns, with progress reports alone and with everything that agents send."""
     workers, seconds = (100, 1) if quick else (1000, 20)
-    contenders = {
-        (side.__name__, reports): lambda side=side, reports=reports: fresh(side, workers, seconds, reports)
+    contenders: dict[tuple[str, Sequence[str]], Callable[[], dict[str, float]]] = {
+        (side.__name__, reports): functools.partial(fresh, side, workers, seconds, reports)
         for reports in (PROGRESS, EVERYTHING)
         for side in (muster, bare)
     }

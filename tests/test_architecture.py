@@ -174,7 +174,7 @@ RIDDLES = {"What", "Whether", "Where", "Who", "Whom", "Whose", "Which", "How", "
 def test_docstrings_open_with_a_summary() -> None:
     """The first line says what a thing is or does (PEP 257): "Return whether ...", not "Whether ..."."""
     riddles = [
-        f"{path}:{docstring.lineno}: {docstring.value}"
+        f"{path}:{docstring.lineno}: {docstring.value!s}"
         for path, docstring in docstrings()
         if str(docstring.value).split()[0] in RIDDLES
     ]

@@ -99,8 +99,9 @@ MISNAMED = [
 
 @pytest.mark.parametrize(("name", "right"), MISNAMED)
 def test_a_wrong_name_names_the_right_one(name: str, right: str, muster_home: Path) -> None:
+    misnamed: dict[str, Any] = {name: "x"}
     with pytest.raises(JobError, match=f"no argument {name!r}") as caught:
-        run_cluster(2, strategy="horovod", **{name: "x"})  # type: ignore[arg-type]
+        run_cluster(2, strategy="horovod", **misnamed)
     assert caught.value.advice == f"{right}="
     assert not (muster_home / "runs").exists()
 
@@ -134,4 +135,4 @@ def test_what_can_be_meant_is_taken() -> None:
     assert plain_args(word for word in ("--epochs", 3)) == ("--epochs", "3")
     assert plain_env({"A": 1, "B": Path("x")}) == {"A": "1", "B": "x"}
     with pytest.raises(MusterError, match="no regular|does not exist"):
-        muster.run_cluster(np.int64(1), worker_script="absent.py", memory=np.float64(1))  # type: ignore[arg-type]
+        muster.run_cluster(np.int64(1), worker_script="absent.py", memory=np.float64(1))

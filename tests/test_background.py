@@ -100,10 +100,14 @@ def test_what_no_coroutine_may_raise_comes_as_an_error(error: BaseException) -> 
 def test_a_call_that_takes_too_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
+    def slowly() -> None:
+        time.sleep(0.2)
+        done.append(1)
+
     async def call() -> None:
         calls = background.BlockingCalls("test")
         with pytest.raises(TimeoutError, match="no answer after"):
-            await calls.call(lambda: (time.sleep(0.2), done.append(1)), seconds=0.01)
+            await calls.call(slowly, seconds=0.01)
         await calls.call(done.append, 2)
         calls.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -40,7 +41,12 @@ def test_spread_is_the_median_and_the_quartiles() -> None:
 
 def test_turns_change_their_order_from_round_to_round() -> None:
     order: list[str] = []
-    taken = by_turns(3, {name: lambda name=name: order.append(name) or len(order) for name in "ab"})
+
+    def turn(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    taken = by_turns(3, {name: functools.partial(turn, name) for name in "ab"})
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert taken == {"a": [1, 4, 5], "b": [2, 3, 6]}
 
@@ -99,7 +105,7 @@ def test_the_page_and_the_kept_results_say_the_same() -> None:
     text = command.FIGURES.read_text(encoding="utf-8") if command.FIGURES.exists() else ""
     if "<!-- figures -->\n|" not in text:
         pytest.skip("there is no table on the page")
-    for name, content in command.tables(json.loads(command.KEPT.read_text(encoding="utf-8"))).items():
+    for name, content in command.tables(json.loads(measuring.KEPT.read_text(encoding="utf-8"))).items():
         assert command.between_markers(text, name, content) == text
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -279,6 +280,7 @@ cli.main()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", program, "run", "hang.py"]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        assert process.stdout is not None
         for line in process.stdout:
             if "training" in line:
                 break
@@ -480,7 +482,7 @@ def test_nothing_fails_behind_head(command: str) -> None:
         shutil.copytree(run.path, run.path.with_name(f"20200101-000000-run-{number:04x}"))
     for worker in ("worker-0", "worker-1"):
         (run.path / "logs" / f"{worker}.log").write_text("a line that fills pipes and buffers\n" * 10_000)
-    plan = {"processes": {f"worker-{number}": {} for number in range(800)}}
+    plan: dict[str, dict[str, Any]] = {"processes": {f"worker-{number}": {} for number in range(800)}}
     runs.write_json(run.path / "plan.json", plan)
     with (run.path / "events.jsonl").open("a") as file:
         for worker in plan["processes"]:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.commands import demo
@@ -75,7 +76,12 @@ class TestVerdict:
         ],
     )
     def test_by_accuracy_and_what_is_left(
-        self, changes: dict, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        changes: dict[str, Any],
+        status: int,
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr(demo, "train", lambda training: outcome(training, **changes))
 

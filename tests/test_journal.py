@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import muster
 import pytest
@@ -64,7 +64,7 @@ def read(journal: Journal) -> list[dict[str, Any]]:
 def test_an_odd_event_is_recorded_and_the_record_goes_on(tmp_path: Path, odd: str, kind: str) -> None:
     journal = Journal(tmp_path / "events.jsonl")
     observers = Observers([journal])
-    observers.tell(Event(kind, "worker-0", ODD[odd]))
+    observers.tell(Event(kind, "worker-0", cast(Any, ODD[odd])))
     observers.tell(Event("run_ended", data={"status": "succeeded"}))
     journal.close()
     assert [event["kind"] for event in read(journal)] == [kind, "run_ended"]

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import muster
 import pytest
@@ -20,51 +22,53 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPILED = {"horovod"}
 
 
-def load(name):
+def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"muster_{name}", ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
-def setup(monkeypatch):
+def setup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Give a fresh copy of scripts/setup.py, whose constants a test may change."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     return load("setup")
 
 
 @pytest.fixture
-def system():
+def system() -> ModuleType:
     """Give a fresh copy of scripts/system.py."""
     return load("system")
 
 
-def config():
+def config() -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
     return parser
 
 
-def lines(value):
+def lines(value: str) -> list[str]:
     return [line for line in value.strip().splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def setup_cfg():
+def setup_cfg() -> dict[str, list[str]]:
     """Read the declared lines under the name of their extra, with "" for what Muster always needs."""
     parser = config()
     declared = {name: lines(value) for name, value in parser["options.extras_require"].items()}
     return {"": lines(parser["options"]["install_requires"]), **declared}
 
 
-def conda_lines():
+def conda_lines() -> list[str]:
     """Read environment.yml's dependency lines as written, comments included."""
     text = (ROOT / "environment.yml").read_text(encoding="utf-8").split("dependencies:\n")[1]
     found = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("- ")]
     return [line for line in found if line not in ("pip:", "-e .")]
 
 
-def split(line):
+def split(line: str) -> tuple[str, str]:
     requirement, _, comment = line.partition("  # ")
     return requirement.strip(), comment.strip()
 
@@ -73,7 +77,7 @@ SETUP_LINES = [line for declared in setup_cfg().values() for line in declared]
 
 
 @pytest.mark.parametrize("line", SETUP_LINES)
-def test_each_requirement_says_why_it_is_there_and_from_which_version(line):
+def test_each_requirement_says_why_it_is_there_and_from_which_version(line: str) -> None:
     text, why = split(line)
     requirement = Requirement(text)
     assert len(why) > 5, "a comment behind it says what it is needed for"
@@ -82,19 +86,19 @@ def test_each_requirement_says_why_it_is_there_and_from_which_version(line):
 
 
 @pytest.mark.parametrize("line", setup_cfg()[""])
-def test_nobody_is_forced_to_an_exact_version_of_what_muster_always_needs(line):
+def test_nobody_is_forced_to_an_exact_version_of_what_muster_always_needs(line: str) -> None:
     assert {spec.operator for spec in Requirement(split(line)[0]).specifier} == {">="}
 
 
 @pytest.mark.parametrize("line", conda_lines())
-def test_each_line_of_environment_yml_says_why_it_is_there(line):
+def test_each_line_of_environment_yml_says_why_it_is_there(line: str) -> None:
     text, why = split(line)
     assert re.match(r"[\w.\[\]-]+", text)
     assert len(why) > 5
 
 
-def test_one_package_has_one_range_wherever_it_is_declared():
-    ranges = {}
+def test_one_package_has_one_range_wherever_it_is_declared() -> None:
+    ranges: dict[tuple[str, str], set[str]] = {}
     for line in SETUP_LINES:
         requirement = Requirement(split(line)[0])
         ranges.setdefault((requirement.name.lower(), str(requirement.marker)), set()).add(str(requirement.specifier))
@@ -104,8 +108,8 @@ def test_one_package_has_one_range_wherever_it_is_declared():
 LOCKED = re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
 
 
-def test_the_lock_has_each_requirement_in_a_version_that_is_declared_with_hashes():
-    locked = {}
+def test_the_lock_has_each_requirement_in_a_version_that_is_declared_with_hashes() -> None:
+    locked: dict[str, set[str]] = {}
     for name, version in LOCKED:
         locked.setdefault(name.lower(), set()).add(version)
     for line in SETUP_LINES:
@@ -118,7 +122,7 @@ def test_the_lock_has_each_requirement_in_a_version_that_is_declared_with_hashes
     assert "://" not in text, "where packages come from is the user's business"
 
 
-def test_environment_yml_says_what_setup_cfg_says():
+def test_environment_yml_says_what_setup_cfg_says() -> None:
     declared = setup_cfg()
     del declared["gpu"]  # in place of tensorflow, not beside it
     expected = {split(line) for extra in declared.values() for line in extra}
@@ -133,7 +137,7 @@ def test_environment_yml_says_what_setup_cfg_says():
     assert len(pip) == len(set(pip))
 
 
-def test_conda_and_set_up_make_a_python_that_muster_supports(setup):
+def test_conda_and_set_up_make_a_python_that_muster_supports(setup: ModuleType) -> None:
     requires = config()["options"]["python_requires"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     conda_python = Requirement(conda["dependencies"][0].replace("=", "=="))
@@ -144,22 +148,22 @@ def test_conda_and_set_up_make_a_python_that_muster_supports(setup):
     )
 
 
-def test_set_up_installs_every_extra_but_the_one_for_gpus(setup):
+def test_set_up_installs_every_extra_but_the_one_for_gpus(setup: ModuleType) -> None:
     assert set(setup.EXTRAS) | {"gpu", "horovod"} == set(setup_cfg()) - {""}
 
 
-def test_the_old_tensorflow_is_pinned_too(setup):
+def test_the_old_tensorflow_is_pinned_too(setup: ModuleType) -> None:
     for requirement in setup.TF1:
         assert re.fullmatch(r"[\w-]+==[\d.]+", requirement)
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_stands_in_one_place() -> None:
     assert config()["metadata"]["version"] == "attr: muster.__version__"
     assert re.fullmatch(r"\d+\.\d+\.\d+", muster.__version__)
 
 
 @pytest.mark.slow
-def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path):
+def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.split("\0"):
@@ -196,20 +200,20 @@ def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path
         ("requests", "workbench", "import muster.platforms.workbench.clients"),
     ],
 )
-def test_what_is_not_installed_names_the_command_that_installs_it(missing, extra, code):
+def test_what_is_not_installed_names_the_command_that_installs_it(missing: str, extra: str, code: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None\n{code}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode != 0
     assert f"pip install 'muster[{extra}]'" in done.stderr
 
 
-def test_pyproject_holds_the_build_system_and_the_linters_only():
+def test_pyproject_holds_the_build_system_and_the_linters_only() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     tables = re.findall(r"^\[+([\w-]+)(?:\.([\w-]+))?", text, re.MULTILINE)
     assert {".".join(filter(None, table)) for table in tables} == {"build-system", "tool.ruff", "tool.mypy", "tool.uv"}
 
 
-def make(*targets):
+def make(*targets: str) -> str:
     """Ask make what it would run."""
     done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout
@@ -230,7 +234,7 @@ needs_make = pytest.mark.skipif(not shutil.which("make"), reason="there is no ma
         ("bench", ["scripts/setup.py", ".venv/bin/python -m benchmarks"]),
     ],
 )
-def test_a_target_sets_up_and_then_runs_what_it_is_for(target, commands):
+def test_a_target_sets_up_and_then_runs_what_it_is_for(target: str, commands: list[str]) -> None:
     planned = make(target)
     places = [planned.find(command) for command in commands]
     assert -1 not in places, planned
@@ -238,13 +242,13 @@ def test_a_target_sets_up_and_then_runs_what_it_is_for(target, commands):
 
 
 @needs_make
-def test_make_alone_prints_the_targets():
+def test_make_alone_prints_the_targets() -> None:
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("setup", "demo", "test", "check", "lint", "bench", "clean", "help"):
         assert re.search(rf"make {target}\s+\w", done.stdout)
 
 
-def test_ci_runs_the_very_make_test():
+def test_ci_runs_the_very_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     commands = [line for line in script.read_text().splitlines() if not line.startswith("#")]
@@ -252,11 +256,11 @@ def test_ci_runs_the_very_make_test():
     assert commands[2:] == ["make lint", "exec make test"]
 
 
-def test_the_command_muster_is_the_cli():
+def test_the_command_muster_is_the_cli() -> None:
     assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.commands.main:main"
 
 
-def test_set_up_starts_on_a_bare_python():
+def test_set_up_starts_on_a_bare_python() -> None:
     # -E -S: neither an environment nor site-packages, as on a machine that has nothing yet.
     done = subprocess.run(
         [sys.executable, "-E", "-S", str(ROOT / "scripts" / "setup.py"), "--help"], capture_output=True, text=True
@@ -268,7 +272,7 @@ def test_set_up_starts_on_a_bare_python():
 # ---------------------------------------------------------------------------------------------------- which Python
 
 
-def interpreter(path, version):
+def interpreter(path: Path, version: str | None) -> None:
     """Write a program that answers, as an interpreter of some version, what set-up asks of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho {version}\n" if version else "#!/bin/sh\nexit 127\n")
@@ -276,7 +280,7 @@ def interpreter(path, version):
 
 
 @pytest.fixture
-def too_old(setup, tmp_path, monkeypatch):
+def too_old(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let `python3` be 3.8 and PATH and pyenv's folder be empty."""
     monkeypatch.setattr(setup.sys, "version_info", (3, 8, 18, "final", 0))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
@@ -285,20 +289,22 @@ def too_old(setup, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_newest_python_on_the_path_is_taken(setup, too_old):
+def test_the_newest_python_on_the_path_is_taken(setup: ModuleType, too_old: Path) -> None:
     interpreter(too_old / "on path" / "python3.10", "3 10 12")
     interpreter(too_old / "on path" / "python3.11", "3 11 2")
     interpreter(too_old / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", "3 12 1")
     assert setup.find_python(setup.SUPPORTED) == (str(too_old / "on path" / "python3.11"), (3, 11, 2))
 
 
-def test_a_shim_that_runs_nothing_is_passed_over(setup, too_old):
+def test_a_shim_that_runs_nothing_is_passed_over(setup: ModuleType, too_old: Path) -> None:
     interpreter(too_old / "on path" / "python3.12", None)
     interpreter(too_old / "pyenv" / "versions" / "3.10.13" / "bin" / "python3.10", "3 10 13")
     assert setup.find_python(setup.SUPPORTED)[1] == (3, 10, 13)
 
 
-def test_without_a_python_that_fits_set_up_says_which_it_needs(setup, too_old, monkeypatch, capsys):
+def test_without_a_python_that_fits_set_up_says_which_it_needs(
+    setup: ModuleType, too_old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(setup.sys, "argv", ["setup.py"])
     assert setup.main() == 1
     assert "Muster needs Python 3.10, 3.11 or 3.12, and found only 3.8.18" in capsys.readouterr().err
@@ -308,7 +314,7 @@ def test_without_a_python_that_fits_set_up_says_which_it_needs(setup, too_old, m
 
 
 @pytest.fixture
-def tree(setup, tmp_path, monkeypatch):
+def tree(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Point set-up at a folder of its own, whose path has a space, with the real declarations in it."""
     root = tmp_path / "a folder"
     (root / "scripts").mkdir(parents=True)
@@ -324,11 +330,11 @@ def tree(setup, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ran(setup, tree, monkeypatch):
+def ran(setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the labels of what set-up would run, and make an environment's folder instead of an environment."""
-    labels = []
+    labels: list[str] = []
 
-    def run(label, argv, log, env=None):
+    def run(label: str, argv: list[str], log: str, env: dict[str, str] | None = None) -> None:
         labels.append(label)
         if "venv" in argv:
             (Path(argv[-1]) / "bin").mkdir(parents=True, exist_ok=True)
@@ -346,7 +352,7 @@ def ran(setup, tree, monkeypatch):
 HERE = sys.version_info[:3]
 
 
-def test_a_second_set_up_runs_nothing(setup, ran):
+def test_a_second_set_up_runs_nothing(setup: ModuleType, ran: list[str]) -> None:
     setup.provide_environment(sys.executable, HERE)
     assert [label.split()[0] for label in ran] == [
         "making",
@@ -362,7 +368,7 @@ def test_a_second_set_up_runs_nothing(setup, ran):
 
 
 @pytest.mark.parametrize("name", ["setup.cfg", "requirements.lock", "scripts/setup.py"])
-def test_what_is_declared_anew_is_installed(setup, ran, tree, name):
+def test_what_is_declared_anew_is_installed(setup: ModuleType, ran: list[str], tree: Path, name: str) -> None:
     setup.provide_environment(sys.executable, HERE)
     ran.clear()
     with open(tree / name, "a") as file:
@@ -372,7 +378,9 @@ def test_what_is_declared_anew_is_installed(setup, ran, tree, name):
     assert not any(label.startswith(("making", "compiling")) for label in ran), "the environment and the wheel are kept"
 
 
-def test_a_folder_that_was_moved_gets_an_environment_of_its_own(setup, ran, tree, monkeypatch):
+def test_a_folder_that_was_moved_gets_an_environment_of_its_own(
+    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup.provide_environment(sys.executable, HERE)
     ran.clear()
     moved = tree.rename(tree.with_name("another folder"))
@@ -382,7 +390,9 @@ def test_a_folder_that_was_moved_gets_an_environment_of_its_own(setup, ran, tree
     assert ran[0].startswith("making .venv")
 
 
-def test_a_set_up_that_failed_is_taken_up_again(setup, ran, monkeypatch):
+def test_a_set_up_that_failed_is_taken_up_again(
+    setup: ModuleType, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(setup, "provide_horovod", lambda *_: (_ for _ in ()).throw(setup.SetupError("no compiler")))
         with pytest.raises(setup.SetupError):
@@ -393,7 +403,7 @@ def test_a_set_up_that_failed_is_taken_up_again(setup, ran, monkeypatch):
     assert not any(label.startswith("making") for label in ran)
 
 
-def test_the_wheel_depends_on_python_versions_and_flags(setup, tree):
+def test_the_wheel_depends_on_python_versions_and_flags(setup: ModuleType, tree: Path) -> None:
     one = setup.wheel_folder((3, 11, 7))
     assert one == setup.wheel_folder((3, 11, 2)), "a patch release changes nothing for it"
     assert one != setup.wheel_folder((3, 12, 1))
@@ -403,13 +413,15 @@ def test_the_wheel_depends_on_python_versions_and_flags(setup, tree):
     assert one != setup.wheel_folder((3, 11, 7))
 
 
-def test_a_kept_wheel_that_does_not_load_is_built_again(setup, ran, tree, monkeypatch):
+def test_a_kept_wheel_that_does_not_load_is_built_again(
+    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(setup.wheel_folder(HERE))
     folder.mkdir(parents=True)
     (folder / "horovod.whl").touch()
     run, failures = setup.run, iter([True, False])
 
-    def fails_once(label, *args):
+    def fails_once(label: str, *args: Any) -> None:
         run(label, *args)
         if label.startswith("loading") and next(failures):
             raise setup.SetupError("undefined symbol")
@@ -419,13 +431,17 @@ def test_a_kept_wheel_that_does_not_load_is_built_again(setup, ran, tree, monkey
     assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
 
 
-def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(setup, tree, monkeypatch):
+def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(
+    setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(setup, "lacking", lambda section: {"g++": "Horovod cannot be compiled"})
     with pytest.raises(setup.SetupError, match=r"g\+\+"):
         setup.build_horovod(setup.VENV, setup.wheel_folder(HERE))
 
 
-def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(setup, monkeypatch):
+def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "VIRTUAL_ENV", "HOROVOD_GPU_OPERATIONS"):
         monkeypatch.setenv(name, "elsewhere")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
@@ -435,7 +451,7 @@ def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(setup, monkeyp
     assert env["PATH"].startswith("/an env/bin:")
 
 
-def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup, tmp_path):
+def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup: ModuleType, tmp_path: Path) -> None:
     log = str(tmp_path / "setup.log")
     code = "import sys; print('the reason'); sys.exit(3)"
     with pytest.raises(setup.SetupError, match="the reason") as caught:
@@ -447,21 +463,25 @@ def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup, tmp_path)
 
 
 @pytest.fixture
-def bare(setup, tree, monkeypatch):
+def bare(setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the machine one that has no compiler and no ssh, and whose apt nobody calls; the user is an ordinary one."""
     found = lambda name, path=None: "/usr/bin/apt-get" if name == "apt-get" else None  # noqa: E731
     monkeypatch.setattr(setup.shutil, "which", found)
     monkeypatch.setattr(setup.os, "geteuid", lambda: 1000)
 
 
-def test_what_is_vital_and_missing_stops_set_up_with_the_one_command_to_run(setup, bare, monkeypatch, capsys):
+def test_what_is_vital_and_missing_stops_set_up_with_the_one_command_to_run(
+    setup: ModuleType, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(setup.SetupError, match="g\\+\\+"):
         setup.provide_all(with_tests=False)
     (command,) = re.findall("sudo python3.*", capsys.readouterr().out)
     assert command == "sudo python3 scripts/system.py g++ openssh-client openssh-server"
 
 
-def test_a_missing_sshd_is_a_warning_and_no_compiler_is_needed_where_a_wheel_is_kept(setup, bare, monkeypatch, capsys):
+def test_a_missing_sshd_is_a_warning_and_no_compiler_is_needed_where_a_wheel_is_kept(
+    setup: ModuleType, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path(setup.wheel_folder(HERE)).mkdir(parents=True)
     monkeypatch.setattr(setup, "find_python", lambda wanted: (sys.executable, HERE))
     monkeypatch.setattr(setup, "provide_environment", lambda *_: None)
@@ -469,7 +489,9 @@ def test_a_missing_sshd_is_a_warning_and_no_compiler_is_needed_where_a_wheel_is_
     assert "parameter servers can" in capsys.readouterr().out
 
 
-def test_root_installs_what_is_missing(setup, bare, ran, monkeypatch):
+def test_root_installs_what_is_missing(
+    setup: ModuleType, bare: None, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
     assert set(setup.provide_system("needed")) == {"g++", "openssh-client", "openssh-server"}, (
         "nothing was really installed"
@@ -477,7 +499,9 @@ def test_root_installs_what_is_missing(setup, bare, ran, monkeypatch):
     assert ran == ["installing g++, openssh-client, openssh-server"]
 
 
-def test_what_only_tests_need_is_installed_or_said_to_be_missing(setup, bare, ran, monkeypatch, capsys):
+def test_what_only_tests_need_is_installed_or_said_to_be_missing(
+    setup: ModuleType, bare: None, ran: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     setup.provide_system("tests")
     assert ran == [], "an ordinary user"
     assert "chromium is missing: without it the tests in real notebooks are skipped" in capsys.readouterr().out
@@ -487,14 +511,14 @@ def test_what_only_tests_need_is_installed_or_said_to_be_missing(setup, bare, ra
 
 
 @pytest.fixture
-def policy(system, tmp_path, monkeypatch):
+def policy(system: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
     monkeypatch.setattr(system, "POLICY", str(path))
     return path
 
 
 @pytest.mark.parametrize("before", [None, "#!/bin/sh\nexit 0\n"])
-def test_no_service_starts_while_packages_are_installed(system, policy, before):
+def test_no_service_starts_while_packages_are_installed(system: ModuleType, policy: Path, before: str | None) -> None:
     if before:
         policy.write_text(before)
     with pytest.raises(OSError, match="interrupted"), system.services_stay_down():
@@ -504,23 +528,37 @@ def test_no_service_starts_while_packages_are_installed(system, policy, before):
     assert list(policy.parent.glob("policy-rc.d.*")) == []
 
 
-def test_a_policy_left_by_a_killed_set_up_is_not_taken_for_the_machines_own(system, policy):
+def test_a_policy_left_by_a_killed_set_up_is_not_taken_for_the_machines_own(system: ModuleType, policy: Path) -> None:
     policy.write_text(system.POLICY_TEXT)
     with system.services_stay_down():
         pass
     assert not policy.exists()
 
 
-def test_the_package_lists_are_fetched_only_when_the_first_try_fails(system, policy, monkeypatch):
-    commands = []
-    monkeypatch.setattr(system.subprocess, "call", lambda argv, **_: commands.append(argv) or 0)
+def test_the_package_lists_are_fetched_only_when_the_first_try_fails(
+    system: ModuleType, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def call(argv: list[str], **_: Any) -> int:
+        commands.append(argv)
+        return 0
+
+    monkeypatch.setattr(system.subprocess, "call", call)
     system.install(["g++"])
     assert [("install" in argv, "update" in argv) for argv in commands] == [(True, False)]
 
 
-def test_sshd_is_installed_without_being_enabled(system, policy, monkeypatch):
-    commands = []
-    monkeypatch.setattr(system.subprocess, "call", lambda argv, **_: commands.append(argv) or 0)
+def test_sshd_is_installed_without_being_enabled(
+    system: ModuleType, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def call(argv: list[str], **_: Any) -> int:
+        commands.append(argv)
+        return 0
+
+    monkeypatch.setattr(system.subprocess, "call", call)
     monkeypatch.setattr(system.shutil, "which", lambda name, path=None: name)
     system.install(["openssh-server"])
     assert [argv[0] for argv in commands[1:]] == ["update-rc.d", "deb-systemd-helper", "systemctl"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.errors import RunNotFound
@@ -39,7 +41,9 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Run]:
         yield record(tmp_path_factory.mktemp("scripts"), "--fail", n_workers=1)
 
 
-def make(name: str, *, result: dict | None = None, session: dict | None = None, days_ago: float = 0) -> runs.Run:
+def make(
+    name: str, *, result: dict[str, Any] | None = None, session: dict[str, Any] | None = None, days_ago: float = 0
+) -> runs.Run:
     """A run's folder as a cluster would leave it."""
     path = runs.create(name)
     when = time.time() - days_ago * 86400
@@ -51,7 +55,7 @@ def make(name: str, *, result: dict | None = None, session: dict | None = None, 
     return runs.Run(path)
 
 
-def a_process_that_is_gone() -> dict:
+def a_process_that_is_gone() -> dict[str, Any]:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     return {**runs.this_session(), "pid": ended.pid}
@@ -75,8 +79,8 @@ class TestCreate:
 
     def test_two_in_the_same_instant_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
         digits = iter(["aaaa", "aaaa", "bbbb"])
-        monkeypatch.setattr(runs.secrets, "token_hex", lambda n: next(digits))
-        monkeypatch.setattr(runs.time, "strftime", lambda pattern: "20300101-000000")
+        monkeypatch.setattr(secrets, "token_hex", lambda n: next(digits))
+        monkeypatch.setattr(time, "strftime", lambda pattern: "20300101-000000")
 
         assert [runs.create("x").name[-4:], runs.create("x").name[-4:]] == ["aaaa", "bbbb"]
 
@@ -97,7 +101,7 @@ class TestWriteJson:
 
     def test_keeps_the_old_file_where_the_data_cannot_be_written(self, tmp_path: Path) -> None:
         runs.write_json(tmp_path / "a.json", 1)
-        loop: list = []
+        loop: list[Any] = []
         loop.append(loop)
 
         with pytest.raises(ValueError):
@@ -134,6 +138,7 @@ class TestStatus:
             session = {**runs.this_session(), "pid": process.pid, "started": runs._start_time(process.pid)}
             run = make("x", session=session)
             assert run.status == "running"
+            assert process.stdin is not None
             process.stdin.close()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has collected it
             assert run.status == "lost"

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from muster.checks.interpreter import check, probe
@@ -258,9 +258,9 @@ def test_a_function_is_known_by_its_name_without_what_it_is_called_with(
     "function",
     [
         Trainer("secret").fails,
-        functools.partial(train, "secret", "of", "too", "many"),
-        functools.partial(train, "secret", lock=threading.Lock()),
-        functools.partial(train, "secret", threading.Lock()),  # type: ignore[arg-type]
+        functools.partial(cast(Any, train), "secret", "of", "too", "many"),
+        functools.partial(cast(Any, train), "secret", lock=threading.Lock()),
+        functools.partial(cast(Any, train), "secret", threading.Lock()),
     ],
 )
 def test_a_function_is_refused_without_what_it_is_called_with(function: Callable[..., Any]) -> None:

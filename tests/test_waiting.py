@@ -10,11 +10,13 @@ import sys
 
 from muster.agent import waiting
 from muster.agent.wire import Connection, Stacks
-from muster.failure.waiting import Verdict, who_holds_up
+from muster.failure.waiting import Source, Verdict, who_holds_up
 
 from tests.support import eventually
 
-ZERO, ONE, TWO = ("worker-0", 0), ("worker-1", 1), ("worker-2", 2)
+ZERO: Source = ("worker-0", 0)
+ONE: Source = ("worker-1", 1)
+TWO: Source = ("worker-2", 2)
 LIBRARY = (
     'Current thread 0x1 (most recent call first):\n  File "/v/lib/site-packages/tensorflow/execute.py", line 1 in f'
 )

@@ -164,7 +164,8 @@ def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("S
 
 
 def _step(dice: random.Random) -> int | str:
-    return dice.choice(["start", "end", *[dice.randrange(60) for _ in range(6)]])
+    moments: list[int | str] = ["start", "end", *[dice.randrange(60) for _ in range(6)]]
+    return dice.choice(moments)
 
 
 def _two_ranks(dice: random.Random, rank: int, ranks: int) -> str:

@@ -160,7 +160,8 @@ def _run(case: Case, stage: Stage) -> Outcome:
     slow = [fault for fault in case.faults if fault.kind == "slow"]
     orders["relayed"] = [[int(rank) for rank in fault.victim.split()[1:]] for fault in slow]
     for fault in slow:
-        surroundings.SlowLink(stage.folder, *map(int, fault.victim.split()[1:]), delay=fault.delay).start()
+        source, target = map(int, fault.victim.split()[1:])
+        surroundings.SlowLink(stage.folder, source, target, fault.delay).start()
     outside = [fault for fault in case.faults if fault.is_from_outside and fault not in slow]
     strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in outside]
     error: Exception | None = None

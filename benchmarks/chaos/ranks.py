@@ -7,6 +7,8 @@ each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by r
 A rank that is about to fail notes when in ``struck-RANK``; one that has met its neighbours makes ``ready-RANK``.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
@@ -15,12 +17,15 @@ import struct
 import sys
 import threading
 import time
+from typing import Any
+
+Peers = tuple[list[socket.socket], list[socket.socket]]
 
 BLOCK = b"g" * 4096
 PATIENCE = 60.0  # seconds
 
 
-def main(orders):
+def main(orders: dict[str, Any]) -> None:
     """Live one rank's life."""
     place = ("HOROVOD_RANK", "HOROVOD_SIZE") if "HOROVOD_RANK" in os.environ else ("MUSTER_RANK", "MUSTER_WORLD_SIZE")
     rank, size = (int(os.environ[name]) for name in place)
@@ -42,7 +47,7 @@ def main(orders):
     part(peers)
 
 
-def reduce_all(orders, rank, fault):
+def reduce_all(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None:
     """The same with Horovod's own collectives, which say by themselves that a rank is gone."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -56,7 +61,7 @@ def reduce_all(orders, rank, fault):
     strike_at(orders, rank, fault, "end")
 
 
-def meet(orders, rank, size):
+def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
     """Connections to all neighbours: first those that this rank sends to, then those that send to it."""
     if orders["topology"] == "ring":
         targets, sources = [(rank + 1) % size], [(rank - 1) % size]
@@ -80,7 +85,7 @@ def meet(orders, rank, size):
     return outgoing, incoming
 
 
-def address_of(orders, rank, target):
+def address_of(orders: dict[str, Any], rank: int, target: int) -> tuple[str, int]:
     """Return the address of a rank, or of the relay between it and this one."""
     relayed = os.path.join(orders["folder"], f"relay-{rank}-{target}")
     wanted = relayed if [rank, target] in orders.get("relayed", ()) else None
@@ -95,12 +100,12 @@ def address_of(orders, rank, target):
     return host, int(port)
 
 
-def address_of_rank(rank):
+def address_of_rank(rank: int) -> str:
     """An address of its own on loopback, so that the link between two ranks can be cut."""
     return f"127.0.100.{rank + 1}"
 
 
-def exchange(peers, reaction):
+def exchange(peers: Peers, reaction: str) -> None:
     """One step with all neighbours. With ``short`` a rank takes what it has got for a whole block."""
     outgoing, incoming = peers
     for connection in outgoing:
@@ -116,7 +121,7 @@ def exchange(peers, reaction):
             missing -= len(data)
 
 
-def part(peers):
+def part(peers: Peers) -> None:
     """Leave only when the neighbours have got everything."""
     outgoing, incoming = peers
     for connection in outgoing:
@@ -126,7 +131,7 @@ def part(peers):
             pass
 
 
-def react(reaction, error):
+def react(reaction: str, error: Exception) -> None:
     """React to the loss of a neighbour as scripts, frameworks and C libraries do."""
     if reaction in ("raise", "short"):
         raise error
@@ -147,14 +152,14 @@ def react(reaction, error):
     os.kill(os.getpid(), int(reaction))
 
 
-def strike_at(orders, rank, fault, now):
+def strike_at(orders: dict[str, Any], rank: int, fault: dict[str, Any], now: int | str) -> None:
     """Fail, if this is the moment."""
     if fault.get("step") == now:
         note(orders, "struck", rank)
         strike(fault["kind"])
 
 
-def note(orders, what, rank):
+def note(orders: dict[str, Any], what: str, rank: int) -> None:
     """Leave a file that says when something happened, by the clock that all processes of a machine share."""
     path = os.path.join(orders["folder"], f"{what}-{rank}")
     with open(path + ".part", "w") as file:
@@ -162,7 +167,7 @@ def note(orders, what, rank):
     os.rename(path + ".part", path)
 
 
-def strike(kind):
+def strike(kind: str) -> None:
     """Fail in the way of that kind."""
     what, _, which = kind.partition(" ")
     if what == "raise":
@@ -198,10 +203,11 @@ def strike(kind):
         raise AssertionError(kind)
 
 
-def raise_it(name):
+def raise_it(name: str) -> None:
     """Raise an exception as a script would."""
     if name == "KeyError":
-        print({}["learning_rate"])
+        nothing: dict[str, float] = {}
+        print(nothing["learning_rate"])
     elif name == "ZeroDivisionError":
         print(1 // 0)
     elif name == "FileNotFoundError":

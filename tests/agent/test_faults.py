@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -24,6 +25,10 @@ FAMILY = (
     "sleep 601 & setsid sleep 602 & (setsid sleep 603 &) ; (env -i /usr/bin/setsid /bin/sleep 604 &) ; "
     "trap '' HUP; sleep 0.1; echo ready; while :; do sleep 605; done"
 )
+
+
+def is_ready(log: Path) -> bool:
+    return "ready" in log.read_text()
 
 
 class SessionProcess:
@@ -54,7 +59,7 @@ class SessionProcess:
         for name in names:
             if "echo ready" in command:
                 log = run.folder / f"{name}.log"
-                eventually(lambda log=log: "ready" in log.read_text(), "the command runs")
+                eventually(functools.partial(is_ready, log), "the command runs")
         self.everything = [*descendants_of(self.facts["guard"]), self.facts["guard"]]
 
     def end(self) -> None:

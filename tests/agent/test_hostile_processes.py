@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 
@@ -89,11 +90,15 @@ NO_REQUESTS = [
 ]
 
 
+def has_sent(worker: Launched, times: int) -> bool:
+    return worker.output_with("sent").count("sent") == times
+
+
 def test_requests_that_make_no_sense_are_refused(worker: Launched) -> None:
     worker.send("expect", argv=["/bin/true"], env={}, cwd=None, split=True)
     for count, message in enumerate(NO_REQUESTS, 1):
         worker.python(SEND, repr(json.dumps(message).encode() + b"\n"), "1")
-        eventually(lambda count=count: worker.output_with("sent").count("sent") == count, "it is sent")
+        eventually(functools.partial(has_sent, worker, count), "it is sent")
         assert not is_gone(worker.hello["pid"]), message
     assert_serves(worker)
     assert "makes no sense" in worker.spec.log.read_text()

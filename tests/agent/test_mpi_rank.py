@@ -31,7 +31,8 @@ def test_every_launchers_rank_is_understood_and_told_to_the_program(tmp_path: Pa
         with connection, connection.makefile("rb") as asked:
             request = json.loads(asked.readline())
             connection.sendall(b'{"type": "exited", "code": 5}\n')
-    assert process.communicate(timeout=10) == (None, "")
+    _, errors = process.communicate(timeout=10)
+    assert errors == ""
     assert process.returncode == 5
     assert (request["rank"], request["argv"]) == (3, ["program", "argument"])
     assert request["env"]["MUSTER_RANK"] == request["env"][variable] == "3"

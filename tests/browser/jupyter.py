@@ -162,7 +162,8 @@ class Notebook:
     def save(self) -> nbformat.NotebookNode:
         """Save it, and read what was saved."""
         self.page.evaluate(f"async () => {{ await {CURRENT}.context.save() }}")
-        return nbformat.read(self.path, as_version=4)
+        saved: nbformat.NotebookNode = nbformat.read(self.path, as_version=4)
+        return saved
 
     def shut_down(self) -> None:
         """End its kernel."""

@@ -63,7 +63,8 @@ def await_training(page: Page) -> None:
 
 @pytest.fixture(params=["notebook7", "lab"])
 def server(request: pytest.FixtureRequest) -> Server:
-    return request.getfixturevalue(request.param)
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 def test_it_is_live_while_the_cell_runs_and_static_from_then_on(

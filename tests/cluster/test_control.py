@@ -91,6 +91,7 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
 
     for connection in idle:
         connection.close()
+    assert living.result is not None
     assert "(by request)" in living.result["reason"]
     assert not told.exists()
     assert not where.exists()

@@ -45,7 +45,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(script: Any, n_workers: int = 2, **options: Any) -> ClusterAddress:
-    return muster.run_cluster(n_workers, worker_script=script, strategy=Plain(), **options)
+    address: ClusterAddress = muster.run_cluster(n_workers, worker_script=script, strategy=Plain(), **options)
+    return address
 
 
 def test_a_script_runs_on_every_worker_with_its_arguments_and_environment(script: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from muster.checks.planning import describe_job
@@ -48,7 +48,12 @@ def test_the_ticker_ticks_at_most_four_times_a_second_and_more_rarely_where_tick
 def test_a_ticker_may_be_closed_from_its_own_tick_or_before_it_began() -> None:
     Ticker(lambda: None).close()
     done = threading.Event()
-    ticker = Ticker(lambda: (ticker.close(), done.set()))
+
+    def tick() -> None:
+        ticker.close()
+        done.set()
+
+    ticker = Ticker(tick)
     ticker.start()
     assert done.wait(5)
 
@@ -114,7 +119,7 @@ def record(events: list[Event]) -> Run:
 
 def test_a_run_is_followed_to_its_end() -> None:
     events = failing()
-    events[0].data["session"] = this_session()
+    cast("dict[str, Any]", events[0].data)["session"] = this_session()
     run = record(events[:-1])
     (run.path / "logs" / "worker-0.log").write_text("first\n")
     seen: list[Event] = []

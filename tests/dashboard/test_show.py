@@ -138,7 +138,7 @@ def test_the_widget_says_where_ranks_are_or_why_it_cannot(made: Any) -> None:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return dict(answer)
 
     widget._controls = Controls(stacks=stacks)
     for _ in range(2):

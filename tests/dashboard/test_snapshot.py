@@ -11,6 +11,7 @@ import pytest
 from muster.dashboard.charts import chart
 from muster.dashboard.model import RunView
 from muster.dashboard.snapshot import MAX_ROWS, mime_bundle, to_html, to_text
+from muster.events import Event
 
 from tests.dashboard.scenes import at, failing, starting, training, view_of
 
@@ -37,7 +38,7 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize("events", [[], starting(), training(), failing()], ids=["empty", "start", "train", "fail"])
-def test_it_is_sound_html_of_elements_that_notebooks_keep(events: list) -> None:
+def test_it_is_sound_html_of_elements_that_notebooks_keep(events: list[Event]) -> None:
     html = to_html(view_of(events) if events else RunView())
 
     kept = {"div", "strong", "span", "table", "tr", "th", "td", "progress", "img", "br", "details", "summary", "pre"}

@@ -76,7 +76,7 @@ def test_of_many_workers_with_news_all_have_their_turn() -> None:
 
     for index in range(1000):
         state(at(50, "usage", f"worker-{index}", cpu=0.5, memory=612_000_000 + index))
-    rows = []
+    rows: list[int] = []
     while diff := state.take_diff():
         state(at(51, "usage", "worker-0", cpu=len(rows), memory=612_000_000))  # again and again
         rows.append(len(diff["rows"]))

@@ -68,7 +68,9 @@ def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: st
     (tmp_path / "talks.py").write_text(TALKS)
     with in_a_full_terminal(tmp_path, MUSTER, "--run-timeout", "1", MUSTER_DASHBOARD=renderer) as process:
         assert process.wait(30) == 124
-    assert runs.list_runs()[0].result["error"] == "RunTimeout"
+    result = runs.list_runs()[0].result
+    assert result is not None
+    assert result["error"] == "RunTimeout"
 
 
 @pytest.mark.parametrize("renderer", ["rich", "plain"])

@@ -34,7 +34,7 @@ def test_unknown_names_in_a_listing_hide_nothing(status: Status) -> None:
 
 def test_a_listing_that_makes_no_sense_is_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     with Scene() as scene:
-        scene.platform.strangers = [None]  # type: ignore[list-item]
+        scene.platform.strangers = [None]
         scene.at(3, scene.workers["worker-1"].hang_up)
         outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from muster.errors import JobError, MusterError
 from muster.events import Observers
 from muster.job import Job, Script
 from muster.platforms.base import Storage
+from muster.records import runs
 from muster.records.journal import Journal
+from muster.records.result import Result
 from muster.run import execution, preparation
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun
@@ -43,7 +46,7 @@ def made(loop: SimulatedLoop, monkeypatch: pytest.MonkeyPatch) -> Execution:
     return Execution(Observers([]))
 
 
-def finish(loop: SimulatedLoop, made: Execution) -> execution.Result:
+def finish(loop: SimulatedLoop, made: Execution) -> Result:
     loop.run(asyncio.wait(asyncio.all_tasks(loop), timeout=1000))
     assert made.up.is_set()
     return made.ended.result(timeout=0)
@@ -87,9 +90,9 @@ def sabotage(
         "ship_library": (preparation, "ship_library"),
         "submit": (checked.platform, "submit"),
         "close": (checked.platform, "close"),
-        "rmtree": (execution.shutil, "rmtree"),
+        "rmtree": (shutil, "rmtree"),
         "exit_codes": (execution, "exit_codes"),
-        "write_json": (execution.runs, "write_json"),
+        "write_json": (runs, "write_json"),
         "tell": (made._observers, "tell"),
         "close_journal": (Journal, "_write_held"),
     }
@@ -128,15 +131,15 @@ def test_nothing_that_blocks_is_done_on_the_loop(
 ) -> None:
     """All clusters of a session share it."""
     places = {
-        (execution.shutil, "rmtree"),
-        (execution.runs, "write_json"),
+        (shutil, "rmtree"),
+        (runs, "write_json"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),
         (checked.platform, "submit"),
         (checked.platform, "poll"),
         (checked.platform, "close"),
     }
-    called = {}
+    called: dict[str, bool] = {}
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

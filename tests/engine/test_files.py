@@ -62,10 +62,11 @@ class Worker:
 
     def _deliver(self, files: Files, order: Any) -> None:
         if files is self._files and self._is_connected:
-            {
+            takes: dict[type, Callable[[Any], None]] = {
                 wire.Put: files.put, wire.Get: files.get, wire.Have: files.have,
                 wire.Chunk: files.chunk, wire.Missing: files.missing,
-            }[type(order)](order)  # fmt: skip
+            }  # fmt: skip
+            takes[type(order)](order)
 
     def to_session(self, message: tuple[Any, ...]) -> None:
         """Carry a message of the agent's."""

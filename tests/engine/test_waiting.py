@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from muster.run.changes import Changes
@@ -10,7 +11,7 @@ from muster.testing.loop import START, NothingHappens, SimulatedLoop
 
 
 @pytest.fixture
-def loop():
+def loop() -> Iterator[SimulatedLoop]:
     loop = SimulatedLoop()
     yield loop
     loop.close()
@@ -50,7 +51,12 @@ def test_a_change_right_after_the_look_counts(loop: SimulatedLoop) -> None:
 
 def test_it_waits_no_longer_than_to_the_deadline(loop: SimulatedLoop) -> None:
     looks: list[float] = []
-    assert not loop.run(Changes().until(lambda: bool(looks.append(loop.time())), START + 7))
+
+    def never() -> bool:
+        looks.append(loop.time())
+        return False
+
+    assert not loop.run(Changes().until(never, START + 7))
     assert looks == pytest.approx([START, START + 7]), "nothing was looked at while nothing happened"
 
 

@@ -25,8 +25,8 @@ def scene(known_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
     monkeypatch.chdir(tmp_path)
     horovod = importlib.util.find_spec("horovod")
-    if horovod is not None and not remembers_gloo(known_builds, horovod.origin):
-        remember_gloo(known_builds, str(horovod.origin))  # or the first test here would find out, and take long
+    if horovod is not None and horovod.origin is not None and not remembers_gloo(known_builds, horovod.origin):
+        remember_gloo(known_builds, horovod.origin)  # or the first test here would find out, and take long
     scene = Scene(tmp_path, temp)
     try:
         yield scene

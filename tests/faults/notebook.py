@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started in the background
-outcome = {"raised": None, "text": "", "repr": ""}
+outcome: dict[str, str | float | None] = {"raised": None, "text": "", "repr": ""}
 try:
     exec(compile(sys.argv[1], "<cell>", "exec"))
 except BaseException as error:

@@ -20,6 +20,7 @@ from typing import Any
 
 import muster
 from muster.agent import linux
+from muster.api import ClusterAddress
 from muster.events import Event
 from muster.records import runs
 from muster.run.cluster import Cluster
@@ -59,7 +60,10 @@ class Scene:
     def start(self, script: str = SLEEP, n_workers: int = 2, **options: Any) -> Cluster:
         """A cluster in this process that runs this text and is up. Without a strategy each worker runs the script."""
         options.setdefault("strategy", Plain())
-        return muster.run_cluster(n_workers, worker_script=self.script(script), wait=False, **options).cluster
+        address: ClusterAddress = muster.run_cluster(
+            n_workers, worker_script=self.script(script), wait=False, **options
+        )
+        return address.cluster
 
     def run(self, script: str, n_workers: int = 2, **options: Any) -> Cluster:
         """The same, until it has ended. Raises what went wrong."""

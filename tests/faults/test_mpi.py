@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def training(scene: Scene, mpi: Installed, **options: Any) -> Cluster:
     """Two ranks that add up for ever."""
-    cluster = muster.run_cluster(
+    cluster: Cluster = muster.run_cluster(
         2, worker_script=mpi.program, strategy=mpi.strategy(), args=["on"], wait=False, **options
     ).cluster
     scene.wait_for_output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 import pytest
 from muster.errors import RunFailed, RunStalled, RunTimeout, ScriptError, ScriptFailed, WorkerKilled, WorkerOutOfMemory
@@ -31,7 +32,7 @@ def test_the_one_that_fails_is_named(
     scene: Scene, text: str, error: type[RunFailed], words: str, strategy: str
 ) -> None:
     scene.script("def broken(:", "nested.py")
-    options = {"strategy": "horovod"} if strategy == "horovod" else {}
+    options: dict[str, Any] = {"strategy": "horovod"} if strategy == "horovod" else {}
     with pytest.raises(RunFailed) as raised:
         scene.run(ONLY_ONE + text, **options)
     failure = raised.value
@@ -132,7 +133,7 @@ def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: st
         out.flush()
         os.write(2, b"\xe2\x82")
         """
-    options = {"strategy": "horovod"} if strategy == "horovod" else {}
+    options: dict[str, Any] = {"strategy": "horovod"} if strategy == "horovod" else {}
     scene.run(text, **options)
     wanted = b"\xff\xfe\x00 not text \xc3\n" + bytes(range(256)) * 1000 + b"\r\x1b[31mno line end\xe2\x82"
     for worker in ("worker-0", "worker-1"):

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import muster
 import pytest
@@ -34,7 +35,7 @@ from tests.support import command_line, eventually
 STRATEGIES = ["plain", pytest.param("horovod", marks=pytest.mark.slow)]
 
 
-def options_of(strategy: str) -> dict[str, str]:
+def options_of(strategy: str) -> dict[str, Any]:
     return {"strategy": "horovod"} if strategy == "horovod" else {}
 
 

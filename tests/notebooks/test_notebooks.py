@@ -23,6 +23,8 @@ PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 
 def load_tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("execute_notebooks", NOTEBOOKS / "execute.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -166,7 +168,8 @@ def test_the_kernel_is_this_interpreter(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
 def kept(request: pytest.FixtureRequest) -> nbformat.NotebookNode:
-    return nbformat.read(request.param, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(request.param, as_version=4)
+    return notebook
 
 
 def test_one_cell_has_the_parameters(kept: nbformat.NotebookNode) -> None:

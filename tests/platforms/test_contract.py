@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,10 @@ def test_handles_are_strings_in_the_order_of_the_specs(platform: Platform, run: 
     assert [worker.id for worker in platform.poll(handles[::-1])] == handles[::-1]
 
 
+def lines_of(platform: Platform, handle: str) -> list[str]:
+    return list(platform.logs(handle))
+
+
 def test_the_same_run_key_again_starts_nothing(platform: Platform, run: Run) -> None:
     specs = [run.spec(f"worker-{index}", process=shell("echo started; sleep 600")) for index in range(2)]
     handles = platform.submit(specs, run.id)
@@ -72,7 +77,7 @@ def test_the_same_run_key_again_starts_nothing(platform: Platform, run: Run) -> 
     assert platform.submit(specs, run.id) == handles
     assert handles_of(platform.list()) == handles
     for handle in handles:
-        assert eventually(lambda handle=handle: list(platform.logs(handle)), "it has printed") == ["started"]
+        assert eventually(functools.partial(lines_of, platform, handle), "it has printed") == ["started"]
     another = platform.submit([run.spec("worker-2")], f"{run.id}-again")
     assert handles_of(platform.list()) == [*handles, *another]
 

@@ -43,6 +43,12 @@ def worker_of(pid: int) -> str:
     return found[0].decode() if found else ""
 
 
+def first_line(platform: LocalPlatform, handle: str) -> str:
+    """The first line that a worker prints."""
+    lines: list[str] = eventually(lambda: list(platform.logs(handle)), "it has printed")
+    return lines[0]
+
+
 def final(platform: LocalPlatform) -> bool:
     return all(worker.status.is_final for worker in platform.list())
 
@@ -200,7 +206,7 @@ def test_cores_are_given_to_one_cluster_only(platform: LocalPlatform, run: Run) 
     show = "import os; print(sorted(os.sched_getaffinity(0))); import time; time.sleep(600)"
     process = shell(f"exec {sys.executable} -c '{show}'")
     workers = platform.launch([run.spec(f"worker-{index}", process=process) for index in range(2)])
-    given = [eventually(lambda w=worker: list(platform.logs(w.id)), "it has printed")[0] for worker in workers]
+    given = [first_line(platform, worker.id) for worker in workers]
     assert given == [str(cores[:2])] * 2  # the workers of a cluster share its cores
     rest = LocalPlatform()
     everything = Resources(cpu=len(cores), memory=0.5)
@@ -234,7 +240,7 @@ def test_gpus_are_exclusive(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Resources(cpu=1, memory=0.5, gpu=1)
     try:
         workers = first.launch([run.spec(f"worker-{i}", resources=one, process=show) for i in range(2)])
-        given = {eventually(lambda w=worker: list(first.logs(w.id)), "it has printed")[0] for worker in workers}
+        given = {first_line(first, worker.id) for worker in workers}
         assert given == {"GPU-a", "GPU-b"}
         with pytest.raises(LaunchRefused, match="other clusters"):
             second.launch([run.spec("worker-2", resources=one)])

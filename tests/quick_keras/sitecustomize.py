@@ -23,9 +23,9 @@ def importer():
     # type: () -> str
     """The module whose import statement is being run."""
     frame = sys._getframe(2)
-    while frame and frame.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("importlib", "_frozen_importlib")):
         frame = frame.f_back
-    return frame.f_globals.get("__name__", "") if frame else ""
+    return str(frame.f_globals.get("__name__", ""))
 
 
 sys.meta_path.insert(0, HiddenFromKeras)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_the_oldest_workers_that_have_ended_are_forgotten(engines: Engines, monk
     done = []
     for _ in range(3):
         done.append(worker := engines.launch(CLIENT, order(), "127.0.0.1"))
-        eventually(lambda w=worker: ended(engines, w["id"]), "it has ended")
+        eventually(functools.partial(ended, engines, worker["id"]), "it has ended")
     assert [worker["id"] for worker in engines.workers(CLIENT, "session")] == [going_on["id"], done[-1]["id"]]
     assert not Path(done[0]["log"]).exists()
     assert Path(done[-1]["log"]).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ def statuses(session: Client) -> list[str]:
 
 
 def test_serves_the_workers_of_another_workbench(tmp_path: Path, session: Client) -> None:
-    with serving(tmp_path, "--platform", "workbench", **session.variables) as outer:
+    variables: dict[str, Any] = session.variables
+    with serving(tmp_path, "--platform", "workbench", **variables) as outer:
         client = Client(outer.client_environment())
         worker, log = client.run(code="!echo $CDSW_MASTER_ID", memory=1)
         assert worker["status"] == "succeeded"
@@ -38,7 +40,8 @@ def test_serves_the_workers_of_another_workbench(tmp_path: Path, session: Client
 
 def test_the_next_service_ends_what_a_killed_one_left_on_its_platform(tmp_path: Path, session: Client) -> None:
     def outer() -> AbstractContextManager[Service]:
-        return serving(tmp_path, "--platform", "workbench", **session.variables)
+        variables: dict[str, Any] = session.variables
+        return serving(tmp_path, "--platform", "workbench", **variables)
 
     with outer() as killed:
         Client(killed.client_environment()).start("")

@@ -15,7 +15,7 @@ from muster.commands.main import main
 from muster.errors import JobError
 from muster.options.fields import option
 from muster.platforms.local import LocalPlatform
-from muster.run.request import RunRequest, check
+from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
 
 from tests.plain import Plain
@@ -87,7 +87,12 @@ class TestDeclaredOptions:
         assert "--kettle" not in text
 
         asked: list[RunRequest] = []
-        monkeypatch.setattr("muster.run.request.check", lambda request: asked.append(request) or check(request))
+
+        def noted(request: RunRequest) -> CheckedRun:
+            asked.append(request)
+            return check(request)
+
+        monkeypatch.setattr("muster.run.request.check", noted)
         flags = ["--tea-breaks", "3", "--biscuits", "plain 'with jam'", "--with-milk", "--log-cap", "5000"]
         result = muster("plan", "-s", "leisurely", "-p", "local", *flags, script)
         assert result.exit_code == 0, result.output

@@ -49,7 +49,7 @@ class Residuals:
         self.rounds = 0
 
     def add(self) -> None:
-        self.values += np.float32([0.1, 1, 10]) * (1 + horovod.rank()) * np.float32(random.random())
+        self.values += np.array([0.1, 1, 10], np.float32) * (1 + horovod.rank()) * np.float32(random.random())
         self.rounds += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,12 +149,12 @@ def loop(folder: Path, name: str, checkpoints: str, dies: bool = False, scheme: 
     loss = keras.losses.SparseCategoricalCrossentropy()
     taken = []
 
-    @tf.function(reduce_retracing=True)
-    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+    def train_on(x: tf.Tensor, y: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True))
         model.optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
 
+    step = tf.function(train_on, reduce_retracing=True)
     for epoch in range(position.epoch, EPOCHS):
         numbers = np.arange(EXAMPLES)
         shuffled = {"batch_size": BATCH_SIZE, "epoch": epoch, "seed": 7, "first": position.step}

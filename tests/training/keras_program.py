@@ -9,11 +9,13 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from muster.training import horovod, progress
 from muster.training import keras as distributed
@@ -42,13 +44,13 @@ def compiled(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> keras
     return model
 
 
-def own_data(n: int = STEPS * 16) -> tuple[np.ndarray, np.ndarray]:
+def own_data(n: int = STEPS * 16) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Other examples on every rank."""
     random = np.random.RandomState(horovod.rank())
     return random.normal(size=(n, 8)).astype("float32"), random.randint(0, 3, n)
 
 
-def share_of_common_data() -> tuple[np.ndarray, np.ndarray]:
+def share_of_common_data() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """This rank's part of every batch, so that all ranks' k-th batches together are the k-th of a process alone."""
     random = np.random.RandomState(99)
     n = STEPS * COMMON_BATCH_SIZE
@@ -112,7 +114,7 @@ def custom_loops() -> dict[str, Any]:
     optimizer = distributed.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     distributed.broadcast_variables(model, optimizer)
     random = np.random.RandomState(horovod.rank())
-    kinds = set()
+    kinds: set[str] = set()
 
     def step(words: tf.Tensor, labels: tf.Tensor, apply: Any) -> None:
         with tf.GradientTape() as tape:
@@ -199,7 +201,7 @@ def refusals() -> dict[str, str]:
     """Return what is refused, and with which message."""
     averaging = distributed.DistributedOptimizer
     model = network()
-    tries = {
+    tries: dict[str, Callable[[], Any]] = {
         "plain optimizer": lambda: fit_briefly(keras.optimizers.SGD()),
         "loss scale outside": lambda: fit_briefly(
             keras.optimizers.LossScaleOptimizer(averaging(keras.optimizers.SGD()))
@@ -207,7 +209,7 @@ def refusals() -> dict[str, str]:
         "XLA": lambda: fit_briefly(averaging(keras.optimizers.SGD()), jit_compile=True),
         "not built": lambda: distributed.broadcast_variables(keras.Sequential([keras.layers.Dense(1)])),
         "not an optimizer": lambda: averaging("adam"),
-        "not a scheme": lambda: averaging(keras.optimizers.SGD(), compression=0.01),
+        "not a scheme": lambda: averaging(keras.optimizers.SGD(), compression=cast(Any, 0.01)),
         "compressed loss scale": lambda: averaging(
             keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), compression=TopK(0.01)
         ),
@@ -240,7 +242,7 @@ def half_a_file() -> dict[str, Any]:
     folder.mkdir()
     (folder / "model.keras").write_text("whole")
     try:
-        distributed.save_atomically(Failing(), folder / "model.keras")  # type: ignore[arg-type]
+        distributed.save_atomically(Failing(), folder / "model.keras")
     except OSError as error:
         return {"error": str(error), "files": {path.name: path.read_text() for path in folder.iterdir()}}
     return {}

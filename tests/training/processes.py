@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.support import IMPORT_PATH
 
@@ -27,17 +28,18 @@ def environment(**variables: str) -> dict[str, str]:
     }
 
 
-def start(command: list[str], env: dict[str, str], **options: object) -> "subprocess.Popen[str]":
+def start(command: list[str], env: dict[str, str], **options: Any) -> "subprocess.Popen[str]":
     """Start a process in a session of its own, its output all in one."""
-    return subprocess.Popen(
+    process: subprocess.Popen[str] = subprocess.Popen(
         command,
         env=env,
         start_new_session=True,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
+    return process
 
 
 def finish(process: "subprocess.Popen[str]", seconds: float = 120) -> str:

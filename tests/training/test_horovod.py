@@ -7,7 +7,7 @@ from muster.training import horovod
 
 
 @pytest.fixture(autouse=True)
-def nobody_started_it(monkeypatch):
+def nobody_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (horovod.RANK_VARIABLE, horovod.SIZE_VARIABLE, *horovod.MPI_SIZES):
         monkeypatch.delenv(name, raising=False)
 
@@ -17,7 +17,7 @@ def nobody_started_it(monkeypatch):
     [{}, {"PMI_SIZE": "1"}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}],
     ids=lambda started: next(iter(started), "by itself"),
 )
-def test_the_only_process_is_alone(started, monkeypatch):
+def test_the_only_process_is_alone(started: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in started.items():
         monkeypatch.setenv(name, value)
     assert (horovod.rank(), horovod.size(), horovod.local_rank(), horovod.local_size()) == (0, 1, 0, 1)
@@ -26,7 +26,7 @@ def test_the_only_process_is_alone(started, monkeypatch):
     assert horovod.broadcast(tensor, 0, name="tensor") is tensor
 
 
-def test_horovodrun_without_horovod_is_said(monkeypatch):
+def test_horovodrun_without_horovod_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "1")
     monkeypatch.setitem(sys.modules, "horovod", None)
     with pytest.raises(ImportError, match=r"rank 1.*Install Horovod"):
@@ -35,7 +35,7 @@ def test_horovodrun_without_horovod_is_said(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_ranks_of_mpi_do_not_train_apart(variable, monkeypatch):
+def test_ranks_of_mpi_do_not_train_apart(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = pytest.importorskip("horovod.tensorflow")
     if library.mpi_built():
         pytest.skip("this Horovod was built with MPI")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,74 +26,74 @@ class Runs:
         self.ranks = [self._read("rank-0-of-2.json"), self._read("rank-1-of-2.json")]
         self.alone = self._read("rank-0-of-1.json")
 
-    def of_both(self, check):
+    def of_both(self, check: str) -> list[Any]:
         return [rank[check] for rank in self.ranks]
 
-    def _read(self, name):
+    def _read(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text())
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
 
 
-def test_ranks_begin_apart_and_end_bit_identical_on_different_data(runs):
+def test_ranks_begin_apart_and_end_bit_identical_on_different_data(runs: Runs) -> None:
     first, second = runs.of_both("fit")
     assert first["before"] != second["before"]
     assert first["after"] == second["after"]
     assert first["steps"] == second["steps"] == 12
 
 
-def test_without_averaging_the_same_check_fails(runs):
+def test_without_averaging_the_same_check_fails(runs: Runs) -> None:
     first, second = runs.of_both("fit_without_averaging")
     assert first["before"] == second["before"]
     assert first["after"] != second["after"]
 
 
-def test_two_ranks_equal_one_process_with_twice_the_batch(runs):
+def test_two_ranks_equal_one_process_with_twice_the_batch(runs: Runs) -> None:
     together = runs.of_both("fit_on_common_data")
     assert together[0] == together[1]
     for ours, expected in zip(together[0]["weights"], runs.alone["fit_on_common_data"]["weights"], strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_custom_loops_stay_bit_identical_with_sparse_gradients(runs):
+def test_custom_loops_stay_bit_identical_with_sparse_gradients(runs: Runs) -> None:
     first, second = runs.of_both("custom_loops")
     assert first == second
     assert first["gradients"] == ["EagerTensor", "IndexedSlices", "SymbolicTensor"]
     assert len(set(first["digests"].values())) == 4  # every loop did train
 
 
-def test_all_ranks_leave_out_a_step_with_an_infinite_gradient_on_one(runs):
+def test_all_ranks_leave_out_a_step_with_an_infinite_gradient_on_one(runs: Runs) -> None:
     first, second = runs.of_both("infinite_gradient_on_last_rank")
     assert first == second
     initial, after_infinite, after_finite = first["digests"]
     assert initial == after_infinite != after_finite
 
 
-def test_metrics_are_averaged(runs):
+def test_metrics_are_averaged(runs: Runs) -> None:
     assert runs.of_both("average_metrics") == 2 * [{"loss": 0.5, "accuracy": 1.0}]
     assert runs.alone["average_metrics"] == {"loss": 0.0, "accuracy": 1.0}
 
 
-def test_history_and_later_callbacks_see_the_averaged_metrics(runs):
+def test_history_and_later_callbacks_see_the_averaged_metrics(runs: Runs) -> None:
     first, second = runs.of_both("fit")
     assert first["last_epoch"] == second["last_epoch"] == first["seen_by_later_callbacks"]
     assert set(first["last_epoch"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
-def test_collectives_and_a_scheme_of_ones_own(runs):
+def test_collectives_and_a_scheme_of_ones_own(runs: Runs) -> None:
     for rank, result in enumerate(runs.of_both("collectives")):
         assert result == {"rank": rank, "broadcast": 1, "after own scheme": [-1.0, -1.0], "calls": ["variable"]}
     assert runs.alone["collectives"]["broadcast"] == 0
 
 
-def test_variables_are_broadcast_together_by_type_and_large_ones_alone(runs):
+def test_variables_are_broadcast_together_by_type_and_large_ones_alone(runs: Runs) -> None:
     assert runs.alone["batches"] == [[5, 5], [20], [0, 5], [0, 1]]
 
 
-def test_what_would_train_apart_or_hang_is_refused(runs):
+def test_what_would_train_apart_or_hang_is_refused(runs: Runs) -> None:
     for refusals in runs.of_both("refusals"):
         assert "does not average gradients" in refusals["plain optimizer"]
         assert "DistributedOptimizer(LossScaleOptimizer(...))" in refusals["loss scale outside"]
@@ -102,7 +103,7 @@ def test_what_would_train_apart_or_hang_is_refused(runs):
     assert set(runs.alone["refusals"]) == mistakes
 
 
-def test_mistakes_are_named(runs):
+def test_mistakes_are_named(runs: Runs) -> None:
     refusals = runs.alone["refusals"]
     assert refusals["not built"].startswith("ValueError: Model 'sequential")
     assert refusals["not an optimizer"].startswith("TypeError: ")
@@ -111,24 +112,24 @@ def test_mistakes_are_named(runs):
     assert ".weights.h5" in refusals["file name"]
 
 
-def test_only_rank_zero_saves_and_leaves_nothing_beside(runs):
+def test_only_rank_zero_saves_and_leaves_nothing_beside(runs: Runs) -> None:
     saved = sorted(str(path.relative_to(runs.folder)) for path in runs.folder.glob("checkpoints-of-*-of-2/*"))
     assert saved == ["checkpoints-of-0-of-2/epoch-01.keras", "checkpoints-of-0-of-2/epoch-02.keras"]
     assert not list(runs.folder.glob("checkpoints-of-*/.*"))
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before_it(runs):
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(runs: Runs) -> None:
     assert runs.alone["half_a_file"] == {"error": "disk full", "files": {"model.keras": "whole"}}
 
 
-def test_what_two_ranks_saved_is_an_ordinary_model(runs):
+def test_what_two_ranks_saved_is_an_ordinary_model(runs: Runs) -> None:
     loaded = runs.alone["load_what_two_ranks_saved"]
     np.testing.assert_allclose(loaded["predictions"], runs.ranks[0]["fit"]["predictions"], rtol=1e-6)
     assert loaded["optimizer"] == {"class": "Adam", "steps": 12}
     assert loaded["steps_after_more"] == 18
 
 
-def test_every_rank_reports_its_progress(runs):
+def test_every_rank_reports_its_progress(runs: Runs) -> None:
     for rank, messages in enumerate(runs.reports):
         first_fit = [message for message in messages if message.get("epochs") == 2]
         assert [message["epoch"] for message in first_fit][0] == 1

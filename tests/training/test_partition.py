@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +23,14 @@ SETTINGS = {
 }
 
 
-def shares_of(n, count, **options):
+def shares_of(n: int, count: int, **options: Any) -> list[npt.NDArray[Any]]:
     return [partition.indices(n, partition_index=i, num_data_partitions=count, **options) for i in range(count)]
 
 
 @given(**SETTINGS, shuffle=st.booleans())
-def test_shares_are_disjoint_cover_everything_and_are_within_one_of_even(n, count, seed, epoch, shuffle):
+def test_shares_are_disjoint_cover_everything_and_are_within_one_of_even(
+    n: int, count: int, seed: int, epoch: int, shuffle: bool
+) -> None:
     shares = shares_of(n, count, seed=seed, epoch=epoch, shuffle=shuffle)
     assert sorted(np.concatenate(shares)) == list(range(n))
     lengths = [len(share) for share in shares]
@@ -33,24 +38,24 @@ def test_shares_are_disjoint_cover_everything_and_are_within_one_of_even(n, coun
 
 
 @given(**SETTINGS)
-def test_the_same_seed_and_epoch_give_the_same_shares(n, count, seed, epoch):
+def test_the_same_seed_and_epoch_give_the_same_shares(n: int, count: int, seed: int, epoch: int) -> None:
     first, again = (shares_of(n, count, seed=seed, epoch=epoch) for _ in range(2))
     assert [share.tolist() for share in first] == [share.tolist() for share in again]
 
 
 @pytest.mark.parametrize("change", [{"epoch": 1}, {"seed": 1}])
-def test_another_epoch_or_seed_gives_other_shares(change):
+def test_another_epoch_or_seed_gives_other_shares(change: dict[str, Any]) -> None:
     assert set(partition.indices(100, partition_index=0, num_data_partitions=2)) != set(
         partition.indices(100, partition_index=0, num_data_partitions=2, **change)
     )
 
 
-def test_the_shuffle_is_the_same_in_every_version():
+def test_the_shuffle_is_the_same_in_every_version() -> None:
     assert partition.indices(10, seed=7, epoch=3).tolist() == [7, 4, 1, 6, 8, 3, 5, 2, 9, 0]
 
 
 @given(**SETTINGS)
-def test_trimmed_shares_are_equal_and_leave_out_fewer_than_one_each(n, count, seed, epoch):
+def test_trimmed_shares_are_equal_and_leave_out_fewer_than_one_each(n: int, count: int, seed: int, epoch: int) -> None:
     if n < count:
         with pytest.raises(ValueError, match=f"{n} examples are fewer than one for each of {count}"):
             shares_of(n, count, seed=seed, epoch=epoch, uneven="trim")
@@ -61,14 +66,16 @@ def test_trimmed_shares_are_equal_and_leave_out_fewer_than_one_each(n, count, se
 
 
 @given(**SETTINGS)
-def test_padded_shares_are_equal_and_cover_everything(n, count, seed, epoch):
+def test_padded_shares_are_equal_and_cover_everything(n: int, count: int, seed: int, epoch: int) -> None:
     shares = shares_of(n, count, seed=seed, epoch=epoch, uneven="pad")
     assert {len(share) for share in shares} == {-(-n // count)}
     assert set(np.concatenate(shares)) == set(range(n))
 
 
 @given(**SETTINGS, batch_size=st.integers(1, 20))
-def test_every_process_takes_the_same_number_of_batches(n, count, seed, epoch, batch_size):
+def test_every_process_takes_the_same_number_of_batches(
+    n: int, count: int, seed: int, epoch: int, batch_size: int
+) -> None:
     if n < count:
         with pytest.raises(ValueError, match="are not one batch for each of"):
             partition.steps(n, batch_size, count)
@@ -83,8 +90,10 @@ def test_every_process_takes_the_same_number_of_batches(n, count, seed, epoch, b
 
 
 @given(n=st.integers(60, 200), k=st.integers(0, 4), count=st.integers(1, 4))
-def test_what_k_batches_of_each_have_taken_does_not_depend_on_how_many_processes_took_it(n, k, count):
-    def taken(count, batch_size, k):
+def test_what_k_batches_of_each_have_taken_does_not_depend_on_how_many_processes_took_it(
+    n: int, k: int, count: int
+) -> None:
+    def taken(count: int, batch_size: int, k: int) -> set[int]:
         places = [{"partition_index": i, "num_data_partitions": count} for i in range(count)]
         batches = [list(partition.batches(np.arange(n), batch_size=batch_size, **p))[:k] for p in places]
         return {int(example) for mine in batches for (batch,) in mine for example in batch}
@@ -92,7 +101,7 @@ def test_what_k_batches_of_each_have_taken_does_not_depend_on_how_many_processes
     assert taken(count, 3, k) == taken(1, 3 * count, k)
 
 
-def test_batches_go_on_in_the_middle_of_an_epoch():
+def test_batches_go_on_in_the_middle_of_an_epoch() -> None:
     x, y = np.arange(50), np.arange(50) * 2
     options = {"batch_size": 4, "epoch": 2, "partition_index": 1, "num_data_partitions": 3}
     whole = list(partition.batches(x, y, **options))
@@ -101,7 +110,7 @@ def test_batches_go_on_in_the_middle_of_an_epoch():
     np.testing.assert_equal([batch[1] for batch in rest], [batch[0] * 2 for batch in rest])
 
 
-def test_arrays_stay_together():
+def test_arrays_stay_together() -> None:
     x, y = partition.array([[1], [2], [3]], ["a", "b", "c"], partition_index=0, num_data_partitions=2)
     assert [(int(row[0]), str(label)) for row, label in zip(x, y, strict=True)] in (
         [[(a, "_abc"[a]), (b, "_abc"[b])] for a in (1, 2, 3) for b in (1, 2, 3) if a != b]
@@ -109,7 +118,7 @@ def test_arrays_stay_together():
     assert partition.array(np.zeros((4, 2))).shape == (4, 2)
 
 
-def test_files_are_shared_out_whatever_their_order():
+def test_files_are_shared_out_whatever_their_order() -> None:
     names = [f"/data/{number}.tfrecord" for number in range(7)]
     shares = [
         partition.files(order, partition_index=i, num_data_partitions=2) for i, order in enumerate((names, names[::-1]))
@@ -128,13 +137,13 @@ def test_files_are_shared_out_whatever_their_order():
         (lambda: partition.steps(10, 0), "are not one batch for each of"),
     ],
 )
-def test_mistakes_are_named(call, message):
+def test_mistakes_are_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.fixture
-def nowhere(monkeypatch):
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without any launcher's variables."""
     for variables in partition.LAUNCHERS:
         for variable in variables:
@@ -143,13 +152,13 @@ def nowhere(monkeypatch):
     return monkeypatch
 
 
-def test_a_process_that_no_launcher_started_takes_everything(nowhere):
+def test_a_process_that_no_launcher_started_takes_everything(nowhere: pytest.MonkeyPatch) -> None:
     assert partition.place() == (0, 1)
     assert sorted(partition.indices(5)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("rank", "size"), partition.LAUNCHERS)
-def test_the_place_is_the_launchers(nowhere, rank, size):
+def test_the_place_is_the_launchers(nowhere: pytest.MonkeyPatch, rank: str, size: str) -> None:
     nowhere.setenv(rank, "2")
     nowhere.setenv(size, "3")
     assert partition.place() == (2, 3)
@@ -171,7 +180,9 @@ WORKERS = {"worker": ["a:1", "b:1"]}
         ({"chief": ["d:1"], **WORKERS}, "worker", 1, (2, 3)),
     ],
 )
-def test_the_place_in_a_tensorflow_cluster(nowhere, cluster, kind, index, expected):
+def test_the_place_in_a_tensorflow_cluster(
+    nowhere: pytest.MonkeyPatch, cluster: dict[str, list[str]], kind: str, index: int | str, expected: tuple[int, int]
+) -> None:
     nowhere.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}))
     assert partition.place() == expected
 
@@ -179,6 +190,7 @@ def test_the_place_in_a_tensorflow_cluster(nowhere, cluster, kind, index, expect
 DATASETS = """
 import sys
 import numpy as np
+import numpy.typing as npt
 from muster.training import partition
 assert "tensorflow" not in sys.modules
 import tensorflow as tf
@@ -226,5 +238,5 @@ else:
 
 
 @pytest.mark.slow
-def test_datasets():
+def test_datasets() -> None:
     subprocess.run([sys.executable, "-c", DATASETS], env=environment(), check=True, timeout=120)

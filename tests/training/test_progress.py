@@ -7,7 +7,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,9 +18,11 @@ from muster.training import progress, report
 from tests.training.listener import Listener
 from tests.training.processes import REPOSITORY
 
+Received = Callable[[], list[dict[str, Any]]]
+
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A reporter that has sent nothing yet, by a clock that stands still; returns how to move it."""
     now = [100.0]
     monkeypatch.setattr(progress, "_reporter", progress.Reporter(progress._send_datagram, lambda: now[0]))
@@ -26,22 +30,22 @@ def clock(monkeypatch):
     for variable in (*progress.RANK_VARIABLES, progress.ADDRESS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
-    def advance(seconds):
+    def advance(seconds: float) -> None:
         now[0] += seconds
 
     return advance
 
 
 @pytest.fixture
-def received(clock, monkeypatch):
+def received(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
     """Binds the agent's socket, which holds what comes until it is called: the messages so far."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(f"{folder}/report.sock")
         agent.setblocking(False)
         monkeypatch.setenv("MUSTER_REPORT", f"{folder}/report.sock")
 
-        def messages():
-            found = []
+        def messages() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
             while True:
                 try:
                     found.append(json.loads(agent.recv(65536), parse_constant=pytest.fail))
@@ -51,7 +55,7 @@ def received(clock, monkeypatch):
         yield messages
 
 
-def test_a_report_is_one_message_with_what_was_given(received, monkeypatch):
+def test_a_report_is_one_message_with_what_was_given(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RANK", "3")
     before = time.time()
     report(7, epoch=2, steps=10, epochs=5, examples=448, loss=0.25, accuracy=1)
@@ -69,47 +73,54 @@ def test_a_report_is_one_message_with_what_was_given(received, monkeypatch):
     }
 
 
-def test_what_is_not_given_is_not_sent(received):
+def test_what_is_not_given_is_not_sent(received: Received) -> None:
     report(1)
     (message,) = received()
     assert set(message) == {"kind", "rank", "time", "step"}
 
 
 @pytest.mark.parametrize("variable", progress.RANK_VARIABLES)
-def test_the_rank_is_the_launchers(received, monkeypatch, variable):
+def test_the_rank_is_the_launchers(received: Received, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
     report(1)
     assert received()[0]["rank"] == 1
 
 
-def test_horovods_rank_comes_before_the_others(received, monkeypatch):
+def test_horovods_rank_comes_before_the_others(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, variable in enumerate(progress.RANK_VARIABLES):
         monkeypatch.setenv(variable, str(rank))
     report(1)
     assert received()[0]["rank"] == 0
 
 
-def test_no_rank_is_null(received, monkeypatch):
+def test_no_rank_is_null(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_RANK", "none")
     report(1)
     assert received()[0]["rank"] is None
 
 
-def test_metrics_that_are_not_finite_go_by_name_in_strict_json(received):
+def test_metrics_that_are_not_finite_go_by_name_in_strict_json(received: Received) -> None:
     report(1, loss=math.nan, norm=-math.inf, scale=np.float32("inf"), accuracy=0.5)
     metrics = received()[0]["metrics"]
     assert metrics == {"loss": "NaN", "norm": "-Infinity", "scale": "Infinity", "accuracy": 0.5}
     assert math.isnan(float(metrics["loss"]))
 
 
-def test_what_float_and_int_take_is_taken_and_the_rest_left_out(received):
-    report(np.int64(3), loss=np.float32(0.5), one=np.array(2), images=np.zeros(3), name="LeNet", nothing=None)
+def test_what_float_and_int_take_is_taken_and_the_rest_left_out(received: Received) -> None:
+    report(
+        np.int64(3),
+        loss=np.float32(0.5),
+        one=np.array(2),
+        images=np.zeros(3),
+        name=cast(Any, "LeNet"),
+        nothing=cast(Any, None),
+    )
     (message,) = received()
     assert message["step"] == 3
     assert message["metrics"] == {"loss": 0.5, "one": 2.0}
 
 
-def test_fast_reports_are_merged_and_the_newest_wins(received, clock):
+def test_fast_reports_are_merged_and_the_newest_wins(received: Received, clock: Callable[[float], None]) -> None:
     for step in range(1, 100):
         report(step, loss=1 / step)
     assert [message["step"] for message in received()] == [1]
@@ -120,7 +131,7 @@ def test_fast_reports_are_merged_and_the_newest_wins(received, clock):
     assert (message["step"], message["metrics"]) == (100, {"loss": 0.01, "accuracy": 0.9})
 
 
-def test_the_rate_is_bounded(received, clock):
+def test_the_rate_is_bounded(received: Received, clock: Callable[[float], None]) -> None:
     sent = 0
     for step in range(2000):
         report(step)
@@ -129,19 +140,19 @@ def test_the_rate_is_bounded(received, clock):
     assert 1.5 * progress.MAX_PER_SECOND <= sent <= 2 * progress.MAX_PER_SECOND + 1
 
 
-def test_a_metric_is_looked_at_only_when_it_is_sent(received):
+def test_a_metric_is_looked_at_only_when_it_is_sent(received: Received) -> None:
     class OnTheGpu:
-        def __float__(self):
+        def __float__(self) -> float:
             looked.append(1)
             return 0.5
 
-    looked = []
+    looked: list[int] = []
     for step in range(50):
         report(step, loss=OnTheGpu())
     assert len(looked) == 1
 
 
-def test_the_first_and_the_last_report_of_every_epoch_are_sent(received):
+def test_the_first_and_the_last_report_of_every_epoch_are_sent(received: Received) -> None:
     for epoch in (1, 2):
         for step in (1, 2, 3):
             report(step, epoch=epoch)
@@ -150,7 +161,7 @@ def test_the_first_and_the_last_report_of_every_epoch_are_sent(received):
     assert [(message["epoch"], message["step"]) for message in received()] == [(1, 1), (1, 3), (2, 1), (2, 3)]
 
 
-def test_a_full_queue_drops_reports_and_holds_up_nothing(received, clock):
+def test_a_full_queue_drops_reports_and_holds_up_nothing(received: Received, clock: Callable[[float], None]) -> None:
     started = time.perf_counter()
     for step in range(1, 2001):
         report(step)
@@ -163,24 +174,30 @@ def test_a_full_queue_drops_reports_and_holds_up_nothing(received, clock):
 
 
 @pytest.mark.parametrize("path", ["/nowhere/report.sock", "/tmp", "x" * 200])
-def test_an_agent_that_is_gone_disturbs_nothing(clock, monkeypatch, path):
+def test_an_agent_that_is_gone_disturbs_nothing(
+    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     monkeypatch.setenv("MUSTER_REPORT", path)
     report(1, loss=0.5)
 
 
-def test_a_message_too_large_for_a_datagram_disturbs_nothing(received):
+def test_a_message_too_large_for_a_datagram_disturbs_nothing(received: Received) -> None:
     report(1, **{f"metric_{index}": index for index in range(50_000)})
     assert received() == []
 
 
-def test_outside_a_run_nothing_happens(clock, monkeypatch):
-    monkeypatch.setattr(progress, "_reporter", progress.Reporter(pytest.fail))
-    report(1, loss=object())
+def test_outside_a_run_nothing_happens(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_reporter", progress.Reporter(lambda *_: pytest.fail("sent")))
+    report(1, loss=cast(Any, object()))
     progress._reporter.flush()
 
 
-def test_reports_of_several_threads_and_of_a_signal_handler_are_taken(received):
-    threads = [threading.Thread(target=lambda: [report(step) for step in range(200)]) for _ in range(4)]
+def test_reports_of_several_threads_and_of_a_signal_handler_are_taken(received: Received) -> None:
+    def reports() -> None:
+        for step in range(200):
+            report(step)
+
+    threads = [threading.Thread(target=reports) for _ in range(4)]
     with progress._reporter._lock:  # as the thread that a signal interrupts in the middle of a report holds it
         report(1)
     for thread in threads:
@@ -200,18 +217,18 @@ assert not [name for name in sys.modules if name.partition(".")[0] in ("tensorfl
 """
 
 
-def oldest_interpreter():
+def oldest_interpreter() -> str | None:
     """The oldest Python from 3.6 on this machine: the path, or None."""
-    found = [shutil.which(f"python3.{minor}") for minor in range(6, 10)]
+    found: list[str | Path | None] = [shutil.which(f"python3.{minor}") for minor in range(6, 10)]
     found += sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python"))
-    for python in filter(None, found):
-        if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
+    for python in found:
+        if python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
             return str(python)
     return None
 
 
 @pytest.mark.parametrize("interpreter", [sys.executable, "the oldest"])
-def test_a_copy_of_the_folder_reports_from_any_interpreter(tmp_path, interpreter):
+def test_a_copy_of_the_folder_reports_from_any_interpreter(tmp_path: Path, interpreter: str) -> None:
     python = oldest_interpreter() if interpreter == "the oldest" else interpreter
     if python is None:
         pytest.skip("no Python older than 3.10 on this machine")

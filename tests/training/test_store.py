@@ -2,20 +2,21 @@
 
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from muster.training.store import Store, latest, write_durably
 
 
-def save(store, total):
+def save(store: Store, total: int) -> None:
     store.prepare(total)
     for name in ("manifest.json", "rank-0.npz"):
         (store.unfinished(total) / name).write_text(str(total))
     store.publish(total)
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path / "checkpoints", keep=2)
     assert (store.newest(), latest(store.folder)) == (-1, None)
     for total in (99_999_999, 5, 100_000_000):  # one of which has more digits than the others
@@ -24,7 +25,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert (store.newest(), latest(store.folder)) == (100_000_000, store.path(100_000_000))
 
 
-def test_what_was_never_finished_does_not_count_and_is_cleared_away(tmp_path):
+def test_what_was_never_finished_does_not_count_and_is_cleared_away(tmp_path: Path) -> None:
     store = Store(tmp_path, keep=1)
     store.prepare(7)
     assert store.newest() == -1
@@ -33,20 +34,20 @@ def test_what_was_never_finished_does_not_count_and_is_cleared_away(tmp_path):
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """List what is synchronised and renamed, by its name, in the order in which that happens."""
     noted = []
     fsync, rename, replace = os.fsync, os.rename, os.replace
 
-    def noting_fsync(descriptor):
+    def noting_fsync(descriptor: int) -> None:
         noted.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
         fsync(descriptor)
 
-    def noting_rename(before, after):
+    def noting_rename(before: str | Path, after: str | Path) -> None:
         noted.append(("rename", os.path.basename(after)))
         rename(before, after)
 
-    def noting_replace(before, after):
+    def noting_replace(before: str | Path, after: str | Path) -> None:
         noted.append(("replace", os.path.basename(after)))
         replace(before, after)
 
@@ -56,7 +57,7 @@ def calls(monkeypatch):
     return noted
 
 
-def test_a_power_cut_leaves_the_last_good_one(tmp_path, calls):
+def test_a_power_cut_leaves_the_last_good_one(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     """A name is given only to what is on the disk, and taken away only when the next one is."""
     store = Store(tmp_path / "checkpoints", keep=1)
     save(store, 1)
@@ -72,11 +73,11 @@ def test_a_power_cut_leaves_the_last_good_one(tmp_path, calls):
 
 
 @pytest.fixture
-def pin():
+def pin() -> Iterator[Callable[[Path], None]]:
     """Makes files that cannot be removed, as NFS does of those that somebody has open: something is mounted on them."""
     pinned = []
 
-    def pin(path):
+    def pin(path: Path) -> None:
         if os.geteuid() or subprocess.run(["mount", "--bind", "/dev/null", path], capture_output=True).returncode:
             pytest.skip("only root may mount, and not everywhere")
         pinned.append(path.name)
@@ -88,7 +89,9 @@ def pin():
             subprocess.run(["umount", mount], check=True)
 
 
-def test_a_checkpoint_that_is_published_is_no_failure_where_an_old_one_cannot_be_removed(tmp_path, pin):
+def test_a_checkpoint_that_is_published_is_no_failure_where_an_old_one_cannot_be_removed(
+    tmp_path: Path, pin: Callable[[Path], None]
+) -> None:
     store = Store(tmp_path / "checkpoints", keep=1)
     save(store, 1)
     pin(store.path(1) / "rank-0.npz")
@@ -98,7 +101,9 @@ def test_a_checkpoint_that_is_published_is_no_failure_where_an_old_one_cannot_be
         assert [name for name in os.listdir(store.folder) if not name.startswith(".")] == [f"step-0000000{total}"]
 
 
-def test_what_was_never_finished_and_cannot_be_removed_does_not_stand_in_the_way(tmp_path, pin):
+def test_what_was_never_finished_and_cannot_be_removed_does_not_stand_in_the_way(
+    tmp_path: Path, pin: Callable[[Path], None]
+) -> None:
     store = Store(tmp_path / "checkpoints", keep=1)
     store.prepare(1)
     (store.unfinished(1) / "nfs").touch()
@@ -107,18 +112,18 @@ def test_what_was_never_finished_and_cannot_be_removed_does_not_stand_in_the_way
     assert store.newest() == 1
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, calls):
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     path = tmp_path / "model.keras"
     write_durably(path, lambda beside: beside.write_text("1"))
     assert [name for _, name in calls] == [f".{os.getpid()}.model.keras", "model.keras", tmp_path.name]
     assert os.listdir(tmp_path) == ["model.keras"]
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     path.write_text("old")
 
-    def fails(beside):
+    def fails(beside: Path) -> None:
         beside.write_text("half")
         raise OSError("full")
 

@@ -44,8 +44,13 @@ def never(*_: object) -> Any:
 def test_from_a_password_to_logins_that_ask_nothing(make_host: Callable[..., Host], folder: Path) -> None:
     hosts = [make_host(), make_host()]
     asked: list[str] = []
+
+    def ask(who: str) -> str:
+        asked.append(who)
+        return PASSWORD
+
     for host in hosts:
-        options = {**knows(host), "ask_password": lambda who: asked.append(who) or PASSWORD}
+        options = {**knows(host), "ask_password": ask}
         assert trust(host.address, folder=folder, **options), "the key has been installed"
     assert asked == [f"{USER}@{host.address}" for host in hosts]
 

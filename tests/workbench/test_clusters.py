@@ -54,7 +54,7 @@ def start_sleeping(folder: Path) -> Cluster:
     """A cluster of two that does nothing, and does it already."""
     script = folder / "train.py"
     script.write_text(SLEEP)
-    cluster = muster.run_cluster(2, worker_script=script, strategy=Plain(), wait=False).cluster
+    cluster: Cluster = muster.run_cluster(2, worker_script=script, strategy=Plain(), wait=False).cluster
     eventually(lambda: is_ready(cluster.run_dir), "the scripts run")
     return cluster
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,15 +28,15 @@ FAILURES = sorted(f"failures/{path.name}" for path in (SCRIPTS / "failures").glo
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("alone")
 
 
 @pytest.fixture(scope="module")
-def outputs(folder):
+def outputs(folder: Path) -> Iterator[dict[str, Future[str]]]:
     """Return what each script has printed; as many run at once as there are cores."""
 
-    def run(command, *arguments):
+    def run(command: str, *arguments: str) -> str:
         script, *options = command.split()
         return alone(SCRIPTS / script, *options, *arguments, cwd=folder, KERAS_HOME=str(folder))
 
@@ -46,30 +47,30 @@ def outputs(folder):
         yield begun
 
 
-def printed_accuracy(output):
+def printed_accuracy(output: str) -> float:
     (accuracy,) = re.findall(r"test accuracy ([01]\.\d{4})$", output, re.MULTILINE)
     return float(accuracy)
 
 
 @pytest.mark.parametrize("command", ON_DIGITS)
-def test_digits(command, outputs):
+def test_digits(command: str, outputs: dict[str, Future[str]]) -> None:
     output = outputs[command].result()
     assert "64 to train, 359 to test" in output
     assert 0 <= printed_accuracy(output) < 1
 
 
-def test_cats_and_dogs(outputs):
+def test_cats_and_dogs(outputs: dict[str, Future[str]]) -> None:
     output = outputs[CATS].result()
     assert output.startswith("drawn cats and dogs (synthetic, not photographs): 3,200 to train, 400 to test")
     assert 0 <= printed_accuracy(output) <= 1
 
 
 @pytest.mark.parametrize("command", FAILURES, ids=lambda command: Path(command).stem)
-def test_what_fails_on_purpose_fails_in_rank_1_only(command, outputs):
+def test_what_fails_on_purpose_fails_in_rank_1_only(command: str, outputs: dict[str, Future[str]]) -> None:
     outputs[command].result()
 
 
-def test_the_chief_saves_what_the_parameter_servers_hold(folder, outputs):
+def test_the_chief_saves_what_the_parameter_servers_hold(folder: Path, outputs: dict[str, Future[str]]) -> None:
     outputs["mnist_ps_tf1.py --sync"].result()
     with np.load(folder / "models" / "model.npz") as variables:
         assert [name.split("/", 1)[1] for name in variables.files] == [

@@ -1,11 +1,14 @@
 """The source of the pictures, and their distribution among ranks."""
 
 import builtins
+import importlib
 import sys
-import types
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.training.processes import REPOSITORY, alone, environment, start
@@ -16,14 +19,12 @@ SCRIPT = REPOSITORY / "worker_scripts" / "cats_vs_dogs_data.py"
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, on a machine without photographs."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tensorflow_datasets"))
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import cats_vs_dogs_data
-
-    return cats_vs_dogs_data
+    return importlib.import_module("cats_vs_dogs_data")
 
 
 def encoded(shade: int, format: str) -> bytes:
@@ -31,11 +32,12 @@ def encoded(shade: int, format: str) -> bytes:
     import tensorflow as tf
 
     pixels = np.full((20, 30, 3), shade, np.uint8)
-    return (tf.io.encode_png if format == "png" else tf.io.encode_jpeg)(pixels).numpy()
+    picture = (tf.io.encode_png if format == "png" else tf.io.encode_jpeg)(pixels)
+    return bytes(picture.numpy())
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """20 cats, dark, and 10 dogs, bright."""
     for name, n, shade in ("cats", 20, 50), ("dogs", 10, 200):
         (tmp_path / "images" / name).mkdir(parents=True)
@@ -46,13 +48,15 @@ def folder(tmp_path) -> Path:
     return tmp_path / "images"
 
 
-def read(dataset):
+def read(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Images and labels of a dataset."""
     pairs = list(dataset.as_numpy_iterator())
     return np.stack([image for image, _ in pairs]), np.array([label for _, label in pairs])
 
 
-def test_without_photographs_pictures_are_drawn_and_said_to_be_synthetic(data, capsys):
+def test_without_photographs_pictures_are_drawn_and_said_to_be_synthetic(
+    data: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = data.find()
     assert capsys.readouterr().out == "drawn cats and dogs (synthetic, not photographs): 3,200 to train, 400 to test\n"
     images, labels = read(pictures.test().take(6))
@@ -61,7 +65,7 @@ def test_without_photographs_pictures_are_drawn_and_said_to_be_synthetic(data, c
     np.testing.assert_array_equal(labels, expected_labels)
 
 
-def test_ranks_draw_different_pictures_and_all_of_them(data):
+def test_ranks_draw_different_pictures_and_all_of_them(data: ModuleType) -> None:
     pictures = data.from_pencil(n_train=7, n_test=3)
     shares = [read(pictures.train(rank, 3))[0] for rank in range(3)]
     assert [len(share) for share in shares] == [3, 2, 2]
@@ -70,18 +74,18 @@ def test_ranks_draw_different_pictures_and_all_of_them(data):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_rank_sees_cats_and_dogs(data, size):
+def test_every_rank_sees_cats_and_dogs(data: ModuleType, size: int) -> None:
     pictures = data.from_pencil(n_train=64, n_test=4)
     shares = [read(pictures.train(rank, size))[1] for rank in range(size)]
     assert all(0.2 < labels.mean() < 0.8 for labels in shares)
 
 
-def test_more_ranks_than_pictures(data):
+def test_more_ranks_than_pictures(data: ModuleType) -> None:
     with pytest.raises(ValueError, match="3 pictures are too few for 4 ranks"):
         data.from_pencil(n_train=7, n_test=3).test(0, 4)
 
 
-def test_a_folder_of_images(data, folder, capsys):
+def test_a_folder_of_images(data: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = data.find(folder)
     assert capsys.readouterr().out == f"pictures of {folder}: 24 to train, 6 to test\n"
     images, labels = read(pictures.train())
@@ -94,14 +98,14 @@ def test_a_folder_of_images(data, folder, capsys):
     np.testing.assert_array_equal(read(data.find(str(folder)).train())[1], labels)  # the same way every time
 
 
-def test_an_image_that_cannot_be_read_is_left_out(data, folder):
+def test_an_image_that_cannot_be_read_is_left_out(data: ModuleType, folder: Path) -> None:
     (folder / "cats" / "0.png").write_bytes(b"")
     pictures = data.find(folder)
     assert len(read(pictures.train())[1]) + len(read(pictures.test())[1]) == 29
 
 
 @pytest.mark.parametrize("kind", ["cats", "dogs"])
-def test_a_folder_without_cats_or_without_dogs(data, folder, kind):
+def test_a_folder_without_cats_or_without_dogs(data: ModuleType, folder: Path, kind: str) -> None:
     for path in (folder / kind).iterdir():
         path.unlink()
     with pytest.raises(FileNotFoundError, match=rf"There are no JPEG or PNG files in .*/{kind}"):
@@ -109,26 +113,26 @@ def test_a_folder_without_cats_or_without_dogs(data, folder, kind):
 
 
 @pytest.fixture
-def tfds(data, monkeypatch):
+def tfds(data: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The photographs are on disk, and a package in place of tensorflow-datasets reads them."""
     import tensorflow as tf
 
     (data.tfds_folder() / "cats_vs_dogs").mkdir(parents=True)
-    calls = []
+    calls: list[tuple[str, dict[str, Any]]] = []
 
-    def load(name, **options):
+    def load(name: str, **options: Any) -> list[Any]:
         calls.append((name, options))
         contents = [encoded(100, "jpg")] * 5
         return [tf.data.Dataset.from_tensor_slices((contents, [1] * 5)).take(n) for n in (4, 1)]
 
-    package = types.ModuleType("tensorflow_datasets")
-    package.load, package.decode = load, types.SimpleNamespace(SkipDecoding=lambda: "encoded")
+    package: Any = ModuleType("tensorflow_datasets")
+    package.load, package.decode = load, SimpleNamespace(SkipDecoding=lambda: "encoded")
     package.calls = calls
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", package)
     return package
 
 
-def test_photographs_that_are_on_disk(data, tfds, capsys):
+def test_photographs_that_are_on_disk(data: ModuleType, tfds: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = data.find()
     assert capsys.readouterr().out == "cats_vs_dogs of TensorFlow Datasets: 4 to train, 1 to test\n"
     images, labels = read(pictures.train(rank=1, size=2))
@@ -140,21 +144,21 @@ def test_photographs_that_are_on_disk(data, tfds, capsys):
     assert options["split"] == ["train[20%:]", "train[:20%]"]
 
 
-def test_drawn_ones_when_asked_for_although_there_are_photographs(data, tfds):
+def test_drawn_ones_when_asked_for_although_there_are_photographs(data: ModuleType, tfds: Any) -> None:
     assert "synthetic" in data.find(drawn=True).name
 
 
-def test_photographs_without_the_package_that_reads_them(data):
+def test_photographs_without_the_package_that_reads_them(data: ModuleType) -> None:
     (data.tfds_folder() / "cats_vs_dogs").mkdir(parents=True)
     with pytest.raises(ImportError, match="pip install tensorflow-datasets"):
         data.find()
 
 
-def test_nothing_is_downloaded_unless_asked(data, monkeypatch):
-    imported = []
+def test_nothing_is_downloaded_unless_asked(data: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
     real_import = builtins.__import__
 
-    def spy(name, *args, **kwargs):
+    def spy(name: str, *args: Any, **kwargs: Any) -> Any:
         imported.append(name)
         return real_import(name, *args, **kwargs)
 
@@ -163,7 +167,7 @@ def test_nothing_is_downloaded_unless_asked(data, monkeypatch):
     assert "tensorflow_datasets" not in imported
 
 
-def test_the_command_says_which_pictures_there_are_and_what_a_download_lacks(data, tmp_path):
+def test_the_command_says_which_pictures_there_are_and_what_a_download_lacks(data: ModuleType, tmp_path: Path) -> None:
     # A folder that comes first and has a broken package, so that it makes no difference whether there is a real one.
     (tmp_path / "tensorflow_datasets.py").write_text("raise ImportError('broken')")
     with start([sys.executable, str(SCRIPT), "--download"], environment(PYTHONPATH=str(tmp_path))) as download:

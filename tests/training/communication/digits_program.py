@@ -8,7 +8,7 @@ Rank 0 writes FOLDER/accuracies.json: for each scheme the accuracy in percent.
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from tests.training.forked_ranks import Ranks
 FOLDS, EPOCHS, BATCH = 3, 12, 32
 RATE, MOMENTUM = 0.03, 0.9
 WIDTHS = (64, 128, 128, 10)
-SCHEMES = {
+SCHEMES: dict[str, Callable[[], Scheme]] = {
     "dense": Dense,
     "1 bit": lambda: Reducer(OneBit()),
     "1 bit, no memory": lambda: Reducer(OneBit(), memory=NoMemory),

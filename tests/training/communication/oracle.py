@@ -1,8 +1,12 @@
 """The gradients that all ranks of rank_program.py train on, and what must come of them, in NumPy."""
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 SHAPES = [(40, 50), (50,), (6, 5, 48), (30, 3)]  # the first and the third are compressed
 COMPRESSED = [0, 2]
@@ -12,15 +16,13 @@ BLOCK = 3  # steps
 CONSERVED_STEPS = 4  # after which nothing may be lost
 
 
-def gradients(rank: int, step: int) -> list[np.ndarray]:
+def gradients(rank: int, step: int) -> list[Array]:
     """Other ones on every rank, in every step."""
     random = np.random.RandomState(1000 * rank + step)
     return [random.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
-def block_momentum(
-    size: int, eta: float, zeta: float, *, nesterov: bool, reset: bool, momentum: float
-) -> list[np.ndarray]:
+def block_momentum(size: int, eta: float, zeta: float, *, nesterov: bool, reset: bool, momentum: float) -> list[Array]:
     """The weights after three blocks, as the formula says it."""
     common = [np.ones(shape) for shape in SHAPES]
     filtered = [np.zeros(shape) for shape in SHAPES]

@@ -22,6 +22,7 @@ from muster.training import keras as distributed
 from muster.training.communication import (
     FP16,
     BlockMomentum,
+    Compressor,
     Dense,
     KBit,
     LocalAggregation,
@@ -37,7 +38,7 @@ from muster.training.communication import (
     compiled,
 )
 
-from tests.training.communication.oracle import BATCH, BLOCK, CONSERVED_STEPS, RATE, SHAPES, gradients
+from tests.training.communication.oracle import BATCH, BLOCK, CONSERVED_STEPS, RATE, SHAPES, Array, gradients
 from tests.training.forked_ranks import Ranks
 
 GUIDE = Path(__file__).parents[3] / "docs" / "communication.md"
@@ -93,7 +94,7 @@ class Model:
             self.applied.append([kept.numpy() for kept in self.received])
         return self
 
-    def weights(self) -> list[np.ndarray]:
+    def weights(self) -> list[Array]:
         return [variable.numpy() for variable in self.variables]
 
     def digest(self) -> str:
@@ -107,7 +108,11 @@ def digest(variables: Sequence[Any]) -> str:
 def digests_of_steps() -> dict[str, list[str]]:
     """The weights' digests after each of some steps on different data."""
     found = {}
-    for name, scheme in {**GRADIENT_SCHEMES, "skips one decode": lambda: Reducer(Forgetful(0.01))}.items():
+    schemes: dict[str, Callable[[], Scheme]] = {
+        **GRADIENT_SCHEMES,
+        "skips one decode": lambda: Reducer(Forgetful(0.01)),
+    }
+    for name, scheme in schemes.items():
         model = Model(scheme(), traced=horovod.size() == 2)
         found[name] = [model.train(range(step, step + 1)).digest() for step in range(5)]
     return found
@@ -123,7 +128,10 @@ class Forgetful(TopK):
 
 def conservation() -> dict[str, Any]:
     """The sum of what was applied, and all that residuals hold in the end."""
-    schemes = {**GRADIENT_SCHEMES, "forgets the rest": lambda: Reducer(TopK(0.01), memory=NoMemory)}
+    schemes: dict[str, Callable[[], Scheme]] = {
+        **GRADIENT_SCHEMES,
+        "forgets the rest": lambda: Reducer(TopK(0.01), memory=NoMemory),
+    }
     del schemes["dense"]
     found = {}
     for name, scheme in schemes.items():
@@ -137,7 +145,7 @@ def conservation() -> dict[str, Any]:
 
 def identity() -> dict[str, Any]:
     """Return what schemes that leave nothing out apply, and one that leaves out a little."""
-    schemes = {
+    schemes: dict[str, Compressor | Scheme] = {
         "dense": Dense(),
         "top-k": TopK(1.0),
         "threshold": Threshold(0.0),
@@ -150,7 +158,7 @@ def identity() -> dict[str, Any]:
 def averaged_models() -> dict[str, Any]:
     """Weights after each step of schemes that let models drift apart."""
     size = horovod.size()
-    block = {"block_size": BLOCK * BATCH * size, "batch_size": BATCH}
+    block: dict[str, Any] = {"block_size": BLOCK * BATCH * size, "batch_size": BATCH}
     schemes = {
         "averaged": (ModelAveraging(BLOCK), 0.0),
         "like averaged": (
@@ -179,7 +187,8 @@ def averaged_models() -> dict[str, Any]:
 def bytes_sent() -> dict[str, list[int]]:
     """After each step; of a code too that takes a byte for each bit."""
     found = {}
-    for name, scheme in {**STATEFUL_SCHEMES, "not packed": lambda: Reducer(KBit(8))}.items():
+    schemes: dict[str, Callable[[], Scheme]] = {**STATEFUL_SCHEMES, "not packed": lambda: Reducer(KBit(8))}
+    for name, scheme in schemes.items():
         model = Model(scheme())
         found[name] = [model.train(range(step, step + 1)).scheme.bytes_sent for step in range(4)]
     return found
@@ -246,7 +255,8 @@ def out_of_range() -> list[float]:
         scheme.step(
             [tf.constant([[value, 1e-7]])], [variable], lambda means: variable.assign_add(tf.cast(means[0], tf.float32))
         )
-    return variable.numpy()[0].tolist()
+    found: list[float] = variable.numpy()[0].tolist()
+    return found
 
 
 def fit() -> dict[str, Any]:

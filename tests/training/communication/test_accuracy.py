@@ -13,18 +13,19 @@ PROGRAM = Path(__file__).parent / "digits_program.py"
 
 
 @pytest.fixture(scope="module")
-def accuracies(tmp_path_factory):
+def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     folder = tmp_path_factory.mktemp("digits")
     run_forking(PROGRAM, folder)
-    return json.loads((folder / "accuracies.json").read_text())
+    found: dict[str, float] = json.loads((folder / "accuracies.json").read_text())
+    return found
 
 
-def test_what_memory_is_for(accuracies):
+def test_what_memory_is_for(accuracies: dict[str, float]) -> None:
     assert accuracies["1 bit"] - accuracies["1 bit, no memory"] > 1
     assert accuracies["top-k"] - accuracies["top-k, no memory"] > 1
 
 
-def test_one_bit_learns_almost_what_dense_does(accuracies):
+def test_one_bit_learns_almost_what_dense_does(accuracies: dict[str, float]) -> None:
     # The benchmarks say how much exactly; rounding, and with it these numbers, differs from machine to machine.
     assert accuracies["dense"] > 94
     assert accuracies["dense"] - accuracies["1 bit"] < 1.5

@@ -1,8 +1,11 @@
 """Each code on a tensor, in this process alone."""
 
 import math
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from muster.training.communication import (
     FP16,
     AllReduce,
     BlockMomentum,
+    Compressor,
     KBit,
     LocalAggregation,
     ModelAveraging,
@@ -53,11 +57,12 @@ tensors = arrays(
 )
 
 
-def decoded(code, tensor):
-    return code.decompress(code.compress(tf.constant(tensor)), tensor.shape).numpy()
+def decoded(code: Compressor, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = code.decompress(code.compress(tf.constant(tensor)), tensor.shape).numpy()
+    return found
 
 
-def assert_conserves(code, tensor):
+def assert_conserves(code: Compressor, tensor: npt.NDArray[Any]) -> None:
     """That what is sent and what is left out make the tensor again: bit for bit, or within rounding."""
     payload = code.compress(tf.constant(tensor))
     sent = code.decompress(payload, tensor.shape).numpy()
@@ -69,43 +74,43 @@ def assert_conserves(code, tensor):
 
 @every_code
 @pytest.mark.parametrize("name", SPECIAL)
-def test_sent_and_left_make_the_tensor(code, name):
+def test_sent_and_left_make_the_tensor(code: Compressor, name: str) -> None:
     assert_conserves(code, SPECIAL[name].astype(np.float32))
 
 
 @every_code
 @settings(deadline=None, max_examples=25)
 @given(tensor=tensors)
-def test_sent_and_left_make_any_tensor(code, tensor):
+def test_sent_and_left_make_any_tensor(code: Compressor, tensor: npt.NDArray[Any]) -> None:
     assert_conserves(code, tensor)
 
 
 @every_code
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_told_before_it_is_coded(code, value):
-    tensor = np.float32([[1, 2, 3], [4, value, 6], [7, 8, 9]])
+def test_what_is_not_finite_is_told_before_it_is_coded(code: Compressor, value: float) -> None:
+    tensor = np.array([[1, 2, 3], [4, value, 6], [7, 8, 9]], np.float32)
     assert decoded(code, tensor).shape == tensor.shape
     assert not all_finite([tf.zeros(3), tf.constant(tensor)])
     assert all_finite([tf.zeros(3), tf.constant(tensor[:1])])
 
 
-def test_the_same_check_finds_a_value_that_is_lost():
+def test_the_same_check_finds_a_value_that_is_lost() -> None:
     class Forgetful(TopK):
-        def left_out(self, tensor, payload):
+        def left_out(self, tensor: npt.NDArray[Any], payload: Any) -> Any:
             return tf.zeros_like(tensor)
 
     class Repeating(TopK):
-        def left_out(self, tensor, payload):
+        def left_out(self, tensor: npt.NDArray[Any], payload: Any) -> Any:
             return tensor
 
     for code in (Forgetful(0.5), Repeating(0.5)):
         with pytest.raises(AssertionError):
-            assert_conserves(code, np.float32([[0.1, 1.0]]))
+            assert_conserves(code, np.array([[0.1, 1.0]], np.float32))
 
 
 @settings(deadline=None, max_examples=50)
 @given(tensor=tensors, ratio=st.floats(1e-6, 1))
-def test_top_k_is_the_k_largest(tensor, ratio):
+def test_top_k_is_the_k_largest(tensor: npt.NDArray[Any], ratio: float) -> None:
     values, indices = (part.numpy() for part in TopK(ratio).compress(tf.constant(tensor)))
     k = math.ceil(ratio * tensor.size)
     assert len(values) == len(set(indices.tolist())) == k
@@ -116,7 +121,7 @@ def test_top_k_is_the_k_largest(tensor, ratio):
 @pytest.mark.parametrize("run", [lambda function: function, tf.function], ids=["eager", "traced"])
 @pytest.mark.parametrize("n", [3 * SAMPLE + 17, 2 * WORTH_COMPILING + 17])
 @pytest.mark.parametrize("kind", ["normal", "sparse", "equal", "both signs", "periodic", "few large", "unlucky"])
-def test_top_k_of_large_tensors_is_exact(kind, n, run):
+def test_top_k_of_large_tensors_is_exact(kind: str, n: int, run: Callable[..., Any]) -> None:
     random = np.random.RandomState(0)
     sampled = np.isin(np.arange(n), np.arange(300, dtype=np.int64) * 2_654_435_761 % n)  # fewer than k
     values = {
@@ -139,7 +144,7 @@ def test_top_k_of_large_tensors_is_exact(kind, n, run):
 
 
 @pytest.mark.parametrize("code", [OneBit(), KBit(2), KBit(4), KBit(8)], ids=["1 bit", "2 bits", "4 bits", "8 bits"])
-def test_a_stripe_says_the_same_by_itself_as_in_the_whole(code):
+def test_a_stripe_says_the_same_by_itself_as_in_the_whole(code: Compressor) -> None:
     """Also where only the whole is large enough to be decoded by compiled code."""
     rows, columns = 400, 2 * WORTH_COMPILING // 400
     tensor = tf.constant(np.random.RandomState(0).normal(size=(rows, columns)), tf.float32)
@@ -151,12 +156,12 @@ def test_a_stripe_says_the_same_by_itself_as_in_the_whole(code):
 
 @settings(deadline=None, max_examples=50)
 @given(tensor=tensors, threshold=st.floats(0, 1e5, width=32, allow_subnormal=False))
-def test_threshold_is_all_that_reach_it(tensor, threshold):
+def test_threshold_is_all_that_reach_it(tensor: npt.NDArray[Any], threshold: float) -> None:
     _, indices = Threshold(threshold).compress(tf.constant(tensor))
     np.testing.assert_array_equal(indices, np.flatnonzero(np.abs(tensor) >= np.float32(threshold)))
 
 
-def test_a_threshold_may_be_a_scalar_of_another_type():
+def test_a_threshold_may_be_a_scalar_of_another_type() -> None:
     values = np.random.RandomState(0).normal(size=2 * WORTH_COMPILING).astype(np.float32)
     _, indices = Threshold(np.quantile(np.abs(values.astype(np.float64)), 0.99)).compress(tf.constant(values))
     assert len(indices) == pytest.approx(0.01 * len(values), rel=0.01)
@@ -164,7 +169,7 @@ def test_a_threshold_may_be_a_scalar_of_another_type():
 
 @settings(deadline=None, max_examples=50)
 @given(tensor=tensors)
-def test_one_bit_is_the_means_of_both_signs(tensor):
+def test_one_bit_is_the_means_of_both_signs(tensor: npt.NDArray[Any]) -> None:
     expected = np.empty_like(tensor, dtype=np.float64)
     for column in range(tensor.shape[1]):
         for chosen in (tensor[:, column] >= 0, tensor[:, column] < 0):
@@ -178,7 +183,7 @@ def test_one_bit_is_the_means_of_both_signs(tensor):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @settings(deadline=None, max_examples=25)
 @given(tensor=tensors)
-def test_k_bit_is_the_nearest_level(bits, tensor):
+def test_k_bit_is_the_nearest_level(bits: int, tensor: npt.NDArray[Any]) -> None:
     half = (tensor.max(0) - tensor.min(0)) / (2**bits - 1) / 2
     error = np.abs(decoded(KBit(bits), tensor) - tensor)
     assert (error <= half * 1.001 + 1e-6 * np.abs(tensor).max(0) + 1e-37).all()  # TensorFlow flushes denormals
@@ -186,18 +191,18 @@ def test_k_bit_is_the_nearest_level(bits, tensor):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("rows", [1, 7, 8, 9])
-def test_packed_codes_are_as_many_to_a_byte_as_fit(bits, rows):
+def test_packed_codes_are_as_many_to_a_byte_as_fit(bits: int, rows: int) -> None:
     codes = np.random.RandomState(0).randint(0, 2**bits, (rows, 5)).astype(np.uint8)
     together = packed(tf.constant(codes), bits)
     assert together.shape == (math.ceil(rows * bits / 8), 5)
     np.testing.assert_array_equal(unpacked(together, bits, rows), codes)
 
 
-def test_bytes_of_one_bit_are_an_eighth_of_a_byte_and_eight_for_each_column():
+def test_bytes_of_one_bit_are_an_eighth_of_a_byte_and_eight_for_each_column() -> None:
     assert to_bytes([OneBit().compress(tf.zeros((800, 30)))]).shape[0] == 800 * 30 / 8 + 8 * 30
 
 
-def test_what_goes_into_a_buffer_comes_out_of_it():
+def test_what_goes_into_a_buffer_comes_out_of_it() -> None:
     payloads = [(tf.constant([1.5, -2.0]), tf.constant([[1, 2]])), (tf.constant([7], tf.uint8), tf.zeros([0, 3]))]
     (again,) = from_bytes(to_bytes(payloads), [payloads])
     for before, after in zip(payloads, again, strict=True):
@@ -219,7 +224,7 @@ def test_what_goes_into_a_buffer_comes_out_of_it():
         lambda: Reducer(TopK(0.1), collective=TwoPhase),
         lambda: Reducer(Threshold(1), collective=TwoPhase),
         lambda: ModelAveraging(0),
-        lambda: PartialSynchronisation(2.5),
+        lambda: PartialSynchronisation(cast(int, 2.5)),
         lambda: BlockMomentum(100, 0),
         lambda: BlockMomentum(100, 10, momentum=0.5, time_constant=100),
         lambda: BlockMomentum(100, 10, momentum=1),
@@ -229,6 +234,6 @@ def test_what_goes_into_a_buffer_comes_out_of_it():
         lambda: PartialSynchronisation(3).build([tf.Variable(0.0)]),
     ],
 )
-def test_what_makes_no_sense_is_refused(attempt):
+def test_what_makes_no_sense_is_refused(attempt: Callable[[], object]) -> None:
     with pytest.raises(ValueError):
         attempt()

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.training.communication.oracle import (
     COMPRESSED,
     CONSERVED_STEPS,
     SHAPES,
+    Array,
     block_momentum,
     gradients,
     momentum_of,
@@ -31,40 +33,40 @@ class Ranks:
         self.size = size
         self.found = [pickle.loads((folder / f"rank-{rank}-of-{size}.pickle").read_bytes()) for rank in range(size)]
 
-    def of_all(self, check):
+    def of_all(self, check: str) -> list[Any]:
         return [found[check] for found in self.found]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     run_forking(PROGRAM, folder)
     return folder
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def ranks(request, folder):
+def ranks(request: pytest.FixtureRequest, folder: Path) -> Ranks:
     return Ranks(folder, request.param)
 
 
 @pytest.fixture(scope="module")
-def pair(folder):
+def pair(folder: Path) -> Ranks:
     return Ranks(folder, 2)
 
 
-def test_weights_are_the_same_on_all_ranks_after_every_step(ranks):
+def test_weights_are_the_same_on_all_ranks_after_every_step(ranks: Ranks) -> None:
     found = ranks.of_all("digests_of_steps")
     for name in GRADIENT_SCHEMES:
         assert all(of_rank[name] == found[0][name] for of_rank in found), name
         assert len(set(found[0][name])) == 5  # every step did something
 
 
-def test_the_same_check_finds_a_decode_that_one_rank_skips(ranks):
+def test_the_same_check_finds_a_decode_that_one_rank_skips(ranks: Ranks) -> None:
     found = ranks.of_all("digests_of_steps")
     assert found[-1]["skips one decode"] != found[0]["skips one decode"]
 
 
-def conserved(ranks, name):
+def conserved(ranks: Ranks, name: str) -> float:
     """The largest part, over all tensors, of what was put in that has neither come out nor is remembered."""
     total = [sum(of_tensor) for of_tensor in zip(*everything(ranks.size), strict=True)]
     accounted = [ranks.size * applied for applied in ranks.found[0]["conservation"][name]["applied"]]
@@ -82,24 +84,24 @@ def conserved(ranks, name):
             for found in ranks.found:
                 residual = found["conservation"][name]["state"][f"gradient/{index}/residual"]
                 accounted[index] = accounted[index] + residual
-    return max(np.abs(a - t).max() / np.abs(t).max() for a, t in zip(accounted, total, strict=True))
+    return max(float(np.abs(a - t).max() / np.abs(t).max()) for a, t in zip(accounted, total, strict=True))
 
 
-def everything(size):
+def everything(size: int) -> list[list[Array]]:
     return [gradients(rank, step) for rank in range(size) for step in range(CONSERVED_STEPS)]
 
 
 @pytest.mark.parametrize("name", GRADIENT_SCHEMES[1:])
-def test_what_is_put_in_comes_out_or_is_remembered(ranks, name):
+def test_what_is_put_in_comes_out_or_is_remembered(ranks: Ranks, name: str) -> None:
     # The sum of halves is rounded on its way around the ring, which no residual sees.
     assert conserved(ranks, name) < (1e-3 if name == "fp16" else 1e-6)
 
 
-def test_the_same_check_finds_what_is_forgotten(ranks):
+def test_the_same_check_finds_what_is_forgotten(ranks: Ranks) -> None:
     assert conserved(ranks, "forgets the rest") > 0.1
 
 
-def assert_is_plain_horovod(ranks, name):
+def assert_is_plain_horovod(ranks: Ranks, name: str) -> None:
     for found in ranks.of_all("identity"):
         for ours, plain in zip(found[name], found["dense"], strict=True):
             for mean, expected in zip(ours, plain, strict=True):
@@ -110,21 +112,21 @@ def assert_is_plain_horovod(ranks, name):
 
 
 @pytest.mark.parametrize("name", ["top-k", "threshold", "32 bit"])
-def test_what_leaves_nothing_out_is_plain_horovod(ranks, name):
+def test_what_leaves_nothing_out_is_plain_horovod(ranks: Ranks, name: str) -> None:
     assert_is_plain_horovod(ranks, name)
 
 
-def test_the_same_check_finds_what_is_left_out(ranks):
+def test_the_same_check_finds_what_is_left_out(ranks: Ranks) -> None:
     with pytest.raises(AssertionError, match="Mismatched elements"):
         assert_is_plain_horovod(ranks, "almost all")
 
 
-def assert_weights(ours, expected):
+def assert_weights(ours: list[Array], expected: list[Array]) -> None:
     for own, right in zip(ours, expected, strict=True):
         np.testing.assert_allclose(own, right, rtol=2e-5, atol=2e-6)
 
 
-def test_block_momentum_is_the_formula(ranks):
+def test_block_momentum_is_the_formula(ranks: Ranks) -> None:
     size = ranks.size
     expected = block_momentum(size, 1 - 1 / size, 1, nesterov=True, reset=True, momentum=0.9)
     other = block_momentum(size, momentum_of(500, size), 0.7, nesterov=False, reset=False, momentum=0.9)
@@ -136,7 +138,7 @@ def test_block_momentum_is_the_formula(ranks):
 @pytest.mark.parametrize(
     "wrong", [{"eta": 0.51}, {"zeta": 1.01}, {"nesterov": False}, {"reset": False}], ids=lambda wrong: str(wrong)
 )
-def test_the_same_check_finds_another_formula(ranks, wrong):
+def test_the_same_check_finds_another_formula(ranks: Ranks, wrong: dict[str, Any]) -> None:
     right = {"eta": 1 - 1 / ranks.size, "zeta": 1, "nesterov": True, "reset": True}
     expected = block_momentum(ranks.size, **{**right, **wrong}, momentum=0.9)
     with pytest.raises(AssertionError, match="Mismatched elements"):
@@ -144,19 +146,19 @@ def test_the_same_check_finds_another_formula(ranks, wrong):
 
 
 @pytest.mark.parametrize(("scheme", "other"), [("block momentum", "averaged"), ("three chunks", "synchronous")])
-def test_the_same_check_tells_schemes_apart(ranks, scheme, other):
+def test_the_same_check_tells_schemes_apart(ranks: Ranks, scheme: str, other: str) -> None:
     found = ranks.found[0]["averaged_models"]
     with pytest.raises(AssertionError, match="Mismatched elements"):
         assert_weights(found[scheme][-1], found[other][-1])
 
 
-def test_block_momentum_without_momentum_is_model_averaging(ranks):
+def test_block_momentum_without_momentum_is_model_averaging(ranks: Ranks) -> None:
     for found in ranks.of_all("averaged_models"):
         for ours, averaged in zip(found["like averaged"], found["averaged"], strict=True):
             assert_weights(ours, averaged)
 
 
-def test_averaged_models_drift_apart_and_come_together(ranks):
+def test_averaged_models_drift_apart_and_come_together(ranks: Ranks) -> None:
     first, second = ranks.of_all("averaged_models")[:2]
     together = [
         all(np.array_equal(a, b) for a, b in zip(ours, others, strict=True))
@@ -165,12 +167,12 @@ def test_averaged_models_drift_apart_and_come_together(ranks):
     assert together == 3 * [False, False, True]
 
 
-def test_partial_synchronisation_with_one_chunk_is_synchronous_sgd(ranks):
+def test_partial_synchronisation_with_one_chunk_is_synchronous_sgd(ranks: Ranks) -> None:
     for found in ranks.of_all("averaged_models"):
         assert_weights(found["one chunk"][-1], found["synchronous"][-1])
 
 
-def test_partial_synchronisation_averages_one_chunk_in_turn(ranks):
+def test_partial_synchronisation_averages_one_chunk_in_turn(ranks: Ranks) -> None:
     first, second = ranks.of_all("averaged_models")[:2]
     same = [
         {index for index, (a, b) in enumerate(zip(ours, others, strict=True)) if np.array_equal(a, b)}
@@ -181,16 +183,16 @@ def test_partial_synchronisation_averages_one_chunk_in_turn(ranks):
         assert all(np.array_equal(a, b) for a, b in zip(ours, others, strict=True))
 
 
-def allreduce(size, ranks):
+def allreduce(size: int, ranks: int) -> int:
     return 2 * (ranks - 1) * size // ranks
 
 
-def of_stripes(ranks, name):
+def of_stripes(ranks: Ranks, name: str) -> int:
     """Bytes of a step of all ranks together; stripes need not be equal."""
     return sum(found[name][0] - allreduce(SMALL, ranks.size) for found in ranks.of_all("bytes_sent"))
 
 
-def test_bytes_sent_are_the_formulas(ranks):
+def test_bytes_sent_are_the_formulas(ranks: Ranks) -> None:
     n = ranks.size
     values = sum(-(-int(np.prod(SHAPES[index])) // 100) for index in COMPRESSED)
     columns, rows = SHAPES[0][1] + SHAPES[2][2], [40, 30]
@@ -221,7 +223,7 @@ def test_bytes_sent_are_the_formulas(ranks):
         assert steps["threshold"][0] == (n - 1) * (8 * sum(chosen[rank]) + lengths) + allreduce(SMALL, n)
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(pair):
+def test_a_resumed_run_is_the_uninterrupted_one(pair: Ranks) -> None:
     for found in pair.of_all("resumed"):
         for name, (whole, resumed, forgetful) in found.items():
             assert whole == resumed, name
@@ -229,14 +231,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(pair):
                 assert forgetful != whole, name  # the same check finds that state was lost
 
 
-def test_many_steps_are_traced_once(pair):
+def test_many_steps_are_traced_once(pair: Ranks) -> None:
     for found in pair.of_all("many_steps"):
         # The same check finds what is traced anew.
         assert found == {**dict.fromkeys(found, 1), "numbered": 5}
         assert len(found) == 7
 
 
-def test_both_ranks_leave_out_a_step_together(pair):
+def test_both_ranks_leave_out_a_step_together(pair: Ranks) -> None:
     for found in pair.of_all("not_finite"):
         for name, outcome in found.items():
             assert outcome["unchanged"] == outcome["finite"] == (not name.startswith("dense")), name
@@ -249,13 +251,13 @@ def test_both_ranks_leave_out_a_step_together(pair):
     )
 
 
-def test_halves_out_of_range_come_later(ranks):
+def test_halves_out_of_range_come_later(ranks: Ranks) -> None:
     for large, small in ranks.of_all("out_of_range"):
         assert large == pytest.approx(100_000, rel=1e-3)
         assert small == pytest.approx(3e-7, abs=2**-23)  # twice the least half above 0
 
 
-def test_fit_with_uneven_last_batches(pair):
+def test_fit_with_uneven_last_batches(pair: Ranks) -> None:
     found = pair.of_all("fit")
     for name in found[0]:
         assert all(of_rank[name]["changed"] for of_rank in found)
@@ -263,17 +265,17 @@ def test_fit_with_uneven_last_batches(pair):
         assert {of_rank[name]["steps"] for of_rank in found} == {4 if name == "aggregated" else 8}
 
 
-def test_sparse_gradients_and_missing_ones(pair):
+def test_sparse_gradients_and_missing_ones(pair: Ranks) -> None:
     found = pair.of_all("sparse_gradients")
     assert all(of_rank == found[0] for of_rank in found)
 
 
-def test_tensors_of_fewer_columns_than_ranks(ranks):
+def test_tensors_of_fewer_columns_than_ranks(ranks: Ranks) -> None:
     found = ranks.of_all("few_columns")
     assert len(set(found[0].values())) == 2
     assert all(of_rank == found[0] for of_rank in found)
 
 
-def test_adasum_is_refused_where_horovod_has_none(ranks):
+def test_adasum_is_refused_where_horovod_has_none(ranks: Ranks) -> None:
     for found in ranks.of_all("refusals"):
         assert "Adasum needs a Horovod built with MPI" in found["adasum"]

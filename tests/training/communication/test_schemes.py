@@ -1,6 +1,8 @@
 """Schemes in one process alone, where collectives return what they are given."""
 
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +11,14 @@ from muster.training import states
 from muster.training.communication import (
     FP16,
     BlockMomentum,
+    Compressor,
     Dense,
     LocalAggregation,
     ModelAveraging,
     OneBit,
     PartialSynchronisation,
     Reducer,
+    Scheme,
     Threshold,
     TopK,
     WarmStart,
@@ -22,7 +26,7 @@ from muster.training.communication import (
 
 pytestmark = pytest.mark.slow  # imports TensorFlow
 
-SCHEMES = {
+SCHEMES: dict[str, Callable[[], Scheme]] = {
     "dense": Dense,
     "top-k": lambda: Reducer(TopK(0.1)),
     "1 bit": lambda: Reducer(OneBit()),
@@ -34,7 +38,7 @@ SCHEMES = {
 }
 
 
-def stepped(scheme):
+def stepped(scheme: Scheme) -> Scheme:
     """The scheme after a step of its own."""
     variable = tf.Variable(tf.ones((50, 40)))
     gradient = tf.reshape(tf.range(2000.0), (50, 40))
@@ -44,7 +48,7 @@ def stepped(scheme):
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_state_saved_before_the_first_step_is_the_beginning(name, ranks):
+def test_a_state_saved_before_the_first_step_is_the_beginning(name: str, ranks: int) -> None:
     saved = [SCHEMES[name]().state_dict() for _ in range(ranks)]
     scheme = SCHEMES[name]()
     scheme.load_state_dict(saved[0] if ranks == 1 else scheme.merge_states(saved))
@@ -52,7 +56,7 @@ def test_a_state_saved_before_the_first_step_is_the_beginning(name, ranks):
 
 
 @pytest.mark.parametrize("name", ["top-k", "1 bit", "averaged", "aggregated"])
-def test_a_state_from_before_the_first_step_and_one_from_after_it_are_of_no_one_training(name):
+def test_a_state_from_before_the_first_step_and_one_from_after_it_are_of_no_one_training(name: str) -> None:
     before, after = SCHEMES[name]().state_dict(), stepped(SCHEMES[name]()).state_dict()
     for pair in ([before, after], [after, before]):
         with pytest.raises(ValueError, match="differ"):
@@ -60,7 +64,9 @@ def test_a_state_from_before_the_first_step_and_one_from_after_it_are_of_no_one_
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_gradients_of_any_type_are_added_up_without_loss_and_in_the_middle_of_it_saved(tmp_path, dtype):
+def test_gradients_of_any_type_are_added_up_without_loss_and_in_the_middle_of_it_saved(
+    tmp_path: Path, dtype: str
+) -> None:
     variable = tf.Variable(tf.zeros(3, dtype))
     first, second = LocalAggregation(None, 4), LocalAggregation(None, 4)
     for number, scheme in enumerate([first, first, second, second]):
@@ -73,7 +79,7 @@ def test_gradients_of_any_type_are_added_up_without_loss_and_in_the_middle_of_it
     assert variable.numpy().tolist() == tf.constant([60_000, 259 / 4, 1 + 2**-40], dtype).numpy().tolist()
 
 
-def test_state_of_something_else_is_refused():
+def test_state_of_something_else_is_refused() -> None:
     scheme = Reducer(TopK(0.1))
     scheme.load_state_dict({"gradient/0/residual": np.zeros((50, 41), np.float32), "bytes_sent": 0})
     with pytest.raises(ValueError, match="another model, scheme or number of ranks"):
@@ -81,19 +87,19 @@ def test_state_of_something_else_is_refused():
 
 
 @pytest.mark.parametrize("code", [TopK(0.1), Threshold(1), OneBit(), FP16()], ids=lambda code: type(code).__name__)
-def test_models_of_small_tensors_only(code):
+def test_models_of_small_tensors_only(code: Compressor) -> None:
     variable = tf.Variable([1.0, 2.0])
     Reducer(code).step([tf.constant([0.5, -1.0])], [variable], lambda means: variable.assign_sub(means[0]))
     np.testing.assert_array_equal(variable, [0.5, 3.0])
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_that_has_not_been_built_can_be_sent_to_other_processes(name):
+def test_a_scheme_that_has_not_been_built_can_be_sent_to_other_processes(name: str) -> None:
     again = pickle.loads(pickle.dumps(SCHEMES[name]()))
     np.testing.assert_equal(stepped(again).state_dict(), stepped(SCHEMES[name]()).state_dict())
 
 
-def test_the_steps_of_a_warm_start_are_no_move_of_the_first_block():
+def test_the_steps_of_a_warm_start_are_no_move_of_the_first_block() -> None:
     variable = tf.Variable([0.0])
     scheme = WarmStart(BlockMomentum(2, 1, momentum=0.5), distributed_after=3, batch_size=1)
     weights = []
