@@ -268,7 +268,7 @@ class TestRun:
         assert "Try: a longer --timeout; and see" in result.stderr
         assert "(--session-address)" in muster("explain").stdout
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
         (tmp_path / "hang.py").write_text("import time\nprint('hangs', flush=True)\ntime.sleep(60)\n")
         program = """

@@ -47,6 +47,30 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(run: Run, tmp_path: Path
         assert outside not in page
 
 
+def test_a_page_overwrites_nothing_but_a_page(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import muster\n")
+    for file, words in ((script, "is no page of a run"), (tmp_path / "no" / "run.html", "No such file")):
+        done = CliRunner().invoke(main, ["show", "last", "--html", str(file)])
+        assert done.exit_code == 2
+        assert words in done.output
+    assert script.read_text() == "import muster\n"
+    for _ in range(2):
+        done = CliRunner().invoke(main, ["show", "last", "--html", str(tmp_path / "run.html")])
+        assert f"Written to {tmp_path / 'run.html'}" in done.output
+
+
+def test_what_a_progress_bar_has_overwritten_is_a_line_of_its_own(run: Run) -> None:
+    (run.path / "logs" / "worker-1.log").write_bytes(b"\r0/2 loss 0.0\r1/2 loss 0.1\r2/2 loss 0.2\r\nend\r\n")
+    done = CliRunner().invoke(main, ["logs", "last", "worker-1"])
+    assert [line for line in done.output.splitlines() if line] == [
+        "0/2 loss 0.0",
+        "1/2 loss 0.1",
+        "2/2 loss 0.2",
+        "end",
+    ]
+
+
 def test_a_run_of_another_process_is_followed_in_a_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

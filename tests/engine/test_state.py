@@ -188,3 +188,9 @@ def test_what_the_platform_says(
     assert told.failures() == failures
     assert told.state.workers["worker-0"].status is status
     assert told.state.missing == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_of_several_ranks_the_lowest_tells_the_metrics(told: Told, order: tuple[int, ...]) -> None:
+    told.hear(*(wire.Progress(rank, 1, metrics={"loss": float(rank)}) for rank in order))
+    assert told.state.metrics == {"loss": 0.0}

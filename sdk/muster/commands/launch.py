@@ -259,13 +259,17 @@ def as_options(text: str) -> str:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does: by default it would end this process with no time to clean up."""
+    """Let SIGTERM, and the end of the terminal, end the run as Ctrl-C does: they would end this process at once."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else somebody, such as nohup, wants it to go on
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -154,7 +154,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
     elif html is not None:
         from muster.dashboard.html_page import html_page
 
-        html.write_text(html_page(opened), encoding="utf-8")
+        write_page(html, html_page(opened))
     elif opened.status == "running" and sys.stdout.isatty():
         _show_live(opened)
     else:
@@ -231,10 +231,25 @@ def logs(run: str, worker: str | None, follow: bool) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def write_page(file: Path, page: str) -> None:
+    """Write an HTML page to a file, and say so. Refuses to overwrite a file that is no such page."""
+    try:
+        if file.exists() and not file.read_text(encoding="utf-8", errors="replace").startswith(
+            page.partition("<title>")[0]
+        ):
+            raise click.UsageError(f"{file} is there already, and is no page of a run.")
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be written: {error.strerror}.") from error
+    click.echo(f"Written to {file}", err=True)
+
+
 def _print_lines(lines: list[bytes], name: str | None) -> None:
     for line in lines:
-        text = clean(line.decode("utf-8", errors="replace"))
-        click.echo(f"{name} | {text}" if name else text)
+        # A progress bar returns to the beginning of its line: what it showed one after the other are lines here.
+        for part in line.rstrip(b"\r").split(b"\r"):
+            text = clean(part.decode("utf-8", errors="replace"))
+            click.echo(f"{name} | {text}" if name else text)
 
 
 class Tail:

@@ -295,7 +295,9 @@ def _advice_on_exception(failure: Failure) -> str | None:
         return "hvd.init() at the beginning of the script, before anything else of Horovod"
     if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
         return "workers have no standard input: in place of input() give the script args= or env="
-    if failure.type in {"ModuleNotFoundError", "ImportError"}:
+    if failure.type == "ImportError" and "relative import" in failure.message:
+        return "a file of a package runs as a module: worker_script= its dotted name (`muster run -m pkg.train`)"
+    if failure.type == "ModuleNotFoundError":
         return "install the package for the script's interpreter, or python= one that has it"
     if failure.type == "FileNotFoundError":
         return "scripts run in the session's working directory; an absolute path is the same everywhere"

@@ -244,6 +244,14 @@ def _options(request: RunRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: value for name, value in request.options.items() if name not in theirs}, theirs
 
 
+def _working_directory() -> str:
+    """The working directory of this process. Raises JobError where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise JobError("The working directory is not there any more.", advice="change into a folder that is") from None
+
+
 def _job(request: RunRequest) -> Job:
     """The job with its script resolved and everything else as plain text."""
     args, env = plain_args(request.args), plain_env(request.env)
@@ -259,6 +267,6 @@ def _job(request: RunRequest) -> Job:
         args=args,
         env=env,
         python=python,
-        cwd=request.cwd or os.getcwd(),
+        cwd=request.cwd or _working_directory(),
         name=name or (script.name if script else "servers"),
     )

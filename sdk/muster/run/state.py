@@ -62,7 +62,7 @@ class RunState:
         failures: everything that went wrong, in the order in which it became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by process.
-        metrics: what was last reported, by name.
+        metrics: values last reported, by name: of several ranks those of the lowest that reports it.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         servers: names of the workers that never end by themselves; set once there is a plan.
         ending: whether ends are now meant to be.
@@ -83,6 +83,7 @@ class RunState:
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
         self.metrics: dict[str, float] = {}
+        self._told_by: dict[str, int] = {}
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
         self.servers: frozenset[str] = frozenset()
@@ -328,7 +329,7 @@ class RunState:
         metrics = facts.pop("metrics") or {}
         for name, value in metrics.items():
             if name in self.metrics or len(self.metrics) < MOST_METRICS:
-                self.metrics[name] = value
+                self._metric(name, value, progress.rank or 0)
         self._touch(worker, progress.rank)
         self.emit(EventKind.PROGRESS, worker, metrics=metrics, **_known(facts))
 
@@ -338,6 +339,12 @@ class RunState:
             if "loss" in name and not math.isfinite(value):
                 at = "" if progress.step is None else f" at step {progress.step}"
                 self._note(f"{who(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.", name)
+
+    def _metric(self, name: str, value: float, rank: int) -> None:
+        """Keep a value, unless a lower rank reports it, too: which comes last would be chance."""
+        if rank <= self._told_by.get(name, rank):
+            self._told_by[name] = rank
+            self.metrics[name] = value
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
