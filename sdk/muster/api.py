@@ -11,7 +11,7 @@ from typing import Any
 
 from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
-from muster.dashboard import NoDashboard
+from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError
 from muster.events import Observer, metrics_from_json
@@ -135,7 +135,7 @@ def run_cluster(
     )
     cluster.check()
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
-    cluster.subscribe(shown)
+    forget = cluster.subscribe(shown)
     try:
         with interrupts.held(cluster.interrupt):
             _make_room(cluster, replace_same_name=name is not None)
@@ -145,12 +145,21 @@ def run_cluster(
     finally:
         if not cluster.is_running:
             shown.close()
+    if dashboard and cluster.is_running and _is_at_prompt():
+        forget()
+        shown.close()
+        print(f"Run {cluster.run} goes on: cluster.wait(), or `muster show {cluster.run}` elsewhere.", file=sys.stderr)
     if worker_script is not None and wait:
         return ClusterAddress(None, None, cluster)
     spec = cluster.cluster_spec
     if spec and worker_script is None:
         _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
+
+
+def _is_at_prompt() -> bool:
+    """Return whether somebody types at a Python prompt in a terminal, where a live display would be in the way."""
+    return hasattr(sys, "ps1") and not is_notebook()
 
 
 def _refuse_misnamed(strategy: str | Strategy, platform: str | Platform | None, options: Mapping[str, Any]) -> None:

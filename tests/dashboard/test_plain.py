@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from muster.dashboard import NoDashboard, choose
@@ -110,3 +114,17 @@ class TestChoose:
 
         with pytest.raises(JobError, match="fancy"):
             choose()
+
+
+def test_a_run_that_goes_on_leaves_the_prompt_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(0.5)\n")
+    typed = """import muster
+c = muster.run_cluster(1, strategy="processes", worker_script="train.py", wait=False).cluster
+c.wait().status
+"""
+    variables = {**os.environ, "MUSTER_DASHBOARD": "plain"}
+    command = [sys.executable, "-q", "-i"]
+    done = subprocess.run(command, input=typed, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert "goes on: cluster.wait()" in done.stderr
+    assert "'succeeded'" in done.stdout
+    assert "succeeded in" not in done.stdout + done.stderr, "nothing is painted over what is typed"
