@@ -152,3 +152,17 @@ def test_what_workers_have_written_is_waited_for_but_not_against_an_urgent_stop(
     assert outcome.error is None, "it had succeeded before"
     assert outcome.seconds == pytest.approx(seconds, abs=5)
     assert ("note" in outcome.kinds()) == noted
+
+
+def test_a_defect_while_results_are_got_is_a_note_and_does_not_fail_the_run() -> None:
+    async def collect() -> None:
+        raise OverflowError("a defect")
+
+    with Scene() as scene:
+        scene.at(3, lambda: setattr(scene.orchestrator._ending, "collect", collect))  # type: ignore[union-attr]
+        scene.at(4, scene.stop)
+        outcome = scene.play()
+    assert isinstance(outcome.error, RunStopped)
+    assert [event.data["text"] for event in outcome.events if "Not all results" in event.data.get("text", "")] == [
+        "Not all results of the workers could be got: a defect"
+    ]

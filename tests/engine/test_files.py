@@ -8,12 +8,17 @@ import json
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from muster.agent import files as agent_files
 from muster.agent import frames, wire
+from muster.agent.agent import Agent
 from muster.agent.files import CHUNK, WINDOW, Files
+from muster.agent.places import part_name
+from muster.errors import PlatformError
+from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
 
 LARGE = 3 * WINDOW + 12345
@@ -223,10 +228,10 @@ def test_a_folder_is_got_within_its_limit(worker: Worker, tmp_path: Path) -> Non
     (results / "linked").symlink_to("/etc")
     os.mkfifo(results / "pipe")
     left_out = worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 500))
-    assert left_out == ["large"]
+    assert left_out == {"large": "too large"}
     got = {path.relative_to(tmp_path / "back").as_posix() for path in (tmp_path / "back").rglob("*") if path.is_file()}
     assert got == {"results/b.pkl", "results/deep/er/a.pkl"}
-    assert worker.play(worker.transfers.get_folder("worker-0", "run", "nothing", tmp_path / "back", 500)) == []
+    assert worker.play(worker.transfers.get_folder("worker-0", "run", "nothing", tmp_path / "back", 500)) == {}
 
 
 def test_many_small_files_are_put_at_once(worker: Worker, tmp_path: Path) -> None:
@@ -237,6 +242,210 @@ def test_many_small_files_are_put_at_once(worker: Worker, tmp_path: Path) -> Non
     worker.play(worker.transfers.put_folder("worker-0", "project", library))
     for path in library.rglob("*.py"):
         assert (tmp_path / "project" / path.relative_to(library)).read_text() == path.read_text()
+
+
+def get_results(worker: Worker, tmp_path: Path) -> Any:
+    return worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 10**9))
+
+
+def test_names_that_are_not_utf_8_are_left_out_and_said(worker: Worker, tmp_path: Path) -> None:
+    results = tmp_path / "run" / "results"
+    os.makedirs(os.fsencode(results) + b"/dos\xe9")
+    for name in (b"caf\xe9.txt", b"dos\xe9/a", b"good.txt"):
+        Path(os.fsdecode(os.path.join(os.fsencode(results), name))).write_text("x")
+    assert sorted(get_results(worker, tmp_path)) == ["caf?.txt", "dos?/a"]
+    assert os.listdir(tmp_path / "back" / "results") == ["good.txt"]
+
+
+def test_an_order_that_the_agent_cannot_read_ends_its_transfer_and_no_more() -> None:
+    said: list[Any] = []
+    agent: Any = SimpleNamespace(_link=SimpleNamespace(send=said.append), complain=said.append)
+    Agent._obey(agent, {"type": "get", "transfer": 7, "place": "run", "path": "caf\udce9.txt"})
+    assert [(type(message), message.transfer) for message in said] == [(wire.Missing, 7)]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_none(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "results").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "run" / "results" / name).touch()
+    monkeypatch.setattr(agent_files, "MOST_FILES", 2)
+    with pytest.raises(TransferFailed, match="more than 2 files"):
+        get_results(worker, tmp_path)
+
+
+def test_folders_too_deep_in_one_another_are_left_out_and_said(worker: Worker, tmp_path: Path) -> None:
+    results = tmp_path / "run" / "results"
+    (results / "/".join(["d"] * 40)).mkdir(parents=True)
+    (results / "file").touch()
+    assert list(get_results(worker, tmp_path)) == ["/".join(["d"] * 33)]
+    assert (tmp_path / "back" / "results" / "file").exists()
+
+
+def test_part_files_of_users_are_files_as_any_other(worker: Worker, tmp_path: Path) -> None:
+    results = tmp_path / "run" / "results"
+    results.mkdir()
+    (results / "chapter.part").touch()
+    (results / part_name("", "file", "0" * 64)).touch()
+    assert get_results(worker, tmp_path) == {}
+    assert os.listdir(tmp_path / "back" / "results") == ["chapter.part"]
+
+
+def test_long_names_both_ways(worker: Worker, source: Path, tmp_path: Path) -> None:
+    name = "数据" * 42
+    worker.put(source, name)
+    worker.get(name, tmp_path / "back")
+    assert (tmp_path / "back" / name).read_bytes() == source.read_bytes()
+
+
+def test_files_of_the_same_content_do_not_meet_in_one_part(worker: Worker, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    for name in "abcd":
+        (tmp_path / "library" / name).write_bytes(source.read_bytes())
+    worker.play(worker.transfers.put_folder("worker-0", "run", tmp_path / "library"))
+    assert {path.read_bytes() for path in (tmp_path / "run").iterdir()} == {source.read_bytes()}
+    assert sorted(os.listdir(tmp_path / "run")) == ["a", "b", "c", "d"]
+
+
+def test_a_file_that_goes_after_it_was_listed_fails_alone(worker: Worker, tmp_path: Path) -> None:
+    results = tmp_path / "run" / "results"
+    results.mkdir()
+    for name in ("gone", "stays"):
+        (results / name).write_text(name)
+
+    def remove(message: Any) -> Any:
+        if isinstance(message, wire.Chunk):  # the listing's
+            (results / "gone").unlink(missing_ok=True)
+        return message
+
+    worker.garbles = remove
+    assert list(get_results(worker, tmp_path)) == ["gone"]
+    assert (tmp_path / "back" / "results" / "stays").exists()
+
+
+def test_the_first_failure_ends_the_others(worker: Worker, tmp_path: Path, source: Path) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"z{number}").write_bytes(source.read_bytes())
+    (folder / "a").mkdir()
+    (folder / "a" / "file").touch()
+    (tmp_path / "run" / "a").touch()  # where the folder is to be
+
+    async def put() -> int:
+        with pytest.raises(TransferFailed):
+            await worker.transfers.put_folder("worker-0", "run", folder)
+        return len(asyncio.all_tasks())
+
+    assert worker.play(put()) == 2  # this one, and whoever waits for it
+    assert len(os.listdir(tmp_path / "run")) < 21
+
+
+def test_a_connection_that_takes_the_place_of_another_tears_its_transfers(tmp_path: Path, source: Path) -> None:
+    sent: list[Any] = []
+    transfers = Transfers(taken_by(sent), lease_seconds=5.0)
+
+    async def main() -> None:
+        transfers.on_connected("worker-0")
+        put = asyncio.ensure_future(transfers.put("worker-0", "run", "file", source))
+        await eventually(lambda: len(sent) == 1)
+        transfers.on_connected("worker-0")  # with no word of the end of the one before
+        await eventually(lambda: len(sent) == 2)
+        transfers.on_message("worker-0", wire.Have(sent[-1].transfer, LARGE))
+        await asyncio.wait_for(put, 5)
+
+    asyncio.run(main())
+
+
+def test_a_transfer_that_begins_while_the_worker_is_cut_waits_for_it(source: Path) -> None:
+    sent: list[Any] = []  # the endpoint takes messages for one that may come back, and drops those of transfers
+    transfers = Transfers(taken_by(sent), lease_seconds=5.0)
+
+    async def main() -> None:
+        transfers.on_connected("worker-0")
+        transfers.on_lost("worker-0")
+        put = asyncio.ensure_future(transfers.put("worker-0", "run", "file", source))
+        await asyncio.sleep(0.2)
+        assert not sent
+        transfers.on_connected("worker-0")
+        await eventually(lambda: len(sent) == 1)
+        transfers.on_message("worker-0", wire.Have(sent[-1].transfer, LARGE))
+        await asyncio.wait_for(put, 5)
+
+    asyncio.run(main())
+
+
+def taken_by(sent: list[Any]) -> Callable[[str, Any], bool]:
+    def send(worker: str, message: Any) -> bool:
+        sent.append(message)
+        return True
+
+    return send
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it does not happen")
+
+
+class Connections:
+    """An endpoint's, as far as the exchange of files asks for them."""
+
+    def __init__(self, worker: Worker, *connected: str) -> None:
+        self.send = worker.to_agent
+        self.connected = frozenset(connected)
+        self.on_message: Callable[[str, Any], None] = lambda name, message: None
+        nobody: Callable[[str], None] = lambda name: None  # noqa: E731
+        self.on_lost = self.on_cut = self.on_back = nobody
+        self.seconds_left = 0.0
+        self.leases = SimpleNamespace(seconds_left=lambda name: self.seconds_left)
+
+
+def exchange_of(worker: Worker, connections: Connections, tmp_path: Path) -> Exchange:
+    context = SimpleNamespace(
+        facts=SimpleNamespace(library_here=tmp_path), run_dir=tmp_path / "back",
+        specs=[SimpleNamespace(name="worker-0", log=tmp_path / "log")], platform=SimpleNamespace(lease_seconds=0.5),
+    )  # fmt: skip
+    exchange = Exchange(context, connections)  # type: ignore[arg-type]
+    worker.transfers = exchange._transfers
+    exchange.listen()
+    connections.on_message("worker-0", wire.Hello(wire.VERSION, "", "worker-0", 5, "127.0.0.1"))
+    return exchange
+
+
+def test_two_collections_at_once_do_not_fail_each_other(worker: Worker, source: Path, tmp_path: Path) -> None:
+    worker.put(source, "results/file")
+    exchange = exchange_of(worker, Connections(worker, "worker-0"), tmp_path)
+
+    async def both() -> None:
+        await asyncio.gather(exchange.collect(), exchange.collect())
+
+    worker.play(both())
+    assert (tmp_path / "back" / "results" / "file").read_bytes() == source.read_bytes()
+
+
+def test_a_worker_that_is_cut_is_waited_for_and_one_that_is_gone_is_named(
+    worker: Worker, source: Path, tmp_path: Path
+) -> None:
+    worker.put(source, "results/file")
+    connections = Connections(worker)
+    exchange = exchange_of(worker, connections, tmp_path)
+
+    async def collect() -> None:
+        connections.on_cut("worker-0")
+        asyncio.get_running_loop().call_later(0.2, connections.on_back, "worker-0")
+        await exchange.collect()
+
+    with pytest.raises(PlatformError, match="worker-0"):
+        worker.play(collect())
+    assert not (tmp_path / "back").exists()
+    connections.seconds_left = 0.5
+    worker.play(collect())
+    assert (tmp_path / "back" / "results" / "file").exists()
 
 
 # -- attacks on a worker -----------------------------------------------------------------------------------------------
@@ -279,7 +488,7 @@ def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(
 
 
 def part_of(source: Path, name: str) -> str:
-    return f".{name}.{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.part"
+    return part_name("", name, hashlib.sha256(source.read_bytes()).hexdigest())
 
 
 def test_a_part_file_that_somebody_has_left_is_no_way_out(worker: Worker, source: Path, tmp_path: Path) -> None:
@@ -348,6 +557,19 @@ def test_a_listing_of_a_hostile_worker_leads_nowhere(
     with pytest.raises((TransferFailed, wire.Misfit, OSError)):
         worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 10**9))
     assert not (tmp_path / "escape").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'[["a", Infinity]]', b'[["\\ud800", 1]]', b"[" * 100_000, b'[["a", true]]', b'{"a": 1}', b'[["a", 1], ["a", 1]]'],
+)
+def test_a_listing_that_is_nonsense_is_refused(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    (tmp_path / "run" / "results").mkdir()
+    monkeypatch.setattr(agent_files.Outgoing, "_list", staticmethod(lambda *_: data))
+    with pytest.raises(TransferFailed, match="has sent no listing"):
+        get_results(worker, tmp_path)
 
 
 def test_a_file_larger_than_its_listing_said_is_refused(worker: Worker, source: Path, tmp_path: Path) -> None:

@@ -120,10 +120,12 @@ def test_a_link_that_is_cut_while_results_come(run: Run, tmp_path: Path, monkeyp
     def cut_while_it_comes() -> None:
         folder = Path(os.environ["MUSTER_HOME"]) / "runs"
         eventually(
-            lambda: any(path.stat().st_size > 1 << 22 for path in folder.glob("*/results/.large*")), "it comes", 40
+            lambda: any(path.stat().st_size > 1 << 22 for path in folder.glob("*/results/.muster-*.part")),
+            "it comes",
+            40,
         )
         platform.proxy.cut()
-        (part,) = folder.glob("*/results/.large*")
+        (part,) = folder.glob("*/results/.muster-*.part")
         cuts.append(part.stat().st_size)
         time.sleep(0.3)
         platform.proxy.restore()

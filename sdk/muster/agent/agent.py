@@ -180,7 +180,12 @@ class Agent:
             order = wire.from_session(message)
             obey = self._orders[type(order)]
         except (wire.Misfit, KeyError) as error:
-            self.complain("the agent cannot do what the session says: {}".format(error))
+            text = "the agent cannot do what the session says: {}".format(error)
+            transfer = message.get("transfer")
+            if type(transfer) is int and transfer >= 0:  # it concerns one file
+                self._link.send(wire.Missing(transfer, text))
+            else:
+                self.complain(text)
             return
         try:
             obey(order)

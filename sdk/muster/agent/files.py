@@ -12,7 +12,7 @@ import os
 
 from . import wire
 from .loop import Loop
-from .places import MOST_FILES, PART, listing, open_file, open_folder, open_folder_in, split
+from .places import MOST_FILES, listing, open_file, open_folder, open_folder_in, part_name, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ class Files:
         self._begin(order, lambda: Incoming(order, self._root(order.place)))
 
     def get(self, order: wire.Get) -> None:
-        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of every file in it."""
+        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of every file in it.
+
+        The size is null where the file is there but cannot be got.
+        """
         self._begin(order, lambda: Outgoing(order, self._root(order.place)))
 
     def chunk(self, chunk: wire.Chunk) -> None:
@@ -106,7 +109,7 @@ class Files:
             call()
         except (OSError, ValueError) as error:
             self._end(number)
-            self._send(wire.Missing(number, str(error)[:1000]))
+            self._send(wire.Missing(number, str(error)[:1000], isinstance(error, FileNotFoundError)))
 
     def _end(self, number: int) -> None:
         transfer = self._transfers.pop(number, None)
@@ -121,7 +124,7 @@ class Incoming:
         parts = split(order.path)
         self._order = order
         self._name = parts[-1]
-        self._part = ".{}.{}{}".format(self._name[:100], order.sha256[:16], PART)
+        self._part = part_name("", self._name, order.sha256)
         self._folder = open_folder(root, parts[:-1], make=True)
         self._file = -1
         self._hash = hashlib.sha256()

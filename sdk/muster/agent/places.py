@@ -6,8 +6,12 @@ somebody has left there, or leaves there at this very moment, leads anywhere els
 
 import contextlib
 import errno
+import hashlib
 import os
+import re
 import stat
+
+from .fields import clean, relative_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +19,13 @@ if TYPE_CHECKING:
 
 MOST_FILES = 10000  # in one listing
 DEEPEST = 32  # folders in one another
-PART = ".part"  # ends the name of a file that has not come in full
+PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that has not come in full
+
+
+def part_name(worker: str, name: str, sha256: str) -> str:
+    """Return the name of a file that has not come in full: of the same length however long its own will be."""
+    text = "\0".join((worker, name, sha256))
+    return ".muster-{}.part".format(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32])
 
 
 def symbol(place: str) -> str:
@@ -74,8 +84,11 @@ def open_file(folder: int, name: str, flags: int) -> int:
     return found
 
 
-def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[str, int]]":
+def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[str, int | None]]":
     """Relative path and size of every regular file in ``folder`` and below; links are passed over.
+
+    The size is None where the file, or all of a folder, is there but cannot be got: its name is not UTF-8, or it
+    cannot be read.
 
     Raises:
         OSError: the folders lie too deep in one another.
@@ -83,19 +96,29 @@ def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[st
     if depth > DEEPEST:
         raise OSError(errno.ELOOP, "too many folders lie in one another", prefix)
     for name in sorted(os.listdir(folder)):
+        path = prefix + name
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and not name.endswith(PART):
-                yield prefix + name, found.st_size
+            if stat.S_ISREG(found.st_mode) and not PART.match(name):
+                yield (path, found.st_size) if _can_travel(path) else (clean(path), None)
             elif stat.S_ISDIR(found.st_mode):
                 inner = open_folder_in(folder, name)
                 try:
-                    for entry in listing(inner, prefix + name + "/", depth + 1):
+                    for entry in listing(inner, path + "/", depth + 1):
                         yield entry
                 finally:
                     os.close(inner)
         except FileNotFoundError:  # it has gone meanwhile
             continue
+        except OSError:
+            yield clean(path), None
+
+
+def _can_travel(path: str) -> bool:
+    try:
+        return bool(relative_path(path))
+    except ValueError:
+        return False
 
 
 def open_folder_in(folder: int, name: str) -> int:

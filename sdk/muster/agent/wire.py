@@ -429,12 +429,13 @@ class Have(NamedTuple):
     offset: int
 
 
-@_message("missing", FROM_AGENT, FROM_SESSION, transfer=transfer, text=text(4000))
+@_message("missing", FROM_AGENT, FROM_SESSION, transfer=transfer, text=text(4000), is_absent=yes_or_no)
 class Missing(NamedTuple):
-    """The transfer cannot be made, or not go on; why."""
+    """The transfer cannot be made, or not go on; why, and whether that is because there is no such file or folder."""
 
     transfer: int
     text: str
+    is_absent: bool = False
 
 
 @_message("chunk", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset, payload=payload)

@@ -68,8 +68,10 @@ class Ending:
             else:
                 collecting.result()
                 return
-        except (MusterError, OSError, asyncio.TimeoutError) as error:
-            why = str(error)
+        except Exception as error:  # whatever it is: how the run has ended does not depend on it
+            why = str(error) or repr(error)
+            if not isinstance(error, (MusterError, OSError)):
+                logger.warning("the results of the workers could not be got", exc_info=error)
         self._state.emit(EventKind.NOTE, text=f"Not all results of the workers could be got: {why}")
 
     async def release(self) -> None:

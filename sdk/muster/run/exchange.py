@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from muster.agent import wire
@@ -18,7 +18,7 @@ from muster.events import Event, EventKind
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.runs import TENSORBOARD
-from muster.run.files import Transfers
+from muster.run.files import FileFailed, Transfers, all_of
 from muster.run.request import RunContext
 
 logger = logging.getLogger("muster")
@@ -43,6 +43,8 @@ class Exchange:
         self._names = [spec.name for spec in context.specs]
         self._logs = {spec.name: WorkerLog(spec.log, default_log_cap()) for spec in context.specs}
         self._transfers = Transfers(session.send, context.platform.lease_seconds)
+        self._have_come: set[str] = set()
+        self._is_collecting = asyncio.Lock()
 
     def listen(self) -> None:
         """Take what the endpoint says of files, ahead of those whom it tells everything else."""
@@ -53,6 +55,7 @@ class Exchange:
                 self._transfers.on_message(worker, message)
                 return
             if isinstance(message, wire.Hello):
+                self._have_come.add(worker)
                 self._transfers.on_connected(worker)
             tell(worker, message)
 
@@ -74,26 +77,45 @@ class Exchange:
     async def ship(self) -> None:
         """Put what scripts import and what starts them onto every worker. Raises PlatformError."""
         try:
-            await asyncio.gather(*(self._transfers.put_folder(name, "library", self._library) for name in self._names))
+            await all_of(self._transfers.put_folder(name, "library", self._library) for name in self._names)
         except OSError as error:
             raise PlatformError(f"What workers need cannot be sent to them: {error}.") from error
 
-    async def collect(self) -> None:
-        """Get what the workers have written for the run. Raises PlatformError or OSError for the first that failed."""
-        gone = [name for name in self._names if name not in self._session.connected]
-        outcomes = await asyncio.gather(
-            *(self._collect_from(name) for name in self._names if name not in gone), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+    async def collect(self, gone: Collection[str] = ()) -> None:
+        """Get what the workers have written for the run, as far as it can be got. One that is cut off is waited for.
 
-    async def _collect_from(self, worker: str) -> None:
-        left_out = []
+        Args:
+            gone: workers that have ended, and so are not.
+
+        Raises:
+            PlatformError: something cannot be got; says what, and of whom.
+        """
+        async with self._is_collecting:
+            troubles = await all_of(
+                self._collect_from(name, name in gone) for name in self._names if name in self._have_come
+            )
+        if any(troubles):
+            raise PlatformError(" ".join(trouble for trouble in troubles if trouble))
+
+    async def _collect_from(self, worker: str, is_gone: bool) -> str:
+        """Get what a worker has written, and return what cannot be got and why; nothing where all of it is here."""
+        is_cut = worker not in self._session.connected
+        if is_cut and (is_gone or self._session.leases.seconds_left(worker) <= 0):
+            return f"Nothing more is got from {worker}, whose connection has ended."
+        left_out: list[str] = []
         for folder in FOLDERS:
-            left_out += await self._transfers.get_folder(worker, "run", folder, self._run_dir, RESULTS_BYTES)
-        if left_out:
-            raise PlatformError(f"{', '.join(left_out[:5])} of {worker} are too large to be got.", worker=worker)
+            try:
+                skipped = await self._transfers.get_folder(worker, "run", folder, self._run_dir, RESULTS_BYTES)
+            except FileFailed as error:
+                left_out.append(f"{folder} ({error})")
+            except (PlatformError, OSError) as error:
+                return f"{worker}: {error}"
+            else:
+                left_out += [f"{folder}/{name} ({why})" for name, why in skipped.items()]
+        if not left_out:
+            return ""
+        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        return f"Of {worker} could not be got: {', '.join(left_out[:5])}{more}."
 
 
 def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:

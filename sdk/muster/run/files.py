@@ -13,13 +13,15 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 from muster.agent import wire
+from muster.agent.fields import optional, relative_path, whole
 from muster.agent.files import CHUNK, WINDOW
-from muster.agent.places import MOST_FILES, PART, open_file, open_folder, split
+from muster.agent.places import MOST_FILES, open_file, open_folder, part_name, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 
@@ -34,6 +36,16 @@ class TransferFailed(PlatformError):
     """A file could not be put onto a worker, or not be got from it."""
 
 
+class FileFailed(TransferFailed):
+    """The same, and it concerns this file alone: others may pass.
+
+    Attributes:
+        is_absent: whether there is no such file or folder.
+    """
+
+    is_absent = False
+
+
 class _Torn(Exception):
     """The connection has ended."""
 
@@ -45,6 +57,17 @@ async def _within(answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return await answer_of(task, seconds)
     finally:
         task.cancel()
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Await all calls, and return what they return. The first that fails ends the others before it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Transfers:
@@ -73,12 +96,16 @@ class Transfers:
                 inbox.put_nowait(message)
 
     def on_connected(self, worker: str) -> None:
-        """Called when a worker is connected, perhaps again."""
+        """Called when a worker is connected, perhaps again: and perhaps with no word of the end of the one before."""
         self._link(worker).set()
+        self._tear(worker)
 
     def on_lost(self, worker: str) -> None:
         """Called when a worker's connection has ended."""
         self._link(worker).clear()
+        self._tear(worker)
+
+    def _tear(self, worker: str) -> None:
         for (name, _), inbox in self._inboxes.items():
             if name == worker:
                 while not inbox.empty():
@@ -119,7 +146,7 @@ class Transfers:
     async def put_folder(self, worker: str, place: str, source: Path) -> None:
         """Put every file of a folder onto a worker, and those of the folders in it. Raises as ``put`` does."""
         files = await in_thread(lambda: [path for path in sorted(source.rglob("*")) if path.is_file()])
-        await asyncio.gather(*(self.put(worker, place, path.relative_to(source).as_posix(), path) for path in files))
+        await all_of(self.put(worker, place, path.relative_to(source).as_posix(), path) for path in files)
 
     async def get(self, worker: str, place: str, path: str, target: Path, limit: int | None = None) -> None:
         """Get a file from a worker into the folder ``target``, where it has the same relative path.
@@ -138,7 +165,7 @@ class Transfers:
             found = await self._next(worker, inbox, wire.Found)
             if limit is not None and found.size > limit:
                 self._tell(worker, wire.Missing(number, "it is too large"))
-                raise TransferFailed(f"{path} of {worker} is too large: {found.size} bytes.", worker=worker)
+                raise FileFailed(f"{path} of {worker} is too large: {found.size} bytes.", worker=worker)
             if await in_thread(_is_there, target / path, found):
                 self._tell(worker, wire.Have(number, found.size))
                 return
@@ -151,52 +178,52 @@ class Transfers:
                     self._tell(worker, wire.Have(number, part.offset))
                 await in_thread(part.finish)
             except ValueError as error:
-                raise TransferFailed(f"{path} of {worker} did not come as announced: {error}.", worker=worker) from None
+                raise FileFailed(f"{path} of {worker} did not come as announced: {error}.", worker=worker) from None
             finally:
                 part.close()
 
         await self._repeated(worker, attempt)
 
-    async def get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> list[str]:
+    async def get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
         """Get every file that is in a worker's folder into ``target``; none where there is no such folder.
 
         Args:
             limit: how many bytes they may have together; a file that does not fit is left out.
 
         Returns:
-            The paths of those that were left out, relative to the folder.
+            Why which of them were left out, by their paths relative to the folder.
 
         Raises:
-            TransferFailed, OSError: as ``get``.
+            TransferFailed, OSError: as ``get``, but for what concerns one file alone.
         """
-        try:
-            files = await self._listing(worker, place, path)
-        except FileNotFoundError:
-            return []
+        left_out: dict[str, str] = {}
+
+        async def get(name: str, size: int) -> None:
+            try:
+                await self.get(worker, place, f"{path}/{name}", target, limit=size + CHUNK)
+            except FileFailed as error:  # it has gone, perhaps, or is written to
+                left_out[name] = str(error)
+
         chosen: list[tuple[str, int]] = []
-        left_out: list[str] = []
-        for name, size in files:
-            if size <= limit:
+        for name, size in await self._listing(worker, place, path):
+            if size is None:
+                left_out[name] = "its name is not UTF-8, or it cannot be read"
+            elif size > limit:
+                left_out[name] = "too large"
+            else:
                 limit -= size
                 chosen.append((name, size))
-            else:
-                left_out.append(name)
-        await asyncio.gather(
-            *(self.get(worker, place, f"{path}/{name}", target, limit=size + CHUNK) for name, size in chosen)
-        )
+        await all_of(get(name, size) for name, size in chosen)
         return left_out
 
-    async def _listing(self, worker: str, place: str, path: str) -> list[tuple[str, int]]:
-        """Relative paths and sizes of the files in a worker's folder. Raises FileNotFoundError where there is none."""
+    async def _listing(self, worker: str, place: str, path: str) -> list[tuple[str, int | None]]:
+        """Relative paths and sizes of the files in a worker's folder, if there is one; None for what cannot be got."""
         received = bytearray()
 
         async def attempt(number: int, inbox: asyncio.Queue[Any]) -> None:
             received.clear()
             self._tell(worker, wire.Get(number, place, path))
-            try:
-                found = await self._next(worker, inbox, wire.Found)
-            except TransferFailed as error:
-                raise FileNotFoundError(str(error)) from None
+            found = await self._next(worker, inbox, wire.Found)
             if found.size > LISTING_BYTES:
                 raise TransferFailed(f"The listing of {path} of {worker} is too large.", worker=worker)
             self._tell(worker, wire.Have(number, 0))
@@ -207,14 +234,15 @@ class Transfers:
                 received.extend(chunk.payload)
                 self._tell(worker, wire.Have(number, len(received)))
 
-        await self._repeated(worker, attempt)
         try:
-            files = [(str(name), int(size)) for name, size in json.loads(bytes(received))]
-        except (ValueError, TypeError) as error:
+            await self._repeated(worker, attempt)
+            return _read_listing(bytes(received))
+        except FileFailed as error:
+            if error.is_absent:
+                return []
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
             raise TransferFailed(f"{worker} has sent no listing of {path}: {error}.", worker=worker) from None
-        if len(files) > MOST_FILES or any(size < 0 for _, size in files):
-            raise TransferFailed(f"{worker} has sent no listing of {path}.", worker=worker)
-        return files
 
     # -- one transfer -------------------------------------------------------------------------------------------------
 
@@ -222,6 +250,7 @@ class Transfers:
         """Make a transfer, again from where it ended as often as its connection ends and comes back."""
         async with self._turns.setdefault(worker, asyncio.Semaphore(AT_ONCE)):
             while True:
+                await self._await_connection(worker)
                 number = next(self._numbers)
                 inbox: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
                 self._inboxes[worker, number] = inbox
@@ -229,15 +258,20 @@ class Transfers:
                     await attempt(number, inbox)
                     return
                 except _Torn:
-                    await self._await_connection(worker)
+                    continue
                 finally:
                     del self._inboxes[worker, number]
 
     async def _await_connection(self, worker: str) -> None:
+        if self._link(worker).is_set():
+            return
         try:
             await _within(self._link(worker).wait(), self._lease_seconds)
         except TimeoutError:
-            raise TransferFailed(f"The connection of {worker} ended while files went over it.", worker=worker) from None
+            raise TransferFailed(
+                f"The connection of {worker} ended while files went over it, or before, and has not come back.",
+                worker=worker,
+            ) from None
 
     async def _next(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
         """The next message of a transfer, which must be of this kind."""
@@ -250,13 +284,16 @@ class Transfers:
         if isinstance(message, _Torn):
             raise message
         if isinstance(message, wire.Missing):
-            raise TransferFailed(f"{worker} cannot do what it should with a file: {message.text}.", worker=worker)
+            error = FileFailed(f"{worker} cannot do what it should with a file: {message.text}.", worker=worker)
+            error.is_absent = message.is_absent
+            raise error
         if not isinstance(message, kind):
             raise TransferFailed(f"{worker} has lost its place in a transfer.", worker=worker)
         return message
 
     def _tell(self, worker: str, message: tuple[Any, ...]) -> None:
         if not self._send(worker, message):
+            self._link(worker).clear()
             raise _Torn
 
     def _link(self, worker: str) -> asyncio.Event:
@@ -269,9 +306,10 @@ class _Part:
     def __init__(self, target: Path, parts: list[str], found: wire.Found, worker: str) -> None:
         self._found = found
         self._name = parts[-1]
-        self._part = f".{self._name[:100]}.{worker}.{found.sha256[:16]}{PART}"
+        self._part = part_name(worker, self._name, found.sha256)
         self._hash = hashlib.sha256()
         self._file = -1
+        self._lock = threading.Lock()
         self._folder = open_folder(str(target), parts[:-1], make=True)
         try:
             self._file = open_file(self._folder, self._part, os.O_RDWR | os.O_CREAT)
@@ -288,6 +326,12 @@ class _Part:
 
     def write(self, chunk: wire.Chunk) -> None:
         """Take the next piece."""
+        with self._lock:
+            self._write(chunk)
+
+    def _write(self, chunk: wire.Chunk) -> None:
+        if self._file < 0:
+            raise ValueError("it has been given up")
         if chunk.offset != self.offset or self.offset + len(chunk.payload) > self._found.size:
             raise ValueError("a piece is not the next one")
         data = memoryview(chunk.payload)
@@ -299,17 +343,33 @@ class _Part:
 
     def finish(self) -> None:
         """Give it its name, if it is what was announced."""
-        if self._hash.hexdigest() != self._found.sha256:
-            os.unlink(self._part, dir_fd=self._folder)
-            raise ValueError("its content is another one")
-        os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with self._lock:
+            if self._folder < 0:
+                raise ValueError("it has been given up")
+            if self._hash.hexdigest() != self._found.sha256:
+                os.unlink(self._part, dir_fd=self._folder)
+                raise ValueError("its content is another one")
+            os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def close(self) -> None:
         """Close it; what has come stays for the next attempt."""
-        for descriptor in (self._file, self._folder):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._file = self._folder = -1
+        with self._lock:  # a thread may be writing still for a transfer that was cancelled
+            for descriptor in (self._file, self._folder):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._file = self._folder = -1
+
+
+def _read_listing(data: bytes) -> list[tuple[str, int | None]]:
+    """Check a worker's listing of a folder. Raises ValueError, TypeError or RecursionError for nonsense."""
+    entries = json.loads(data)
+    if type(entries) is not list or len(entries) > MOST_FILES:
+        raise ValueError(f"it is no list of at most {MOST_FILES} files")
+    check = optional(whole(0))
+    files = [(relative_path(name), check(size)) for name, size in entries]
+    if len(dict(files)) < len(files):
+        raise ValueError("a file is in it twice")
+    return files
 
 
 def _is_there(path: Path, found: wire.Found) -> bool:

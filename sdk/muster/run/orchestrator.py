@@ -93,7 +93,7 @@ class Orchestrator:
         self._ending = Ending(pool, state, self._launcher)
         self._exchange = exchange
         if exchange is not None:
-            self._ending.collect = exchange.collect
+            self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
         pool.listen(state.on_message, self.watch.on_lost, self.watch.on_cut, self.watch.on_back)
 
@@ -274,9 +274,10 @@ class Orchestrator:
         return {who(*source): answer.text for source, answer in self.state.stacks.items()}
 
     async def collect(self) -> None:
-        """Get what workers that share no files with the session have written so far. Raises PlatformError, OSError."""
+        """Get what workers that share no files with the session have written so far. Raises PlatformError."""
         if self._exchange is not None:
-            await self._exchange.collect()
+            gone = [name for name, worker in self.state.workers.items() if worker.status.is_final]
+            await self._exchange.collect(gone)
 
     # -- notifications ------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ class DaemonThread(concurrent.futures.Executor):
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 outcome = fn(*args, **kwargs)
             except BaseException as error:  # whatever it is, somebody waits for it
