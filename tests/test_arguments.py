@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import muster
 import numpy as np
@@ -135,4 +135,4 @@ def test_what_can_be_meant_is_taken() -> None:
     assert plain_args(word for word in ("--epochs", 3)) == ("--epochs", "3")
     assert plain_env({"A": 1, "B": Path("x")}) == {"A": "1", "B": "x"}
     with pytest.raises(MusterError, match="no regular|does not exist"):
-        muster.run_cluster(np.int64(1), worker_script="absent.py", memory=np.float64(1))
+        muster.run_cluster(cast(int, np.int64(1)), worker_script="absent.py", memory=cast(float, np.float64(1)))

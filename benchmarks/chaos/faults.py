@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
@@ -70,7 +71,7 @@ class Case:
     slots: int
     reaction: str
     faults: tuple[Fault, ...]
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:

@@ -8,7 +8,27 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is imported when Muster is
+    from muster.api import run_cluster as run_cluster
+    from muster.board.tensorboard import tensorboard as tensorboard
+    from muster.errors import MusterError as MusterError
+    from muster.errors import RunFailed as RunFailed
+    from muster.job import Job as Job
+    from muster.job import Resources as Resources
+    from muster.records.runs import list_runs as list_runs
+    from muster.records.runs import open_run as open_run
+    from muster.run.cluster import Cluster as Cluster
+    from muster.strategies.horovod import Horovod as Horovod
+    from muster.strategies.mpi import MPI as MPI
+    from muster.strategies.multi_worker import MultiWorker as MultiWorker
+    from muster.strategies.parameter_server import ParameterServer as ParameterServer
+    from muster.strategies.processes import Processes as Processes
+    from muster.workbench.workers import await_workers as await_workers
+    from muster.workbench.workers import launch_workers as launch_workers
+    from muster.workbench.workers import list_workers as list_workers
+    from muster.workbench.workers import stop_workers as stop_workers
 
 __version__ = "0.1.0"
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import muster
 import psutil
@@ -65,7 +66,7 @@ def test_ranks_are_bound_to_cores_of_their_own(mpi: Installed) -> None:
 
         return os.sched_getaffinity(0)
 
-    options = {"cpu": 2, "worker_script": cores}
+    options: dict[str, Any] = {"cpu": 2, "worker_script": cores}
     bound = muster.run_cluster(1, strategy=mpi.strategy(slots=2, binding="core"), **options).cluster.result.values
     free = muster.run_cluster(1, strategy=mpi.strategy(slots=2), **options).cluster.result.values
     assert [len(cores) for cores in bound] == [1, 1]

@@ -74,7 +74,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
     assert type(raised.value) is error
     assert words in raised.value.message
     assert raised.value.rank == 2
-    codes = muster.open_run("last").result["exit_codes"]
+    codes = (muster.open_run("last").result or {})["exit_codes"]
     assert codes["rank 0"] == codes["rank 1"] == -15
 
 
