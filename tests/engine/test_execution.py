@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.checks.planning import member_names
-from muster.errors import JobError, MusterError
+from muster.errors import JobError, MusterError, PlatformError
 from muster.events import Observers
 from muster.job import Job, Script
 from muster.platforms.base import Storage
+from muster.pools.endpoint import Endpoint
 from muster.records import runs
 from muster.records.journal import Journal
 from muster.records.result import Result
@@ -124,6 +127,45 @@ def test_whatever_raises_wherever_it_does_the_run_ends(
     if step in {"describe_job", "prepare", "exit_codes", "ship_library", "rmtree"}:
         assert recorded(made)["status"] == result.status == "failed"
         assert "run_ended" in (made.run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("where", ["make_specs", "Pool", "RunState", "Orchestrator"])
+def test_what_raises_once_the_session_listens_leaves_no_socket(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    endpoints: list[Endpoint] = []
+
+    def raising(*_: Any, **__: Any) -> None:
+        raise KeyError(where)
+
+    def keep(*args: Any) -> Endpoint:
+        endpoints.append(Endpoint(*args))
+        return endpoints[-1]
+
+    monkeypatch.setattr(preparation, "Endpoint", keep)
+    monkeypatch.setattr(preparation, where, raising)
+    closed: list[Endpoint] = []
+    close = Endpoint.close
+    monkeypatch.setattr(Endpoint, "close", lambda self: (closed.append(self), close(self)))
+    made.begin(checked)
+    assert finish(loop, made).status == "failed"
+    assert closed == endpoints != []
+
+
+@pytest.mark.parametrize("step", ["make_scratch", "Journal"])
+def test_folders_that_cannot_be_made_leave_nothing(
+    made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+) -> None:
+    def raising(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(execution, step, raising)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(PlatformError, match="No space left"):
+        made.begin(checked)
+    assert os.listdir("/proc/self/fd") == before
+    assert not list(tmp_path.glob("muster-*"))
 
 
 def test_nothing_that_blocks_is_done_on_the_loop(

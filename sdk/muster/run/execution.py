@@ -210,8 +210,13 @@ class Execution:
     def _make_folders(self, name: str) -> tuple[Journal, Path]:
         """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
         try:
-            self.run_dir = runs.create(name)
-            return Journal(self.run_dir / "events.jsonl"), make_scratch()
+            scratch = make_scratch()
+            try:
+                self.run_dir = runs.create(name)
+                return Journal(self.run_dir / "events.jsonl"), scratch
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
         except OSError as error:
             raise PlatformError(
                 f"The folders of the run cannot be made: {error}.",

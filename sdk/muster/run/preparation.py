@@ -59,14 +59,18 @@ async def prepare(
 
     endpoint = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
     listen = _listen_address(checked.platform, checked.session_address[0])
-    await endpoint.open(scratch, *checked.session_address, listen=listen)
-    context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
-    pool = Pool(context.run_id, checked.platform, endpoint, owns_platform=checked.owns_platform)
-    exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
-    state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
-    orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
-    if exchange:
-        exchange.listen()
+    try:
+        await endpoint.open(scratch, *checked.session_address, listen=listen)
+        context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
+        pool = Pool(context.run_id, checked.platform, endpoint, owns_platform=checked.owns_platform)
+        exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
+        state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+        orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
+        if exchange:
+            exchange.listen()
+    except BaseException:
+        endpoint.close()
+        raise
     return orchestrator
 
 

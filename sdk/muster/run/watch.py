@@ -108,6 +108,8 @@ class PlatformWatch:
     async def _look(self) -> list[Worker] | None:
         """Poll the platform; return the workers, None where it does not answer."""
         names = {worker.id: name for name, worker in self._state.workers.items()}
+        if not names:  # a poll would have to wait until all are submitted, which may take long
+            return []
         seconds = self._platform.explain_seconds if self._is_urgent() else ANSWER_SECONDS
         try:
             answer = await self._pool.poll(names, seconds)
