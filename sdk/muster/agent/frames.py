@@ -10,10 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 MAX_LINE = 1 << 20  # bytes; a longer line ends the connection
 MAX_PAYLOAD = 1 << 18  # bytes behind a line; the same
 
@@ -105,8 +101,3 @@ def _parse(line: bytes) -> "dict[str, Any]":
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise ProtocolError("a message has no type")
     return message
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass

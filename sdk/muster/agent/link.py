@@ -45,6 +45,8 @@ class Link:
         self._on_message = on_message
         self._on_lost = on_lost
         self._session: "dict[str, Any]" = {}
+        self._family = socket.AF_INET
+        self._peer: "tuple[Any, ...]" = ()  # dialled again as it is: to look a name up may take longer than a lease
         self._hello: "wire.Hello | None" = None
         self._connection: "Connection | None" = None
         self._outbox = Outbox()
@@ -68,6 +70,7 @@ class Link:
             plain = socket.create_connection(address, timeout=DIAL_TIMEOUT)
         except OSError as error:
             raise OSError("it cannot reach the session at {}:{}: {}".format(address[0], address[1], error)) from error
+        self._family, self._peer = plain.family, plain.getpeername()
         connection = Connection(self._loop, plain, self._receive, self._lose)
         connection.secure(session["certificate"], is_blocking=True)
         self._connection = connection
@@ -102,6 +105,7 @@ class Link:
         self._hello = hello
         if self._connection is not None:
             self._connection.send(wire.encode(hello))
+            self._connection.give_up_after(DIAL_TIMEOUT)
 
     def send(self, message: "tuple[Any, ...]") -> None:
         """Send one message as soon as possible. Does nothing once the connection is gone for good."""
@@ -176,17 +180,15 @@ class Link:
     def _redial(self) -> None:
         if self._is_closed or self._connection is not None or self._hello is None:
             return
-        host, port = self._session["host"], self._session["port"]
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            plain = socket.socket(family, kind, protocol)
+            plain = socket.socket(self._family, socket.SOCK_STREAM)
         except OSError as error:
             self._lose(str(error))
             return
         self._connection = connection = Connection(self._loop, plain, self._receive, self._lose)
         connection.give_up_after(REDIAL_TIMEOUT)
         connection.send(wire.encode(self._hello._replace(received=self._inbox.received)))
-        connection.connect(address, self._session["certificate"])
+        connection.connect(self._peer, self._session["certificate"])
 
     def _give_up(self, cause: str) -> None:
         if not self._is_closed:
