@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from muster.agent.logfile import RankLog, RankLogs
 from muster.platforms.local import LocalPlatform
 
 from tests.agent.test_agent import Launched
@@ -84,8 +87,11 @@ NO_REQUESTS = [
     {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": -(10**30)},
     {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": 0, "cores": [100000]},
     {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": 0, "cores": "all"},
+    {"type": "rank", "argv": ["/bin/true"], "env": {}, "rank": 0, "cores": [2**70]},
     {"type": "broken"},
     {"type": "broken", "code": {}},
+    {"type": "broken", "code": float("inf")},
+    {"type": "broken", "code": 300},
     {"type": "dance"},
 ]
 
@@ -102,6 +108,20 @@ def test_requests_that_make_no_sense_are_refused(worker: Launched) -> None:
         assert not is_gone(worker.hello["pid"]), message
     assert_serves(worker)
     assert "makes no sense" in worker.spec.log.read_text()
+    assert not worker.session.received("broken")
+
+
+def test_asking_for_a_rank_again_keeps_no_descriptor(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "log"), 1 << 20)
+    ranks = RankLogs(log)
+    ranks.are_wanted = True
+    ranks.open(0)
+    held = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        ranks.open(0)
+    assert len(os.listdir("/proc/self/fd")) == held
+    ranks.close(0)
+    log.close()
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ class RankLogs:
         if rank is None or not self.are_wanted:
             return None
         path = os.path.join(os.path.dirname(self._log.path), "ranks", "rank-{}.log".format(rank))
+        self.close(rank)  # any process of the worker may ask for a rank that there is already
         try:
             self._logs[rank] = RankLog(path, self._log.cap)
         except OSError as error:

@@ -11,6 +11,7 @@ import socket
 import struct
 
 from . import frames, wire
+from .fields import whole
 from .loop import Loop
 from .processes import Child, cannot_start
 
@@ -124,7 +125,13 @@ class Request:
             if self._is_open:
                 try:
                     self._obey(message)
-                except (KeyError, TypeError, ValueError) as error:  # any process of the worker may ask for anything
+                except (
+                    KeyError,
+                    OverflowError,
+                    TypeError,
+                    ValueError,
+                ) as error:
+                    # Any process of the worker may ask for anything.
                     self._agent.remark("a login asked for what makes no sense: {!r}".format(error))
                     self._end()
 
@@ -144,7 +151,7 @@ class Request:
                 raise ValueError("no rank")
             self._start(argv, env, rank, cores)
         elif message["type"] == "broken":
-            self._agent.tell_session(wire.Broken(int(message["code"])))
+            self._agent.tell_session(wire.Broken(whole(0, 255)(message["code"])))
         else:
             self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
