@@ -10,6 +10,7 @@ import pytest
 from muster.agent import frames, wire
 
 DIGEST = "0" * 64
+RAISED = {"kind": "exception", "type": "SystemExit", "message": "", "traceback": ""}
 FROM_AGENT = [
     wire.Hello(2, "t", "worker-0", 5, "10.0.0.1", ports=(1, 65535), interfaces=("br-1a", "eth0.10"), gpus=("GPU-1a",)),
     wire.Clock(3, 1.5, 2.5),
@@ -22,13 +23,14 @@ FROM_AGENT = [
     wire.Listening(2222),
     wire.Output("caf\udcc3 é"),
     wire.Usage(0.5, 100, None, None),
-    wire.Stacks("File", 1),
+    wire.Stacks("File", 1, False, (wire.Connection("a:1", "b:2", 3, 0),)),
     wire.Error("no"),
     wire.Progress(rank=1, step=-1, metrics={"loss": 0.5}),
     wire.Returned(),
     wire.Stage("importing tensorflow", 2.5, 1),
     wire.Warned("the loss is not a number", 0),
     wire.Raised("ValueError", "m", "t", 0, 5, 1.0, 2.0),
+    wire.Raised("SystemExit", "5", "t", status=5),
     wire.Found(1, 5, DIGEST),
     wire.Have(1, 0),
     wire.Missing(1, "gone"),
@@ -89,6 +91,18 @@ def test_messages_come_out_as_they_went_in(size: int) -> None:
 def test_orders_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(wire.Misfit):
         wire.from_session(fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"type": "stacks", "text": "", "connections": [value]} for value in (1, None, "four", {"a": 1}, [1, 2, 3, 4], [])]
+    + [{"type": "broken", "code": code} for code in (300, -1, 1.0, float("inf"), True)]
+    + [{"type": "report", "report": {**RAISED, "status": status}} for status in ("5", 256, -1, 2.0)],
+    ids=str,
+)
+def test_messages_of_agents_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(wire.Misfit):
+        wire.from_agent(fields)
 
 
 def test_no_value_is_told_that_may_be_a_secret() -> None:

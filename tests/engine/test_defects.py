@@ -11,6 +11,7 @@ from muster.errors import WorkerLost
 from muster.job import Status, Worker
 from muster.run.ending import Ending
 from muster.run.orchestrator import Orchestrator
+from muster.run.state import RunState
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime.background import BlockingCalls
@@ -51,6 +52,30 @@ def test_a_watch_that_dies_ends_the_run_with_its_traceback(method: str, monkeypa
     assert outcome.error.__traceback__ is not None
     assert outcome.seconds < 5
     assert outcome.ordered("worker-0")[-1] == "end"
+
+
+def test_a_message_that_cannot_be_handled_ends_the_run_with_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunState, "_on_usage", raising)
+    with Scene() as scene:
+        scene.at(3, scene.workers["worker-1"].say, "usage", cpu=1.0, memory=5)
+        outcome = scene.play()
+    assert isinstance(outcome.error, KeyError)
+    assert outcome.error.__traceback__ is not None
+    assert outcome.ordered("worker-0")[-1] == "end"
+
+
+def test_a_platform_that_launches_slowly_is_not_asked_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    with Scene() as scene:
+        submit = scene.platform.submit
+
+        def slowly(*args: Any) -> Any:
+            scene.loop.sleep(30)
+            return submit(*args)
+
+        scene.platform.submit = slowly  # type: ignore[method-assign]
+        outcome = scene.play()
+    assert outcome.error is None
+    assert "did not answer" not in caplog.text
 
 
 def test_a_defect_when_the_launcher_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

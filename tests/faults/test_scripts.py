@@ -21,6 +21,8 @@ ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': 
         ("import no_such_package", ScriptFailed, "ModuleNotFoundError: No module named 'no_such_package'"),
         ("sys.exit('text')", ScriptFailed, "worker-1 failed first: SystemExit: text"),
         ("sys.exit(4)", ScriptFailed, "worker-1 ended with exit status 4"),
+        ("sys.exit(-1)", ScriptFailed, "worker-1 ended with exit status 255"),
+        ("sys.exit('--5')", ScriptFailed, "worker-1 failed first: SystemExit: --5"),
         ("os._exit(3)", ScriptFailed, "worker-1 ended with exit status 3"),
         ("import ctypes; ctypes.string_at(0)", WorkerKilled, "worker-1 was ended by signal 11 (SIGSEGV)"),
         ("os.abort()", WorkerKilled, "worker-1 was ended by signal 6 (SIGABRT)"),

@@ -66,13 +66,17 @@ def test_a_closed_session_hears_nothing_any_more(endpoint: Listening) -> None:
     assert [kind_of(message) for _, message in endpoint.messages] == ["hello"]
 
 
-def test_what_one_sends_costs_no_other_its_messages(endpoint: Listening) -> None:
+def test_what_cannot_be_handled_is_told_and_ends_no_connection(endpoint: Listening) -> None:
+    """It is no fault of the worker's."""
+    defects: list[Exception] = []
+
     def on_message(worker: str, message: Any) -> None:
         endpoint.messages.append((worker, message))
         if kind_of(message) == "usage":
             raise AttributeError
 
     endpoint.session.on_message = on_message
+    endpoint.session.on_defect = defects.append
     hello = endpoint.hello()
     with endpoint.dial() as bad, endpoint.dial() as good:
         with not_reading():
@@ -80,8 +84,11 @@ def test_what_one_sends_costs_no_other_its_messages(endpoint: Listening) -> None
             good.sendall(
                 frames.encode("hello", **endpoint.hello(worker="worker-1")) + frames.encode("output", text="x")
             )
-        eventually(lambda: endpoint.session.connected == {"worker-1"})
+        eventually(lambda: len(endpoint.messages) == 5)
+        assert endpoint.session.connected == {"worker-0", "worker-1"}
+    assert [type(defect) for defect in defects] == [AttributeError]
     assert sorted((worker, kind_of(message)) for worker, message in endpoint.messages) == [
+        ("worker-0", "error"),
         ("worker-0", "hello"),
         ("worker-0", "usage"),
         ("worker-1", "hello"),

@@ -31,7 +31,7 @@ class Heard:
     def __init__(self, pool: Pool) -> None:
         self.messages: list[Any] = []
         self.lost: list[str] = []
-        pool.listen(self._on_message, self.lost.append, lambda worker: None, lambda worker: None)
+        pool.listen(self._on_message, self.lost.append, lambda worker: None, lambda worker: None, lambda error: None)
 
     def _on_message(self, worker: str, message: Any) -> None:
         self.messages.append(message)

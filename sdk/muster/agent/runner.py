@@ -342,6 +342,7 @@ def _report_exception(error):
         "time": time.time(),
         "monotonic": time.monotonic(),  # of the machine, and so the agent's, too
         "peer_was_gone": _peer_is_gone(),
+        "status": _exit_status(error),
         "type": type(error).__name__,
         "message": str(error)[:1000],
         "traceback": "".join(lines)[-8000:],
@@ -352,6 +353,14 @@ def _report_exception(error):
             sender.sendto(json.dumps(report).encode("ascii"), path)
         except OSError as failure:
             sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
+
+
+def _exit_status(error):
+    # type: (BaseException) -> int | None
+    """Return the exit status that was asked for by a number; None for anything else, also for text that looks so."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF
+    return None
 
 
 def _peer_is_gone():

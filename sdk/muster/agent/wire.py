@@ -191,6 +191,8 @@ class Connection(NamedTuple):
 
 def connection(value: "Any") -> Connection:
     """A connection, from a list."""
+    if type(value) not in (list, tuple) or len(value) != 4:
+        raise ValueError("two ends and two numbers")
     local, remote, unread, unanswered = value
     return Connection(text(100)(local), text(100)(remote), whole(0)(unread), whole(0)(unanswered))
 
@@ -279,6 +281,7 @@ class Returned(NamedTuple):
 @_message(
     "exception", REPORTS, rank=rank, pid=optional(pid), time=optional(clock), monotonic=optional(clock),
     type=text(LONGEST_NAME), message=text(4000), traceback=text(LONGEST_TEXT), peer_was_gone=optional(yes_or_no),
+    status=optional(whole(0, 255)),
 )  # fmt: skip
 class Raised(NamedTuple):
     """A process raised an exception: when, by the clocks of its machine; and whether a connection had been closed."""
@@ -291,6 +294,7 @@ class Raised(NamedTuple):
     time: "float | None" = None
     monotonic: "float | None" = None
     peer_was_gone: "bool | None" = None
+    status: "int | None" = None  # where it called ``sys.exit`` with a number
 
 
 # From the session
@@ -491,6 +495,6 @@ def _read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     for field, check, default in checks:
         try:
             values.append(check(fields.get(field, default)))
-        except (ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
+        except (TypeError, ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
     return make(*values)

@@ -43,6 +43,7 @@ class Endpoint:
         on_lost: called with the name of a worker whose connection has ended, and its lease too. The same.
         on_cut: called with the name of a worker whose connection has ended, but not its lease.
         on_back: called with the name of such a worker when it has a connection again.
+        on_defect: called with whatever ``on_message`` raises.
         leases: which generation of each worker may act.
     """
 
@@ -52,6 +53,7 @@ class Endpoint:
         self.on_lost: Callable[[str], None] = lambda worker: None
         self.on_cut: Callable[[str], None] = lambda worker: None
         self.on_back: Callable[[str], None] = lambda worker: None
+        self.on_defect: Callable[[Exception], None] = lambda error: logger.error("a message is lost", exc_info=error)
         self._secret = secrets.token_bytes(32)
         self._host = ""
         self._port = 0
@@ -193,14 +195,21 @@ class Endpoint:
             if connection.clock.wants_more:
                 connection.ping()
             else:
-                self.on_message(connection.worker, connection.clock.offset)
+                self._tell(connection.worker, connection.clock.offset)
         elif isinstance(message, wire.Ack):
             connection.place.outbox.has(message.number)
         elif isinstance(message, wire.Leaving):
             connection.place.is_leaving = True
             connection.abort()
         elif not isinstance(message, wire.Hello):
-            self.on_message(connection.worker, message)
+            self._tell(connection.worker, message)
+
+    def _tell(self, worker: str, message: Any) -> None:
+        """Pass a message on. What that raises is no fault of the worker's, whose connection stays."""
+        try:
+            self.on_message(worker, message)
+        except Exception as error:
+            self.on_defect(error)
 
     def _identify(self, connection: Connection, fields: dict[str, Any]) -> None:
         """Handle what must be a hello."""
@@ -234,7 +243,7 @@ class Endpoint:
         connection.ping()
         if place.hello is None:
             place.hello = hello
-            self.on_message(hello.worker, hello)
+            self._tell(hello.worker, hello)
         else:
             logger.info("the connection of %s is back", hello.worker)
             self.on_back(hello.worker)

@@ -60,11 +60,15 @@ class Pool:
 
     def listen(
         self, on_message: Callable[[str, Any], None], on_lost: Callable[[str], None], on_cut: Callable[[str], None],
-        on_back: Callable[[str], None],
+        on_back: Callable[[str], None], on_defect: Callable[[Exception], None],
     ) -> None:  # fmt: skip
-        """Have the run that borrows the workers told what they say and what becomes of their connections."""
+        """Have the run that borrows the workers told what they say and what becomes of their connections.
+
+        ``on_defect`` is called with whatever ``on_message`` raises.
+        """
         self.endpoint.on_message, self.endpoint.on_lost = on_message, on_lost
         self.endpoint.on_cut, self.endpoint.on_back = on_cut, on_back
+        self.endpoint.on_defect = on_defect
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

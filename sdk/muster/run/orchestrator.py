@@ -95,7 +95,7 @@ class Orchestrator:
         if exchange is not None:
             self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
-        pool.listen(state.on_message, self.watch.on_lost, self.watch.on_cut, self.watch.on_back)
+        pool.listen(state.on_message, self.watch.on_lost, self.watch.on_cut, self.watch.on_back, self._tasks.fail)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 

@@ -359,8 +359,8 @@ class RunState:
         self.changed.set()
 
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
-        if raised.type == "SystemExit" and raised.message.lstrip("-").isdigit():
-            self._exits(worker, raised)
+        if raised.status is not None:
+            self._exits(worker, raised, raised.status)
             return
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         self.emit(EventKind.EXCEPTION, worker, rank=raised.rank, **told)
@@ -369,9 +369,8 @@ class RunState:
         failure = replace(failure, traceback=raised.traceback, uncertainty=error)
         self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
-    def _exits(self, worker: str, raised: wire.Raised) -> None:
+    def _exits(self, worker: str, raised: wire.Raised, code: int) -> None:
         """Count a process as failed now that called ``sys.exit`` with a status, however late its interpreter ends."""
-        code = int(raised.message) & 0xFF
         if code:
             when, error = self._happened(worker, raised.monotonic)
             self.fail(Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error))

@@ -13,10 +13,10 @@ class Tasks:
     """The tasks of one run.
 
     Args:
-        on_death: called when one of them has raised.
+        on_death: called when one of them has raised, or anything else has failed.
 
     Attributes:
-        error: what the first of them has raised; None as long as none has.
+        error: the first of what has been raised; None as long as nothing has.
     """
 
     def __init__(self, on_death: Callable[[], object]) -> None:
@@ -38,8 +38,12 @@ class Tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=AGAIN_SECONDS)
 
+    def fail(self, error: BaseException) -> None:
+        """Note an error as if a task had raised it."""
+        self.error = self.error or error
+        self._on_death()
+
     def _note(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.error = self.error or error
-            self._on_death()
+            self.fail(error)
