@@ -72,7 +72,7 @@ def test_a_platform_that_launches_slowly_is_not_asked_meanwhile(caplog: pytest.L
             scene.loop.sleep(30)
             return submit(*args)
 
-        scene.platform.submit = slowly  # type: ignore[method-assign]
+        scene.platform.submit = slowly
         outcome = scene.play()
     assert outcome.error is None
     assert "did not answer" not in caplog.text

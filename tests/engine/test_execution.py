@@ -146,7 +146,12 @@ def test_what_raises_once_the_session_listens_leaves_no_socket(
     monkeypatch.setattr(preparation, where, raising)
     closed: list[Endpoint] = []
     close = Endpoint.close
-    monkeypatch.setattr(Endpoint, "close", lambda self: (closed.append(self), close(self)))
+
+    def note(self: Endpoint) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Endpoint, "close", note)
     made.begin(checked)
     assert finish(loop, made).status == "failed"
     assert closed == endpoints != []
