@@ -98,8 +98,7 @@ def test_a_defect_with_one_workers_message_costs_no_others_theirs(monkeypatch: p
         scene.do(scene.workers["worker-1"].say, "usage", cpu=1.0, memory=5)
         outcome = scene.finish()
     assert "usage" in outcome.kinds("worker-1")
-    assert isinstance(outcome.error, WorkerLost)
-    assert outcome.error.worker == "worker-0"
+    assert isinstance(outcome.error, ZeroDivisionError), "and the worker, whose connection stays, is not blamed for it"
 
 
 def leased() -> ScriptedPlatform:
