@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from muster.dashboard import text
 from muster.errors import MusterError
@@ -51,6 +52,7 @@ def test_clean_leaves_nothing_that_steers_a_terminal(anything: str) -> None:
 
 
 @given(st.lists(st.floats()), st.integers(2, 30))
+@example([sys.float_info.max, -sys.float_info.max], 2)
 def test_sparklines_take_any_values(values: list[float], width: int) -> None:
     assert len(text.sparkline(values, width)) <= width
 

@@ -283,23 +283,27 @@ def _tell_stacks(questions, file):
         questions.recv(1)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)  # that one last
-        for ident, frame in frames:
-            if ident != threading.get_ident():
-                with contextlib.suppress(OSError):  # its disk is full; the next question may find room
-                    _write_stack(file, names.get(ident, "Thread {:#x}".format(ident)), frame)
+        told = [
+            _stack(names.get(ident, "Thread {:#x}".format(ident)), frame)
+            for ident, frame in frames
+            if ident != threading.get_ident()
+        ]
+        with contextlib.suppress(OSError):  # its disk is full; the next question may find room
+            file.write("".join(told))  # at once: the agent takes what it finds
+            file.flush()
 
 
-def _write_stack(file, name, frame):
-    # type: (TextIO, str, FrameType) -> None
+def _stack(name, frame):
+    # type: (str, FrameType) -> str
     """One thread's stack, as faulthandler writes it: as many calls at most, with the most recent first."""
-    file.write("{} (most recent call first):\n".format(name))
+    lines = ["{} (most recent call first):\n".format(name)]
     callers = traceback.walk_stack(frame)
     for caller, line in itertools.islice(callers, MOST_CALLS):
-        file.write('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
+        lines.append('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
     deeper = sum(1 for _ in callers)
     if deeper:
-        file.write("  and {} more calls\n".format(deeper))
-    file.flush()
+        lines.append("  and {} more calls\n".format(deeper))
+    return "".join(lines)
 
 
 def _drop_blank_proxies():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Callable
 
 PREFIX = "stacks-"
-DELAY = 0.25  # seconds that a process gets to write, each way
+DELAY = 0.5  # seconds that a process gets to write, each way
 LARGEST = (1 << 16) - 200  # bytes of one process: what a message takes, less what is said of the rest
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"

@@ -111,8 +111,8 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
-    low, span = min(finite), max(finite) - min(finite)
-    steps = [(value - low) / span if span and math.isfinite(value) else 0.0 for value in values]
+    low, span = min(finite) / 2, max(finite) / 2 - min(finite) / 2  # halves: the whole may be more than a float takes
+    steps = [(value / 2 - low) / span if span and math.isfinite(value) else 0.0 for value in values]
     return "".join(
         BLOCKS[round(step * (len(BLOCKS) - 1))] if math.isfinite(value) else " "
         for value, step in zip(values, steps, strict=True)
