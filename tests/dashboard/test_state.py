@@ -93,6 +93,18 @@ def test_of_many_workers_with_news_all_have_their_turn() -> None:
     assert browser.matches(state), "nothing is left for later when the run has ended"
 
 
+def test_one_that_fails_among_a_thousand_is_told_at_once() -> None:
+    state, browser = LiveState(), Browser()
+    for index in range(1000):
+        state(at(0, "worker_state", f"worker-{index}", status="running"))
+    browser.take(state.take_diff())
+    for index in range(1000):
+        state(at(1, "progress", f"worker-{index}", step=1))
+    state(at(2, "worker_state", "worker-700", status="failed"))
+    browser.take(state.take_diff())
+    assert browser.columns["status"][700] == "failed"
+
+
 def test_numbers_that_json_does_not_know_are_left_out() -> None:
     state = LiveState()
     for event in starting(1):

@@ -17,7 +17,7 @@ from muster.dashboard.curve import Point
 from muster.dashboard.model import RunView, fold
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.worker import WorkerView
-from muster.events import Event
+from muster.events import Event, EventKind
 
 COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "status": attrgetter("status"),
@@ -41,6 +41,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
 }
 # With four diffs a second, a thousand workers that all change all the time are shown as they were a second ago.
 MOST_ROWS = 256
+URGENT = frozenset({EventKind.WORKER_STATE, EventKind.EXCEPTION, EventKind.PROCESS_EXITED})
 AGGREGATES_SECONDS = 1.0  # sums over all workers are made no more often than this
 Columns = dict[str, list[Any]]
 
@@ -56,6 +57,7 @@ class LiveState:
         self.view = view or RunView()
         self.lock = threading.RLock()
         self._changed = dict.fromkeys(self.view.workers)  # in order, so that all have their turn
+        self._urgent: dict[str, None] = {}
         self._version = -1
         self._number = 0
         self._sent: Columns = {title: [] for title in COLUMNS}
@@ -71,13 +73,16 @@ class LiveState:
             fold(self.view, event)
             if event.worker in self.view.workers:
                 self._changed[event.worker] = None
+                if event.kind in URGENT:
+                    self._urgent[event.worker] = None
 
     def take_diff(self) -> dict[str, Any] | None:
         """Return the changes since the last call; None where there are none.
 
         ``names`` are new workers, in order; ``columns`` has, for each column with any news, the values of the workers
         whose indices are ``rows``; ``points`` is the newest point of each curve that has grown. Of more than
-        ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has ended.
+        ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has ended; those that have
+        failed or changed their state wait for nobody.
         """
         with self.lock:
             if self.view.version == self._version and not self._changed:
@@ -122,9 +127,12 @@ class LiveState:
     def _take_columns(self, new: list[str]) -> tuple[list[int], Columns]:
         for name in new:
             self._changed.pop(name, None)
-        others = list(islice(self._changed, MOST_ROWS if self.view.ended is None else None))
+        urgent = [name for name in self._urgent if name in self._changed]
+        waiting = (name for name in self._changed if name not in self._urgent)
+        others = [*urgent, *islice(waiting, MOST_ROWS if self.view.ended is None else None)]
         for name in others:
             del self._changed[name]
+        self._urgent.clear()
         rows = [self._indices[name] for name in (*new, *others)]
         news = {}
         for title, values in columns_of([self.view.workers[name] for name in (*new, *others)]).items():
