@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
+LOOKS = 5  # at the file meanwhile: most have written at once
 LARGEST = (1 << 16) - 200  # bytes of one process: what a message takes, less what is said of the rest
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
@@ -38,9 +39,11 @@ def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], ob
 def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], object]") -> None:
     before = _size(path)
 
-    def insist() -> None:
+    def look(looks: int) -> None:
         if _size(path) > before:
             on_stacks(pid, _read(path, before))
+        elif looks > 1:
+            loop.call_later(DELAY / LOOKS, lambda: look(looks - 1))
         elif linux.catches(pid, signal.SIGUSR1):
             linux.kill(pid, signal.SIGUSR1)
             loop.call_later(DELAY, lambda: on_stacks(pid, _read(path, before) or SILENT.format(pid)))
@@ -55,7 +58,7 @@ def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], objec
     except OSError:  # nobody has that socket any more
         on_stacks(pid, REPLACED.format(pid))
     else:
-        loop.call_later(DELAY, insist)
+        loop.call_later(DELAY / LOOKS, lambda: look(LOOKS))
 
 
 def _size(path: str) -> int:
