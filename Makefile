@@ -2,14 +2,14 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint coverage matrix docs bench chaos clean
+.PHONY: help setup demo test check lint coverage matrix image kubernetes docs bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
 RUN := .venv/bin/python -m
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-8s %s\n' "$$name" "$$does"; done
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-10s %s\n' "$$name" "$$does"; done
 
 setup:  ## make .venv with everything that Muster needs; only what is missing
 	@$(PYTHON) scripts/setup.py
@@ -17,24 +17,30 @@ setup:  ## make .venv with everything that Muster needs; only what is missing
 demo: setup  ## train a small model on several workers of this machine, and watch
 	@$(RUN) muster.commands.demo $(ARGS)
 
+kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
+	@bash scripts/kubernetes.sh
+
 test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
-	$(RUN) pytest $(ARGS)
+	$(RUN) pytest -n 2 $(ARGS)
 
 check: lint  ## lint, and run the tests that take no TensorFlow and no Horovod processes
-	$(RUN) pytest -m "not slow" $(ARGS)
+	$(RUN) pytest -n 2 -m "not slow" $(ARGS)
 
 lint: setup  ## check style, format and types
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
-matrix: setup  ## run the quick tests on other Pythons that are here, and with the oldest packages allowed
+matrix: setup  ## install what is built into fresh environments, and run quick tests on other Pythons and oldest packages
 	$(PYTHON) scripts/matrix.py $(ARGS)
 
 coverage: setup  ## run the engine's own tests, and say how much of the engine they run
-	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine tests/pools/test_endpoint.py tests/pools/test_leases.py tests/pools/test_pool.py $(ARGS)
+	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
+
+image:  ## build an image for workers, with Docker or Podman
+	"$$(command -v docker || command -v podman)" build --tag muster-worker $(ARGS) containers
 
 docs: setup  ## make the documentation, in docs/_build
 	$(RUN) sphinx -q -W --keep-going -b html docs docs/_build

@@ -1,6 +1,8 @@
-"""Run the quick tests on the other versions of Python that Muster supports, and with the oldest packages it allows.
+"""Install what is built, and run quick tests on other versions of Python and with the oldest packages allowed.
 
-    python3 scripts/matrix.py [ARGUMENT OF PYTEST ...]
+    python3 scripts/matrix.py [ARGUMENT OF PYTEST ...]       such as `tests` for all quick tests
+
+The wheel goes into fresh environments, with each extra (tests/test_installation.py).
 
 Each version that is at hand gets an environment of its own, ``.venv-3.10`` and so on, from requirements.lock;
 ``.venv-oldest`` has the lowest versions that setup.cfg allows, on the oldest Python at hand. None of them has Horovod.
@@ -13,11 +15,42 @@ import sys
 import setup
 
 # What a user's environment may have had before Muster came; browsers and benchmarks are ours alone.
-OLDEST_EXTRAS = ("workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser")
-# That the lock, and not an older version, is installed is what these are about.
-NOT_OF_OLDEST = "--deselect=tests/test_packaging.py"
-# asyncio of Python 3.10 warns of TLS connections that were aborted, as if they had been forgotten.
-OLD_ASYNCIO = ("-W", "ignore:unclosed transport:ResourceWarning")
+OLDEST_EXTRAS = (
+    "workbench",
+    "containers",
+    "kubernetes",
+    "trust",
+    "serve",
+    "notebook",
+    "tensorflow",
+    "horovod-build",
+    "demo",
+    "test",
+    "browser",
+)
+# Where versions of Python and of packages matter most, in few minutes; no environment of these has Horovod.
+TESTS = (
+    "tests/engine",
+    "tests/text",
+    "tests/dashboard",
+    "tests/pools/test_endpoint.py",
+    "tests/serve/test_rest.py",
+    "tests/serve/test_security.py",
+    "tests/test_arguments.py",
+    "tests/test_background.py",
+    "tests/test_diagnosis.py",
+    "tests/test_runs.py",
+    "tests/test_script.py",
+    "tests/test_values.py",
+)
+# What is not ours: asyncio of Python 3.10 warns of TLS connections that were aborted, as if they had been forgotten;
+# old ipywidgets ask traitlets in an old way.
+WARNINGS = (
+    "-W",
+    "ignore:unclosed transport:ResourceWarning",
+    "-W",
+    "ignore:Deprecated in traitlets:DeprecationWarning",
+)
 
 
 def provide(name: str, python: str, version: "tuple[int, int, int]", requirements: str) -> str:
@@ -55,18 +88,27 @@ def main() -> int:
     pythons = [python for python in found if python]
     lock = os.path.join(setup.ROOT, setup.LOCK)
     usual = setup.find_python(setup.SUPPORTED)
-    runs: "list[tuple[str, str, list[str]]]" = []
+    runs: "list[tuple[str, str]]" = []
     for python, version in pythons:
         if usual is None or version[:2] != usual[1][:2]:  # .venv has that one, and `make test` runs everything on it
             name = ".venv-{}.{}".format(*version[:2])
-            runs.append((name, provide(name, python, version, lock), []))
+            runs.append((name, provide(name, python, version, lock)))
     if pythons:
         python, version = pythons[0]
-        runs.append((".venv-oldest", provide(".venv-oldest", python, version, lowest(python)), [NOT_OF_OLDEST]))
+        runs.append((".venv-oldest", provide(".venv-oldest", python, version, lowest(python))))
+    for number, one in zip(sorted(setup.SUPPORTED), found):
+        if one is None:
+            setup.say("no Python {}.{} here: the tests on it are skipped".format(*number))
     failed = []
-    for name, python, more in runs:
+    tests = sys.argv[1:] or list(TESTS)
+    if not sys.argv[1:]:
+        setup.say("the wheel in fresh environments")
+        command = [os.path.join(setup.VENV, "bin", "python"), "-m", "pytest", "-q", "-m", "installation"]
+        if subprocess.call([*command, "tests/test_installation.py"], cwd=setup.ROOT):
+            failed.append("fresh environments")
+    for name, python in runs:
         setup.say(f"the quick tests in {name}")
-        command = [python, "-m", "pytest", "-q", "-m", "not slow", *OLD_ASYNCIO, *more, *sys.argv[1:]]
+        command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", *WARNINGS, *tests]
         if subprocess.call(command, cwd=setup.ROOT, env=setup.environment(os.path.join(setup.ROOT, name))):
             failed.append(name)
     if failed:

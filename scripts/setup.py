@@ -40,8 +40,9 @@ UV = "uv==0.13.9"  # makes environments from a lock in seconds, from a cache tha
 SUPPORTED = ((3, 12), (3, 11), (3, 10))  # in order of preference, when `python3` itself is none of them
 # All but gpu, which is in place of tensorflow, and horovod, which is compiled.
 EXTRAS = (
-    "workbench", "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser", "docs",
-    "bench",
+    "workbench", "containers", "kubernetes",
+    "trust", "serve", "notebook", "tensorflow", "horovod-build", "demo", "test", "browser",
+    "docs", "bench",
 )  # fmt: skip
 
 # What TensorFlow 1.15 needs beside it on Python 3.7, where it would otherwise be given releases that break it.
@@ -329,8 +330,9 @@ def wheel_folder(version: Tuple[int, int, int]) -> str:
 
 def build_horovod(prefix: str, folder: str) -> None:
     """Compile Horovod against the TensorFlow in an environment, and keep the wheel."""
-    if "g++" in lacking("needed"):
-        raise SetupError("Horovod has to be compiled, and there is no C++ compiler; on Debian and Ubuntu it is g++")
+    missing = sorted({"g++", "make"} & set(lacking("needed")))
+    if missing:
+        raise SetupError(f"Horovod has to be compiled; on Debian and Ubuntu that takes {' and '.join(missing)}")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     partial = tempfile.mkdtemp(prefix=".building-", dir=os.path.dirname(folder))
     # Horovod's build splits TensorFlow's paths at spaces, so it must see none, neither in its own folder nor in the
@@ -371,7 +373,7 @@ def install_horovod(prefix: str, folder: str) -> None:
     wheels = glob.glob(os.path.join(glob.escape(folder), "*.whl"))
     python = os.path.join(prefix, "bin", "python")
     # By force: the version alone does not tell which TensorFlow an installed one was compiled against.
-    install = [python, "-m", "pip", "install", "--force-reinstall", "--no-deps"] + wheels
+    install = [provide_uv(), "pip", "install", "--python", python, "--reinstall", "--no-deps"] + wheels
     run("installing Horovod", install, log_of(prefix), environment(prefix))
     run("loading Horovod", [python, "-c", "import horovod.tensorflow"], log_of(prefix), environment(prefix))
 
@@ -425,7 +427,7 @@ def provide_all(with_tests: bool) -> None:
             "and run the same command again.".format(*sys.version_info[:3])
         )
     python, version = found
-    if "g++" in provide_system("needed") and not os.path.isdir(wheel_folder(version)):
+    if {"g++", "make"} & set(provide_system("needed")) and not os.path.isdir(wheel_folder(version)):
         raise SetupError("cannot go on without g++; then run the same command again")
     provide_environment(python, version)
     if with_tests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_make_scheduler
+from tests.platforms.containers_podman import Podman, why_not
 from tests.serve.service import Service, serving
 from tests.support import QUICK_KERAS, Run, StubSession, eventually
 from tests.workbench.session import WorkbenchSession
 
+__all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
+
 KNOWN_BUILDS = "horovod-has-gloo"
+
+# A shell starts what it runs in the background with interrupts ignored, which all children inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Here, and in the interpreters that get their PYTHONPATH from this environment or from this path.
 runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))
@@ -85,6 +94,25 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield make
     for folder in folders:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    """A Podman of the tests' own; skips where there can be none."""
+    if why_not():
+        pytest.skip(why_not())
+    podman = Podman()
+    yield podman
+    podman.remove()
+
+
+@pytest.fixture
+def engine(podman: Podman, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
+    """The engine of containers that is used by default; fails the test where something is left on it."""
+    monkeypatch.setenv("CONTAINER_HOST", podman.url)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    yield podman
+    eventually(lambda: podman.left_behind() == [], "nothing is left on the engine", timeout=30)
 
 
 @pytest.fixture

@@ -35,5 +35,5 @@ class Plain(Strategy):
                 for member in members
             },
             servers={member.name: member.ports[0] for member in members} if self.listens else {},
-            decides=tuple(member.name for member in members if member.role == "worker"),
+            completed_by=tuple(member.name for member in members if member.role == "worker"),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import secrets
 import selectors
@@ -11,7 +12,8 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from muster.agent import frames, linux
 from muster.job import Process, Resources, SessionAddress, SshIdentity, Worker, WorkerSpec
+from muster.platforms.base import Platform
+from muster.pools.listener import listening_socket
 from muster.records import runs
 from muster.security.certificates import make_certificate
 from muster.security.ssh import generate_key_pair
@@ -90,7 +94,7 @@ def key_pair() -> tuple[str, str]:
 class StubSession:
     """A session as agents see it, which only listens, remembers, and says what a test tells it to."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.certificate, key = self_signed()
         self.token = secrets.token_hex(16)
         self.messages: list[tuple[str, dict[str, Any]]] = []
@@ -99,7 +103,7 @@ class StubSession:
             file.write(self.certificate + key)
             file.flush()
             self._context.load_cert_chain(file.name)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._connections: dict[str, ssl.SSLSocket] = {}
@@ -107,7 +111,24 @@ class StubSession:
     @property
     def address(self) -> SessionAddress:
         """Address and credentials that a worker needs in order to dial."""
-        return SessionAddress("127.0.0.1", self._listener.getsockname()[1], self.certificate, self.token)
+        host, port = self._listener.getsockname()
+        return SessionAddress(host, port, self.certificate, self.token)
+
+    def listen_for(self, platform: Platform) -> None:
+        """Listen at the address at which the workers of a platform reach the session."""
+        reach = platform.reach()
+        if reach.relayed or reach.listen == "127.0.0.1":
+            return
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener = listening_socket((reach.listen, 0), socket.AF_INET, reach.is_coming)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    @staticmethod
+    def dialled_at(spec: WorkerSpec, address: tuple[str, int]) -> WorkerSpec:
+        """A worker whose agent dials its session at another address."""
+        assert spec.session is not None
+        return replace(spec, session=replace(spec.session, host=address[0], port=address[1]))
 
     def send(self, worker: str, kind: str, **fields: Any) -> None:
         """Send one message to a worker that has said hello."""
@@ -127,16 +148,25 @@ class StubSession:
     def wait_for(self, kind: str, worker: str | None = None, count: int = 1, timeout: float = TIMEOUT) -> Any:
         """The first message of that kind, or the first ``count`` of them."""
         deadline = time.monotonic() + timeout
+        found: list[dict[str, Any]] = []
+        seen = 0  # each message is looked at once: a worker that floods the session sends thousands
         while True:
-            found = self.received(kind, worker)
+            found += self._received_since(seen, kind, worker)
+            seen = len(self.messages)
             if len(found) >= count:
                 return found[0] if count == 1 else found[:count]
-            assert time.monotonic() < deadline, f"no {kind} from {worker} within {timeout} s: {self.messages[-5:]}"
+            kinds = [message["type"] for _, message in self.messages[-5:]]
+            assert time.monotonic() < deadline, f"no {kind} from {worker} within {timeout} s, the last were {kinds}"
             self.listen(0.05)
 
     def received(self, kind: str, worker: str | None = None) -> list[dict[str, Any]]:
         """All messages of that kind so far."""
-        return [message for name, message in self.messages if message["type"] == kind and worker in (None, name)]
+        return list(self._received_since(0, kind, worker))
+
+    def _received_since(self, start: int, kind: str, worker: str | None) -> Iterator[dict[str, Any]]:
+        for name, message in itertools.islice(self.messages, start, None):
+            if message["type"] == kind and worker in (None, name):
+                yield message
 
     def output(self, worker: str | None = None) -> str:
         """Everything that has been printed so far."""
@@ -213,7 +243,7 @@ class Run:
             "name": name,
             "role": name.rpartition("-")[0],
             "index": int(name.rpartition("-")[2]),
-            "run": self.id,
+            "run_id": self.id,
             "resources": Resources(cpu=1, memory=0.5),
             "log": self.folder / f"{name}.log",
             "scratch": self.scratch / name,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,12 +13,15 @@ import numpy as np
 import pytest
 from muster.api import run_cluster
 from muster.checks.arguments import OTHER_NAMES, plain_args, plain_env
+from muster.checks.script import make_script
 from muster.errors import JobError, MusterError
 
 from tests.plain import Plain
 
 WRONG = [
     ({"args": {"--epochs": 3}}, "args is a dict", "args=['--epochs', '3']"),
+    ({"args": {"epochs": 3, "v": True, "resume": None}}, "args is a dict", "args=['--epochs', '3', '-v']"),
+    ({"args": {"token": "hunter2"}, "worker_script": lambda: None}, "becomes sys.argv", "kwargs="),
     ({"args": "--epochs 3"}, "args is a string", "args=['--epochs', '3']"),
     ({"args": 3}, "args is of type int", 'args=["--epochs", "3"]'),
     ({"args": b"--epochs"}, "args is of type bytes", "args="),
@@ -63,7 +69,7 @@ WRONG = [
     ({"strategy": "multi-worker"}, "no strategy 'multi-worker'", 'strategy="multi_worker"'),
     ({"strategy": "magic"}, "no strategy 'magic'", "one of parameter_server, horovod"),
     ({"platform": "Local"}, "no platform 'Local'", 'platform="local"'),
-    ({"strategy": "horovod", "slots": "2"}, "slots='2'", ""),
+    ({"strategy": "horovod", "slots": "2"}, 'slots="2"', ""),
     ({"strategy": "horovod", "network_interface": 5}, "network_interface is of type int", ""),
     ({"strategy": "horovod", "horovodrun_args": "--verbose"}, "horovodrun_args is of type str", ""),
     ({"strategy": "mpi", "mpi_args": "--mca x y"}, "mpi_args", ""),
@@ -120,12 +126,12 @@ def test_an_option_of_another_strategy_is_refused_with_whose_it_is() -> None:
 
 
 def test_every_other_name_stands_for_an_argument_that_there_is() -> None:
-    known = set(run_cluster.__kwdefaults__ or ()) | set(run_cluster.__code__.co_varnames)
+    known = set(inspect.signature(run_cluster).parameters)
     options = {"slots", "network_interface"}
     assert set(OTHER_NAMES) <= known | options
     others = [other for names in OTHER_NAMES.values() for other in names.split()]
     assert len(others) == len(set(others))
-    assert not set(others) & (known | options) - {"shown"}
+    assert not set(others) & (known | options)
 
 
 def test_what_can_be_meant_is_taken() -> None:
@@ -136,3 +142,33 @@ def test_what_can_be_meant_is_taken() -> None:
     assert plain_env({"A": 1, "B": Path("x")}) == {"A": "1", "B": "x"}
     with pytest.raises(MusterError, match="no regular|does not exist"):
         muster.run_cluster(cast(int, np.int64(1)), worker_script="absent.py", memory=cast(float, np.float64(1)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: muster.run_cluster(0, worker_script="json.tool"),
+        lambda: muster.run_cluster(2, strategi="horovod"),
+        lambda: muster.open_run("no such run"),
+        lambda: muster.Cluster(muster.Job(make_script("json.tool"), n_workers=0)).start(),
+        lambda: muster.Cluster(muster.Job(make_script("json.tool"), 1)).wait(),
+        lambda: muster.run_cluster(1, strategy=Plain(), worker_script="json.tool", args=["/absent"], dashboard=False),
+    ],
+    ids=["number", "name", "run", "start", "wait", "failure"],
+)
+def test_a_traceback_has_the_line_of_the_caller_and_no_frames_of_ours(call: Callable[[], object]) -> None:
+    with pytest.raises(MusterError) as caught:
+        call()
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    ours = [frame for frame in frames if "/sdk/muster/" in frame.filename]
+    assert len(ours) == 1, "the one that strips the others"
+    printed = "".join(traceback.format_exception(caught.value))
+    assert "direct cause" not in printed
+    assert "During handling" not in printed
+
+
+def test_a_defect_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.api.RunRequest", None)
+    with pytest.raises(TypeError) as caught:
+        muster.run_cluster(1)
+    assert len(traceback.extract_tb(caught.value.__traceback__)) > 2

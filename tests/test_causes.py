@@ -95,6 +95,9 @@ CASES = {
     "a lost worker that was last heard of before its peers timed out": (
         lost(1, 30.0, since=5.0), [raised(0, 15.0, "TimeoutError", "timed out")],
     ),
+    "a lost worker whose last words a busy session read after its peer had missed it": (
+        lost(1, 10.2, since=10.1), [broke(0, 10.0)],
+    ),
     "a lost worker, though its rank had broken a pipe": (lost(1, 10.0), [killed(1, 9.9, signal.SIGPIPE)]),
     "memory, over the signal that ended it": (MEMORY, [killed(1, 10.0), broke(0, 10.0)]),
     "a broken pipe where there is nothing else": (killed(0, 9.9, signal.SIGPIPE), [LAUNCHER]),
@@ -177,6 +180,7 @@ def test_what_nothing_tells_apart_is_a_tie() -> None:
 def test_those_that_raised_the_same_are_counted() -> None:
     failures = [raised(0, 10.0), raised(1, 10.1), broke(2, 10.1), exited(0, 10.2)]
     assert alike(failures[0], failures) == 2
+    assert alike(exited(0, 10.0, 1), [exited(0, 10.0, 1), exited(1, 10.01, 1)]) == 1, "these are told as a tie"
 
 
 # -- histories that are true, and how they are seen -------------------------------------------------------------------
@@ -246,6 +250,13 @@ def histories(draw: some.DrawFn) -> tuple[Failure, list[Failure]]:
 def _lateness(failure: Failure, seconds: float) -> float:
     """An exception is reported by who raises it, an end is noticed by another."""
     return 0.0 if failure.kind is FailureKind.EXCEPTION else seconds
+
+
+def test_ends_that_a_busy_machine_noticed_late_are_told_as_a_tie() -> None:
+    first = replace(exited(0, 10.0, 1), uncertainty=0.03)
+    late = replace(exited(1, 10.06, 1), uncertainty=0.03)
+    assert [failure.rank for failure in ties(first, [first, late])] == [1]
+    assert not ties(first, [first, replace(late, uncertainty=0.0)])
 
 
 @given(histories(), some.lists(hosts(), min_size=5, max_size=5))

@@ -78,6 +78,16 @@ def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> r
     return runs.Run(path)
 
 
+def under_way(name: str) -> runs.Run:
+    """A run of this very process that has not ended."""
+    run = recorded(name)
+    (run.path / "result.json").unlink()
+    requested = Event("run_requested", data={"job": {"name": name}, "session": runs.this_session()})
+    (run.path / "events.jsonl").write_text(requested.to_json() + "\n")
+    runs.write_json(run.path / "control.json", {})
+    return run
+
+
 class TestOptions:
     def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
@@ -165,7 +175,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--memory", "0.001"], "memory is 0.001 GB, less than a Python"),
+            (["--memory", "0.001"], "--memory is 0.001 GB, less than a Python"),
             (["--memory", "1000000"], "each worker asks for 1000000.0 GB"),
             (["--cpu", "5000"], "each worker asks for 5000.0 cores"),
             (["--gpus", "9"], "ask for 18 GPUs"),
@@ -186,8 +196,8 @@ class TestPlan:
 
 
 OUTCOME = [
-    "id", "name", "status", "strategy", "started_at", "seconds", "path", "timings", "metrics", "exit_codes", "error",
-    "reason", "advice", "worker", "notes", "workers",
+    "id", "name", "status", "strategy", "started_at", "seconds", "detached_until", "path", "timings", "metrics",
+    "exit_codes", "error", "reason", "advice", "worker", "notes", "workers",
 ]  # fmt: skip
 
 
@@ -244,10 +254,46 @@ class TestRun:
         assert "ValueError: the shard is empty" in explained["details"]
         assert explained["explanation"] == runs.open_run("last").explain()
 
-    def test_json_of_what_is_no_job_is_nothing(self) -> None:
-        result = muster("run", "--json", "absent.py")
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "does not exist" in result.stderr
+    @pytest.mark.parametrize(
+        ("command", "words"),
+        [
+            (["run", "absent.py"], "does not exist"),
+            (["plan", "absent.py"], "does not exist"),
+            (["show", "absent"], "no run 'absent'"),
+            (["explain", "absent"], "no run 'absent'"),
+            (["run", "-s", "processes", "train.py", "--memory", "1000000"], "1000000.0 GB"),
+        ],
+        ids=" ".join,
+    )
+    def test_json_of_what_cannot_be_tells_why(self, command: list[str], words: str, script: str) -> None:
+        result = muster(*command, "--json")
+        assert result.exit_code == 2
+        assert words in result.stderr
+        printed = json.loads(result.stdout)
+        assert list(printed) == ["status", "error", "reason", "advice", "worker", "details"]
+        assert printed["status"] == "refused"
+        assert words in printed["reason"]
+
+    @pytest.mark.parametrize(
+        ("words", "warning"),
+        [
+            (["--strategi", "horovod"], "--strategi is no option of muster and goes to the script. Try: --strategy"),
+            (["--worker=3"], "--worker is no option of muster and goes to the script. Try: --workers"),
+            (["-n2"], "-n2 is no option of muster and goes to the script. Try: -n 2"),
+            (["--epochs", "3", "-v", "--", "--strategi", "x"], ""),
+            (["--memori", "3"], ""),
+        ],
+        ids=" ".join,
+    )
+    def test_misspelt_options_behind_the_script_are_warned_of(
+        self, words: list[str], warning: str, tmp_path: Path, programs: None
+    ) -> None:
+        (tmp_path / "own.py").write_text("import sys\nprint(sys.argv[1:])\n# its own: --memori\n")
+        result = muster("run", "-q", "own.py", *words)
+        assert result.exit_code == 0
+        assert result.stderr == (f"Warning: {warning}\n" if warning else "")
+        given = [word for word in words if word != "--"]
+        assert runs.open_run("last").log("worker-0") == f"{given}\n"
 
     def test_quiet_says_nothing_but_errors(self, script: str) -> None:
         assert muster("run", "-q", script).output == ""
@@ -265,8 +311,8 @@ class TestRun:
         result = muster("run", "--timeout", "0.001", script)
 
         assert result.exit_code == 3
-        assert "Try: a longer --timeout; and see" in result.stderr
-        assert "(--session-address)" in muster("explain").stdout
+        assert "Try: fewer workers, or a longer --timeout" in result.stderr
+        assert "a longer --timeout" in muster("explain").stdout
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_interrupted_is_130_and_leaves_nothing(self, number: int, tmp_path: Path) -> None:
@@ -317,7 +363,7 @@ def processes_of(run: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        (errors.ScriptFailed, 1), (errors.DriverFailed, 1), (errors.WorkerOutOfMemory, 1), (errors.MusterError, 1),
+        (errors.ScriptFailed, 1), (errors.LauncherFailed, 1), (errors.WorkerOutOfMemory, 1), (errors.MusterError, 1),
         (errors.InterpreterError, 2), (errors.ResourceError, 2), (errors.RunNotFound, 2),
         (errors.LaunchRefused, 3), (errors.WorkersMissing, 3), (errors.ServersNotListening, 3),
         (errors.RunTimeout, 124), (errors.RunStalled, 124), (errors.RunStopped, 130),
@@ -362,7 +408,7 @@ class TestRuns:
 
         assert data == {
             "id": run.id, "name": "mnist", "status": "succeeded", "strategy": "horovod", "started_at": run.started_at,
-            "seconds": 2.0, "path": str(run.path),
+            "seconds": 2.0, "detached_until": None, "path": str(run.path),
         }  # fmt: skip
 
     def test_limit_and_filters(self) -> None:
@@ -383,11 +429,18 @@ class TestRuns:
         assert "No recorded run is like that" in nothing.stderr
         assert muster("runs", "--prune", "--status", "failed").exit_code == 2
 
+    def test_names_that_ids_cannot_tell_stand_beside_them(self) -> None:
+        plain, russian = recorded("mnist"), recorded("обучение")
+        lines = muster("runs").stdout.splitlines()
+        assert {line.split("  ")[-1].strip() for line in lines} == {plain.id, f"{russian.id} (обучение)"}
+
     def test_prune(self) -> None:
         runs_of_days = [recorded(days_ago=days) for days in range(4)]
         result = muster("runs", "--prune", "--keep", "1", "--older-than", "1.5")
 
-        assert result.stdout.splitlines() == [runs_of_days[2].id, runs_of_days[3].id, "2 runs deleted"]
+        kept = "2 runs deleted, 2 kept: the newest 1 (--keep), all of the last 1.5 days (--older-than), and any that "
+        told = [runs_of_days[2].id, runs_of_days[3].id, f"{kept}runs or was lost within a day"]
+        assert result.stdout.splitlines() == told
         assert len(runs.list_runs()) == 2
 
 
@@ -502,6 +555,23 @@ def test_a_failure_is_still_one_behind_head(tmp_path: Path) -> None:
     assert subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, check=False).returncode == 2
 
 
+def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "muster", "run", "train.py"]
+    environment = {**os.environ, "COLUMNS": "60", "TERM": "xterm"}
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
+        os.close(theirs)
+        said = terminal.read(65536).decode()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", said).replace("\r", "")
+    assert done.returncode == 2
+    lines = [line.partition(str(tmp_path))[2] or line for line in plain.splitlines()]  # a path may be longer
+    assert [line for line in lines if len(line) > 60] == []
+    assert "With parameter servers, the default," in " ".join(plain.split())
+    assert "\nTry: --strategy processes, which runs it on every" in plain
+
+
 class Shell:
     """A bash in a terminal, with completion of ``muster`` on."""
 
@@ -547,6 +617,7 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
     (tmp_path / "train_mnist.py").write_text("pass\n")
     (tmp_path / "training data").mkdir()
     older, newer = recorded("older", days_ago=1), recorded("newer")
+    living = under_way("the-newest")
     (newer.path / "logs" / "driver.log").write_text("launched\n")
     shell = Shell(tmp_path)
     try:
@@ -560,6 +631,8 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
         shell.completes("muster logs la", "last ")
         assert "driver" in shell.completes(f"muster logs {newer.id} ", "worker-0", "worker-1")
         shell.completes("muster logs last worker-1", "worker-1 ")
+        assert older.id not in shell.completes("muster stop ", living.id, "last")
+        shell.completes(f"muster stacks {living.id[:-3]}", living.id)
     finally:
         shell.close()
 

@@ -1,9 +1,8 @@
-"""The demo: that it would see what is left behind, and that it succeeds."""
+"""The demo would see what is left behind, and fails where it should. CI runs `make demo` itself."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -61,8 +60,8 @@ class TestWhatIsLeft:
         assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before
 
 
-def outcome(training: demo.Training, accuracy: float = 0.98, left: tuple[str, ...] = ()) -> demo.Outcome:
-    return demo.Outcome(training, "digits: 8 to train, 2 to test", accuracy, 12.3, left)
+def outcome(training: demo.Training, accuracy: float = 0.98, left: tuple[str, ...] = ()) -> demo.TrainingOutcome:
+    return demo.TrainingOutcome(training, "digits: 8 to train, 2 to test", accuracy, 12.3, left)
 
 
 class TestVerdict:
@@ -91,7 +90,7 @@ class TestVerdict:
     def test_without_sshd_the_horovod_part_is_skipped_loudly(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        def train(training: demo.Training) -> demo.Outcome:
+        def train(training: demo.Training) -> demo.TrainingOutcome:
             if training.strategy == "horovod":
                 raise PlatformUnsupported("this machine has no sshd.", advice="apt-get install openssh-server")
             return outcome(training)
@@ -105,7 +104,7 @@ class TestVerdict:
         assert "NOT EVERYTHING WAS SHOWN" in said.out
 
     def test_a_run_that_fails(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        def train(training: demo.Training) -> demo.Outcome:
+        def train(training: demo.Training) -> demo.TrainingOutcome:
             raise ScriptFailed("worker-0 failed.", advice="fix it")
 
         monkeypatch.setattr(demo, "train", train)
@@ -117,16 +116,3 @@ class TestVerdict:
         monkeypatch.setattr(demo, "SCRIPTS", tmp_path / "absent")
 
         assert demo.main() == 1
-
-
-@pytest.mark.slow
-def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONPATH")  # with Keras just as it is
-    done = subprocess.run([sys.executable, "-m", "muster.commands.demo"], capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    if "SKIPPED: Horovod" not in done.stderr:
-        accuracies = re.findall(r"test accuracy  (\d+\.\d+)%", done.stdout)
-        assert len(accuracies) == 2
-        assert all(float(accuracy) >= 95 for accuracy in accuracies)
-    assert "left behind    no process, no port, no temporary file" in done.stdout

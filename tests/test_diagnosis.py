@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
+from muster.errors import LauncherFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
-from muster.failure.diagnosis import explain, not_up, stalled, tail, workers_missing
+from muster.failure.diagnosis import explain, mark_attempt, not_up, stalled, tail, workers_missing
 from muster.failure.waiting import Verdict
 
 
@@ -20,20 +20,21 @@ RAISED = Failure(FailureKind.EXCEPTION, 10.0, "worker-1", 1, type="ValueError", 
 EXIT_0 = Failure(FailureKind.EXIT, 10.1, "worker-0", 0, exit_code=1)
 EXIT_1 = Failure(FailureKind.EXIT, 10.3, "worker-1", 1, exit_code=1)
 HUNG_UP = Failure(FailureKind.HUNG_UP, 10.1, "worker-1", 1)
-DRIVER = Failure(FailureKind.LAUNCHER, 10.4, exit_code=1, message="horovodrun")
+LAUNCHER = Failure(FailureKind.LAUNCHER, 10.4, exit_code=1, message="horovodrun")
 
 
 @pytest.mark.parametrize(
     ("ranks", "total", "words"),
     [
         ([1], 2, "rank 1 (worker-1) failed first: ValueError: bad luck"),
-        ([1, 0], 2, "All 2 ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
+        ([1, 0], 2, "Both ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
+        ([1, 0, 2], 3, "All 3 ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
         ([1, 3], 4, "2 of 4 ranks failed alike, rank 1 (worker-1) first: ValueError: bad luck"),
     ],
 )
 def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, words: str, tmp_path: Path) -> None:
     raised = [replace(RAISED, worker=f"worker-{rank}", rank=rank, time=10 + n / 100) for n, rank in enumerate(ranks)]
-    failures = [*raised, EXIT_0, EXIT_1, DRIVER]
+    failures = [*raised, EXIT_0, EXIT_1, LAUNCHER]
     cause = root_cause(failures)
     assert cause is not None
     assert explain(cause, tmp_path, alike=alike(cause, failures), total=total).message == words
@@ -61,13 +62,13 @@ def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, wor
         ),
         (Failure(FailureKind.LOST, 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
         (Failure(FailureKind.ENDED, 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
-        (DRIVER, DriverFailed, ["horovodrun", "exit status 1", "driver.log"]),
+        (LAUNCHER, LauncherFailed, ["horovodrun", "exit status 1", "driver.log"]),
         (
             Failure(FailureKind.DAEMON, 1.0, "worker-1", signal=9),
-            DriverFailed,
+            LauncherFailed,
             ["on worker-1 was ended by signal 9", "driver.log"],
         ),
-        (HUNG_UP, DriverFailed, ["dropped rank 1 (worker-1)", "driver.log"]),
+        (HUNG_UP, LauncherFailed, ["dropped rank 1 (worker-1)", "driver.log"]),
     ],
 )
 def test_the_error_says_what_who_where_and_what_to_try(
@@ -113,6 +114,17 @@ def test_a_thousand_that_are_late_are_counted_and_a_few_of_them_named(tmp_path: 
     assert "After 60 s worker-1 was not listening" in not_up([("worker-1", None)], None, 60.0, tmp_path).message
 
 
+def test_workers_that_a_busy_machine_brings_up_slowly_are_not_said_to_be_out_of_reach(tmp_path: Path) -> None:
+    late = {f"worker-{index}": None for index in range(246, 500)}
+    here = workers_missing(late, 500, 60.0, tmp_path, is_here=True).advice
+    assert here == "timeout_seconds=240, or fewer workers: this machine brought up 246 in 60 s"
+    assert workers_missing(late, 254, 60.0, tmp_path).advice == (
+        "fewer workers, or a longer timeout_seconds: the platform is slow"
+    )
+    elsewhere = workers_missing({"worker-1": "starting"}, 2, 60.0, tmp_path).advice
+    assert "whether workers can reach the session (session_address)" in str(elsewhere)
+
+
 def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
     tie = replace(EXIT_0, time=EXIT_1.time + 0.002, exit_code=7)
     message = explain(EXIT_1, tmp_path, ties=[tie]).message
@@ -129,6 +141,14 @@ ADVICE = [
     ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),
     ("UnknownError", "Could not start gRPC server", "tensorflow/python/training/server_lib.py", "worker_ports="),
     ("AttributeError", "no attribute 'ref'", 'File "/x/horovod/_keras/callbacks.py"', "muster.training import keras"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.csv'", "", "see that it is there on worker-0"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "", "an absolute path"),
+    (
+        "NameError",
+        "name 'x' is not defined",
+        "NameError: name 'x' is not defined. Did you mean: 'xs'?\n",
+        "xs in place of x",
+    ),
     ("ValueError", "Horovod has not been initialized; use hvd.init().", "", "hvd.init()"),
 ]
 
@@ -145,3 +165,14 @@ def test_what_a_script_raised_has_advice_of_its_own(
 def test_an_exit_that_raised_nothing_has_advice(code: int, words: str, tmp_path: Path) -> None:
     failure = Failure(FailureKind.EXIT, 0.0, "worker-0", exit_code=code)
     assert words in (explain(failure, tmp_path).advice or "")
+
+
+def test_what_earlier_attempts_have_printed_is_no_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text("Abort(3) on node 0 and a line that is torn")
+    mark_attempt(tmp_path, 2)
+    assert tail(log) == ""
+    with log.open("a") as file:
+        file.write("second\n")
+    assert tail(log) == "second"
+    assert log.read_text().splitlines()[1:] == ["--- attempt 2 ---", "second"]

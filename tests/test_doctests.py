@@ -17,8 +17,14 @@ WITH_EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("module", WITH_EXAMPLES)
-def test_examples(module: str) -> None:
+SLOW = {"muster.board.tensorboard", "muster.training.checkpoint"}  # TensorFlow
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in WITH_EXAMPLES]
+)
+def test_examples(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     outcome = doctest.testmod(import_module(module))
     assert outcome.attempted > 0
     assert outcome.failed == 0

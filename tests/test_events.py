@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from muster import events
 from muster.commands.main import main
-from muster.events import Event, EventKind, Observers
+from muster.events import Event, EventKind, Progress, Stage
+from muster.events.observers import Observers
 from muster.records.journal import PROGRESS_PER_SECOND, Journal
 from muster.records.runs import Run
 
+from tests.listening import eventually
 from tests.plain import Plain
 
 SCRIPT = """
@@ -93,6 +96,51 @@ def test_an_observer_that_raises_is_dropped(error: BaseException, caplog: pytest
     assert caplog.text.count("is dropped") == 1
 
 
+def test_a_slow_observer_is_told_all_that_there_is_room_for_in_order_and_how_much_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.events.observers.MOST_EVENTS", 3)
+    goes_on, told = threading.Event(), []
+
+    def slow(event: Event) -> None:
+        goes_on.wait(30)
+        told.append(event.data.get("text") or event.kind)
+
+    observers = Observers()
+    observers.add_queued(slow)
+    observers.tell(Event("output", data={"text": "first"}))
+    eventually(lambda: not observers._queued()[0]._waiting)  # it is busy with that
+    for kind in ["output"] * 5 + ["note"] * 2 + ["output"] * 2 + ["note"] * 9 + ["run_ended"]:
+        observers.tell(Event(kind, data={"text": f"{kind} {len(told)}"} if kind != "run_ended" else {}))
+    goes_on.set()
+    observers.close()
+    eventually(observers.are_done)
+    missing = "events are left out here: this observer is too slow."
+    assert told == [
+        "first", *["output 0"] * 3, f"2 {missing}", "note 0", "note 0", f"11 {missing}", "run_ended",
+    ]  # fmt: skip
+
+
+def test_a_queued_observer_that_raises_or_is_dropped_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Event] = []
+
+    def raises(event: Event) -> None:
+        told.append(event)
+        raise SystemExit(3)
+
+    observers = Observers()
+    observers.add_queued(raises)
+    observers.add_queued(told.append)
+    observers.tell(Event("note"))
+    eventually(lambda: len(told) == 2)
+    eventually(lambda: "is dropped" in caplog.text)
+    observers.drop(told.append)
+    observers.tell(Event("note"))
+    observers.close()
+    eventually(observers.are_done)
+    assert len(told) == 2
+
+
 def test_an_interrupt_while_an_observer_runs_is_not_its_own() -> None:
     told: list[Event] = []
 
@@ -121,3 +169,65 @@ def test_a_kind_of_a_later_version_is_passed_over(tmp_path: Path) -> None:
         f'{Event("note", data={"text": "a"}).to_json()}\n{{"kind": "from_the_future", "time": 1}}\n'
     )
     assert [event.kind for event in Run(tmp_path).events()] == [EventKind.NOTE]
+
+
+def test_an_event_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    line = {"time": 1.0, "kind": "stage", "worker": "w", "rank": 0, "stage": "reading", "weather": {"rain": [1]}}
+    event = Event.from_json(json.dumps(line))
+    assert event == Event.of(Stage(0, "reading"), "w", 1.0)
+
+
+def test_what_of_a_record_does_not_fit_is_said_once_and_counts_as_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [{"time": second, "kind": "progress", "worker": "w", "rank": "first", "step": second} for second in (1, 2)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [event.data for event in Run(tmp_path).events()] == [Progress(step=1), Progress(step=2)]
+    assert caplog.messages == [f"{tmp_path / 'events.jsonl'}: rank of progress is str instead of a whole number"]
+    caplog.clear()
+    run = Run(tmp_path)
+    assert len([*run.events(), *run.events()]) == 4
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", '{"kind": "note"}', '{"kind": "note", "time": "now"}', '{"kind": 1}',
+                                  '{"kind": "note", "time": 1, "worker": {}}', "", "nul"])  # fmt: skip
+def test_what_is_no_event(line: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  (json's own, too)
+        Event.from_json(line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("note", {"text": 7}),
+        ("listening", {"port": True}),
+        ("worker_ready", {"ports": ["80"]}),
+        ("run_requested", {"job": {1: 2}}),
+        ("progress", {"metrics": {"loss": "low"}}),
+        ("usage", {"cpu": "1"}),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_where_an_event_is_made(kind: str, told: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"of {kind} is"):
+        Event(kind, data=told)
+
+
+def test_data_is_a_mapping_of_what_was_told() -> None:
+    data = Event("process_exited", "w", {"pid": 7, "exit_code": 0, "unknown": 1}).data
+    assert data == {"pid": 7, "exit_code": 0}
+    assert len(data) == 2
+    assert data["signal"] is None
+    assert data.get("unknown") is None
+
+
+def test_no_file_of_the_package_reads_data_by_name() -> None:
+    """Type checkers see attributes only."""
+    package = Path(muster.__file__).parent
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"(event|request)\.data(\[|\.get\()", line) and path.parent.name != "events"
+    ]
+    assert found == []

@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import muster
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from muster.events import Event, Observers
+from muster.events import Event, EventData, Note, Progress, RunRequested
+from muster.events.observers import Observers
 from muster.records import runs
 from muster.records.journal import MOST_WAITING, Journal
 
@@ -55,16 +56,23 @@ ODD = {
 }
 
 
+ODD_DATA: dict[str, Callable[[Any], EventData]] = {  # whose fields nobody has checked
+    "run_requested": lambda odd: RunRequested(job=odd),
+    "progress": lambda odd: Progress(step=odd),
+    "note": lambda odd: Note(text=odd),
+}
+
+
 def read(journal: Journal) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=pytest.fail) for line in journal.path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", ["progress", "note"])
+@pytest.mark.parametrize("kind", ODD_DATA)
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_event_is_recorded_and_the_record_goes_on(tmp_path: Path, odd: str, kind: str) -> None:
     journal = Journal(tmp_path / "events.jsonl")
     observers = Observers([journal])
-    observers.tell(Event(kind, "worker-0", cast(Any, ODD[odd])))
+    observers.tell(Event.of(ODD_DATA[kind](ODD[odd]), "worker-0"))
     observers.tell(Event("run_ended", data={"status": "succeeded"}))
     journal.close()
     assert [event["kind"] for event in read(journal)] == [kind, "run_ended"]
@@ -77,7 +85,7 @@ def test_an_odd_event_is_recorded_and_the_record_goes_on(tmp_path: Path, odd: st
     )
 )
 def test_any_event_is_one_line_of_strict_json(data: dict[str, Any]) -> None:
-    line = Event("note", None, data).to_json()
+    line = Event.of(RunRequested(job=data)).to_json()
     assert "\n" not in line
     line.encode()
     assert json.loads(line, parse_constant=pytest.fail)
@@ -89,13 +97,13 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
     disk = small_disk(256)
     journal = Journal(disk / "events.jsonl")
     observers = Observers([journal])
-    observers.tell(Event("note", data={"number": 0}))
+    observers.tell(Event("note", data={"text": "0"}))
     fill(disk)
     for number in range(1, 101):
-        observers.tell(Event("note", data={"number": number, "text": "x" * 100}))
+        observers.tell(Event("note", data={"text": f"{number} {'x' * 100}"}))
     (disk / "ballast").unlink()
-    observers.tell(Event("note", data={"number": 101}))
-    assert [event["number"] for event in read(journal)] == [*range(102)]
+    observers.tell(Event("note", data={"text": "101"}))
+    assert [int(event["text"].split()[0]) for event in read(journal)] == [*range(102)]
     journal.close()
     assert [path.name for path in disk.iterdir()] == ["events.jsonl"]
 

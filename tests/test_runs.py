@@ -73,7 +73,11 @@ class TestCreate:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert sorted(entry.name for entry in path.iterdir()) == ["logs", "results"]
 
-    @pytest.mark.parametrize("name", ["", "***", "ÄÖ"])
+    @pytest.mark.parametrize(("name", "slug"), [("Übung_ÄÖ", "ubung-ao"), ("café", "cafe"), ("обучение-2", "2")])
+    def test_accents_are_dropped(self, name: str, slug: str) -> None:
+        assert runs.create(name).name[16:-5] == slug
+
+    @pytest.mark.parametrize("name", ["", "***", "обучение"])
     def test_gives_a_name_to_what_has_none(self, name: str) -> None:
         assert runs.create(name).name[16:-5] == "run"
 
@@ -237,6 +241,15 @@ class TestExplain:
             "Cause: it broke", "", "The end of worker-0.log:", "  first", "  last", "", "Try: fix it", f"Log: {log}",
         ]  # fmt: skip
 
+    def test_shows_no_traceback_of_an_earlier_attempt(self) -> None:
+        run = make("later", result={"status": "failed", "worker": "worker-0", "reason": "worker-0 was lost"})
+        raised = {"type": "ValueError", "message": "bad data", "traceback": "Traceback: ValueError: bad data"}
+        with (run.path / "events.jsonl").open("a") as journal:
+            for event in (Event("exception", "worker-0", raised), Event("run_attempt", data={"attempt": 2})):
+                journal.write(event.to_json() + "\n")
+        assert "worker-0 was lost" in run.explain()
+        assert "bad data" not in run.explain()
+
     def test_a_lost_run(self) -> None:
         run = make("x", session=a_process_that_is_gone())
         failure = {"type": "ValueError", "message": "no data", "traceback": "Traceback ...\nValueError: no data"}
@@ -245,7 +258,7 @@ class TestExplain:
 
         text = run.explain()
 
-        assert "was lost: its session is gone and left no result." in text
+        assert "was lost: its session is gone and left no result" in text
         assert "Cause: ValueError: no data" in text
 
     def test_a_run_that_is_running(self) -> None:

@@ -17,6 +17,7 @@ from muster.checks.script import make_script
 from muster.errors import InterpreterError, JobError, ScriptError
 from muster.job import Job
 from muster.run.request import RunRequest
+from muster.run.request import check as check_request
 
 from tests.plain import Plain
 
@@ -84,6 +85,38 @@ def test_what_is_not_there_is_refused(folder: Path, given: str, words: str) -> N
     with pytest.raises(ScriptError) as caught:
         make_script(given)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("models/deep.py", "the module's name, models.deep or the file without --module, models/deep.py"),
+        ("./train.py", "the module's name, train or the file without --module, train.py"),
+        ("models/absent", "the module's name, models.absent"),
+    ],
+)
+def test_a_path_given_as_a_module_names_the_module(folder: Path, given: str, advice: str) -> None:
+    (folder / "models").mkdir()
+    (folder / "models" / "deep.py").write_text("pass\n")
+    with pytest.raises(ScriptError, match="neither a file nor a module") as caught:
+        make_script(given, module=True)
+    assert caught.value.advice == advice
+
+
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        ("processes", ["RANK", "TMPDIR", "MUSTER_WORKER"]),
+        ("horovod", ["TMPDIR", "MUSTER_WORKER", "HOROVOD_RANK"]),
+    ],
+)
+def test_environment_variables_without_effect_are_told_by_name(folder: Path, strategy: str, names: list[str]) -> None:
+    given = {"RANK": "7", "TMPDIR": "/x", "MUSTER_WORKER": "me", "HOROVOD_RANK": "1", "LR": "0.1", "PYTHONPATH": "/y"}
+    if strategy == "horovod":
+        pytest.importorskip("horovod")
+    remarks = check_request(RunRequest(script="train.py", n_workers=2, env=given, strategy=strategy)).without_effect()
+    assert [remark.split()[2] for remark in remarks] == names
+    assert "/x" not in str(remarks)
 
 
 @pytest.mark.parametrize(

@@ -10,31 +10,52 @@ import sys
 
 from muster.agent import waiting
 from muster.agent.wire import Connection, Stacks
-from muster.failure.waiting import Source, Verdict, who_holds_up
+from muster.failure.waiting import Source, Verdict, find_blocker, is_in_own_code
 
 from tests.support import eventually
 
 ZERO: Source = ("worker-0", 0)
 ONE: Source = ("worker-1", 1)
 TWO: Source = ("worker-2", 2)
+SERVER: Source = ("ps-0", None)
 LIBRARY = (
     'Current thread 0x1 (most recent call first):\n  File "/v/lib/site-packages/tensorflow/execute.py", line 1 in f'
 )
 OWN = (
-    'Thread 0x2 (most recent call first):\n  File "/v/site-packages/x.py", line 1\n\n'
-    'Current thread (most recent call first):\n  File "/me/train.py", line 1 in step'
+    'MainThread (most recent call first):\n  File "/me/train.py", line 1 in step\n\n'
+    'Thread-1 (most recent call first):\n  File "/v/site-packages/x.py", line 1'
 )
 
 
 def test_the_one_that_is_not_waiting_in_a_library_is_the_one_that_hangs() -> None:
-    assert who_holds_up([ZERO, ONE], {ZERO: Stacks(LIBRARY), ONE: Stacks(OWN)}).source == ONE
-    assert who_holds_up([ZERO, ONE], {}).source == ZERO
+    assert find_blocker([ZERO, ONE], {ZERO: Stacks(LIBRARY), ONE: Stacks(OWN)}).source == ONE
+    assert find_blocker([ZERO, ONE], {}).source == ZERO
 
 
 def test_one_that_was_stopped_is_named_before_all_others() -> None:
-    found = who_holds_up([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks("", is_stopped=True)})
+    found = find_blocker([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks("", is_stopped=True)})
     assert found.source == ONE
     assert "SIGSTOP" in found.why
+
+
+def test_a_server_that_was_stopped_is_named_before_those_that_wait_for_it() -> None:
+    answers = {ZERO: Stacks(OWN), ONE: Stacks(OWN), SERVER: Stacks("", is_stopped=True)}
+    assert find_blocker([ZERO, ONE], answers, [SERVER]).source == SERVER
+    assert find_blocker([ZERO, ONE], {ZERO: Stacks(OWN), ONE: Stacks(OWN)}, [SERVER]).source == ZERO
+
+
+def test_the_one_that_the_others_wait_to_hear_from_is_named_also_where_they_wait_for_each_other() -> None:
+    """A server waits for a worker, another worker for the server."""
+    answers = {
+        SERVER: Stacks(OWN, connections=(Connection("s:1", "a:1"), Connection("s:1", "b:1", is_awaited=True))),
+        ZERO: Stacks(OWN, connections=(Connection("a:1", "s:1", is_awaited=True),)),
+        ONE: Stacks(OWN, connections=(Connection("b:1", "s:1"),)),
+    }
+    assert find_blocker([ZERO, ONE], answers, [SERVER]).source == ONE
+    answers[ONE] = Stacks(OWN, connections=(Connection("b:1", "s:1", is_awaited=True),))
+    assert find_blocker([ZERO, ONE], answers, [SERVER]).source == ZERO, "all wait in a circle"
+    answers[SERVER] = Stacks(OWN, connections=(Connection("s:1", "a:1", 9), Connection("s:1", "b:1", 9)))
+    assert find_blocker([ZERO, ONE], answers, [SERVER]).source == SERVER
 
 
 def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
@@ -42,8 +63,8 @@ def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
         return Stacks(OWN, connections=tuple(Connection("a:1", "b:2", count) for count in unread))
 
     answers = {ZERO: answer(0, 4096), ONE: answer(4096, 4096), TWO: answer(0, 0)}
-    assert who_holds_up([ZERO, TWO, ONE], answers).source == ONE
-    assert who_holds_up([ZERO, TWO, ONE], {**answers, ZERO: answer(1, 1)}).source == ZERO  # nobody stands out
+    assert find_blocker([ZERO, TWO, ONE], answers).source == ONE
+    assert find_blocker([ZERO, TWO, ONE], {**answers, ZERO: answer(1, 1)}).source == ZERO  # nobody stands out
 
 
 def test_the_two_ends_of_a_link_that_is_cut_are_named() -> None:
@@ -52,10 +73,10 @@ def test_the_two_ends_of_a_link_that_is_cut_are_named() -> None:
         ONE: Stacks(OWN, connections=(Connection("h1:9", "h2:4", 0, unanswered=5),)),
         TWO: Stacks(OWN, connections=(Connection("h2:4", "h1:9"), Connection("h2:5", "h0:1"))),
     }
-    found = who_holds_up([ZERO, ONE, TWO], answers)
+    found = find_blocker([ZERO, ONE, TWO], answers)
     assert (found.source, found.other) == (ONE, TWO)
     assert "h2:4" in found.why
-    assert who_holds_up([ZERO, ONE], {ONE: answers[ONE]}) == Verdict(ONE, found.why, None)
+    assert find_blocker([ZERO, ONE], {ONE: answers[ONE]}) == Verdict(ONE, found.why, None)
 
 
 def test_the_kernel_tells_of_stopped_processes_and_of_what_they_have_not_read() -> None:
@@ -76,3 +97,15 @@ def test_the_kernel_tells_of_stopped_processes_and_of_what_they_have_not_read() 
                 process.kill()
     assert waiting.connections_of(process.pid) == ()
     assert not waiting.is_stopped(process.pid)
+
+
+def test_a_wrapper_without_a_file_is_not_the_users_own_code() -> None:
+    frames = [
+        'File "<string>", line 59 in horovod_allreduce',
+        'File "/env/lib/site-packages/horovod/mpi_ops.py", line 1 in a',
+    ]
+    stack = "MainThread (most recent call first):\n  " + "\n  ".join(
+        [*frames, 'File "/home/me/train.py", line 7 in step']
+    )
+    assert not is_in_own_code(stack)
+    assert is_in_own_code(stack.replace("/env/lib/site-packages/horovod", "/home/me"))

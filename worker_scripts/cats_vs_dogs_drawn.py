@@ -13,7 +13,7 @@ is its distance from the edge, cut off at half a pixel to either side.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Tuple
+from typing import Tuple, Union
 
 import numpy as np
 
@@ -22,6 +22,7 @@ CAT, DOG = 0, 1
 NAMES = ("cat", "dog")
 
 Point = Tuple[float, float]
+Colour = Union[np.ndarray, Tuple[int, int, int]]
 
 COATS = np.array(
     [(236, 226, 210), (222, 178, 120), (196, 120, 60), (150, 100, 64), (96, 66, 48), (58, 54, 56), (150, 150, 154)]
@@ -104,9 +105,7 @@ class Canvas:
 
     # -- painting ----------------------------------------------------------------------------------------------------
 
-    def fill(
-        self, distance: np.ndarray, colour: np.ndarray, alpha: float = 1, within: np.ndarray | None = None
-    ) -> None:
+    def fill(self, distance: np.ndarray, colour: Colour, alpha: float = 1, within: np.ndarray | None = None) -> None:
         """Paint a shape, or only what of it lies within another one."""
         if within is not None:
             distance = np.maximum(distance, within)
@@ -193,7 +192,7 @@ class Cat(Animal):
             )
             canvas.fill(canvas.triangle(*ear), self.coat)
             inside = 0.6 * ear + 0.4 * ear.mean(axis=0)
-            canvas.fill(canvas.triangle(*inside, roundness=0.02), PINK, alpha=0.7)
+            canvas.fill(canvas.triangle(inside[0], inside[1], inside[2], roundness=0.02), PINK, alpha=0.7)
 
     def draw_head(self) -> None:
         canvas = self.canvas

@@ -9,6 +9,7 @@ docs/other-frameworks.md says how CNTK is installed.
 
 import argparse
 import os
+from typing import Any, Tuple
 
 import cntk
 import numpy as np
@@ -17,7 +18,7 @@ from muster.training import report
 CLASSES, FEATURES = 3, 20
 
 
-def parse_arguments():
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=["data-parallel", "1-bit", "block-momentum"], default="data-parallel")
     parser.add_argument("--steps", type=int, default=100, help="minibatches of each rank (default: 100)")
@@ -25,7 +26,7 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def distributed(learner, method, batch_size):
+def distributed(learner: Any, method: str, batch_size: int) -> Any:
     """The learner, made to average over all ranks as the method says."""
     if method == "block-momentum":
         block = 10 * batch_size * cntk.Communicator.num_workers()
@@ -34,14 +35,14 @@ def distributed(learner, method, batch_size):
     return cntk.data_parallel_distributed_learner(learner, num_quantization_bits=bits)
 
 
-def examples(random, centres, count):
+def examples(random: np.random.RandomState, centres: np.ndarray, count: int) -> Tuple[np.ndarray, np.ndarray]:
     """Points around the centres, and the classes that they belong to, one-hot."""
     classes = random.randint(CLASSES, size=count)
     points = centres[classes] + random.normal(size=(count, FEATURES))
     return points.astype(np.float32), np.eye(CLASSES, dtype=np.float32)[classes]
 
 
-def main():
+def main() -> None:
     arguments = parse_arguments()
     cntk.try_set_default_device(cntk.cpu() if os.environ.get("CUDA_VISIBLE_DEVICES") == "-1" else cntk.gpu(0))
     rank = cntk.Communicator.rank()

@@ -11,6 +11,7 @@ MPICH's are numbers.
 import ctypes
 import os
 import platform
+from typing import Union
 
 from muster.training import report
 
@@ -18,24 +19,24 @@ from muster.training import report
 class OpenMPI:
     """Handles of Open MPI, which are the addresses of objects in its library."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.library = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
         self.world, self.double, self.sum = map(self._address, ("comm_world", "double", "op_sum"))
 
-    def _address(self, name):
+    def _address(self, name: str) -> ctypes.c_void_p:
         return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self.library, "ompi_mpi_" + name)))
 
 
 class MPICH:
     """Handles of MPICH, and of all MPIs with the same binary interface."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.library = ctypes.CDLL("libmpich.so.12", mode=ctypes.RTLD_GLOBAL)
         self.world, self.double, self.sum = map(ctypes.c_int, (0x44000000, 0x4C00080B, 0x58000003))
 
 
-def main():
-    mpi = OpenMPI() if "OMPI_COMM_WORLD_RANK" in os.environ else MPICH()
+def main() -> None:
+    mpi: Union[OpenMPI, MPICH] = OpenMPI() if "OMPI_COMM_WORLD_RANK" in os.environ else MPICH()
     rank, size = ctypes.c_int(), ctypes.c_int()
     mine, total = ctypes.c_double(), ctypes.c_double()
     mpi.library.MPI_Init(None, None)

@@ -1,8 +1,4 @@
-"""Muster: distributed deep learning from a notebook.
-
->>> import muster
->>> muster.run_cluster(2, strategy="horovod", worker_script="train.py")  # doctest: +SKIP
-"""
+"""Muster: distributed deep learning from a notebook, by ``muster.run_cluster`` above all."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is imported when Muster is
+    from muster.api import attach as attach
     from muster.api import run_cluster as run_cluster
     from muster.board.tensorboard import tensorboard as tensorboard
     from muster.errors import MusterError as MusterError
@@ -29,6 +26,7 @@ if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is im
     from muster.workbench.workers import launch_workers as launch_workers
     from muster.workbench.workers import list_workers as list_workers
     from muster.workbench.workers import stop_workers as stop_workers
+    from muster.worker_pool import pool as pool
 
 __version__ = "0.1.0"
 
@@ -43,11 +41,13 @@ _PUBLIC = {
     "Processes": "muster.strategies.processes",
     "Resources": "muster.job",
     "RunFailed": "muster.errors",
+    "attach": "muster.api",
     "await_workers": "muster.workbench.workers",
     "launch_workers": "muster.workbench.workers",
     "list_runs": "muster.records.runs",
     "list_workers": "muster.workbench.workers",
     "open_run": "muster.records.runs",
+    "pool": "muster.worker_pool",
     "run_cluster": "muster.api",
     "stop_workers": "muster.workbench.workers",
     "tensorboard": "muster.board.tensorboard",
@@ -70,7 +70,10 @@ def __dir__() -> list[str]:
 
 
 def _show_in_notebooks() -> None:
-    """Have a notebook show clusters and recorded runs that are the last line of a cell; they know no dashboards."""
+    """Have a notebook show clusters and recorded runs that are the last line of a cell; they know no dashboards.
+
+    And a run that was stopped without the red of an error.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or getattr(shell, "kernel", None) is None:
@@ -78,6 +81,7 @@ def _show_in_notebooks() -> None:
     formatter = shell.display_formatter.ipython_display_formatter
     for module, name in (("muster.run.cluster", "Cluster"), ("muster.records.runs", "Run")):
         formatter.for_type_by_name(module, name, lambda shown: import_module("muster.dashboard.display").show(shown))
+    import_module("muster.dashboard.stopped").show_in(shell)
 
 
 _show_in_notebooks()

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
-from muster.errors import JobError
+from muster.dashboard.follow import follow
+from muster.errors import JobError, without_inner_frames
 from muster.events import Observer, metrics_from_json
 from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
-from muster.records.runs import Run
-from muster.run.cluster import Cluster, living_clusters
-from muster.run.request import RunRequest
+from muster.pools.kept import KeptPlatform, kept_for
+from muster.records.runs import Run, open_run
+from muster.run import controller
+from muster.run.cluster import Cluster, running_clusters
+from muster.run.request import CheckedRun, RunRequest
 from muster.runtime import interrupts
+from muster.runtime.echo import without_echo
 from muster.strategies import STRATEGIES
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
+
+SECOND = 2
 
 
 class ClusterAddress(tuple[Any, Any]):
@@ -43,10 +54,10 @@ class ClusterAddress(tuple[Any, Any]):
 
     def __repr__(self) -> str:
         """The pair where there are servers; else the outcome of the run, which says more than two times None."""
-        if self[0] or not self.cluster.run:
+        if self[0] or not self.cluster.run_id:
             return super().__repr__()
         if self.cluster.is_running:
-            return f"<run {self.cluster.run} is running; .cluster has wait(), stop(), logs(), stacks()>"
+            return f"<run {self.cluster.run_id} is running; .cluster has wait(), stop(), logs(), stacks()>"
         run = Run(self.cluster.run_dir)
         known = metrics_from_json((run.result or {}).get("metrics") or {})
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
@@ -54,6 +65,7 @@ class ClusterAddress(tuple[Any, Any]):
         return f"<run {run.id} {told}; .cluster has result, logs() and explain()>"
 
 
+@overload
 def run_cluster(
     n_workers: int,
     n_ps: int = 0,
@@ -76,10 +88,68 @@ def run_cluster(
     queue_timeout: float | None = None,
     session_address: str | None = None,
     worker_ports: tuple[int, int] | None = None,
+    project: str | Path | Sequence[str | Path] | None = None,
+    project_limit: float = 100,
+    collect: str | Sequence[str] = (),
+    restarts: int = 0,
+    restart_on: str | Sequence[str] | None = None,
+    from_scratch: bool = False,
+    reuse: bool | KeptPlatform | None = None,
+    warm: bool = True,
     observers: Iterable[Observer] = (),
     dashboard: bool = True,
+    detach: None = None,
     **options: Any,
-) -> ClusterAddress:
+) -> ClusterAddress: ...
+@overload
+def run_cluster(
+    n_workers: int,
+    n_ps: int = 0,
+    cpu: float = 1,
+    memory: float = 2,
+    nvidia_gpu: int = 0,
+    worker_script: str | Path | Callable[..., Any] | None = None,
+    timeout_seconds: float | None = 60,
+    *,
+    detach: str | float,
+    **options: Any,
+) -> Run: ...
+@without_inner_frames
+def run_cluster(
+    n_workers: int,
+    n_ps: int = 0,
+    cpu: float = 1,
+    memory: float = 2,
+    nvidia_gpu: int = 0,
+    worker_script: str | Path | Callable[..., Any] | None = None,
+    timeout_seconds: float | None = 60,
+    *,
+    strategy: str | Strategy = "parameter_server",
+    platform: str | Platform | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, object] | None = None,
+    python: str | Path | None = None,
+    name: str | None = None,
+    wait: bool = True,
+    run_timeout: float | None = None,
+    stall_seconds: float | None = None,
+    queue_timeout: float | None = None,
+    session_address: str | None = None,
+    worker_ports: tuple[int, int] | None = None,
+    project: str | Path | Sequence[str | Path] | None = None,
+    project_limit: float = 100,
+    collect: str | Sequence[str] = (),
+    restarts: int = 0,
+    restart_on: str | Sequence[str] | None = None,
+    from_scratch: bool = False,
+    reuse: bool | KeptPlatform | None = None,
+    warm: bool = True,
+    observers: Iterable[Observer] = (),
+    dashboard: bool = True,
+    detach: str | float | None = None,
+    **options: Any,
+) -> ClusterAddress | Run:
     """Launch workers, make a training cluster of them, and run a script on it.
 
     Args:
@@ -99,17 +169,28 @@ def run_cluster(
         python: the interpreter that runs the script; None for this one.
         name: what to call the run. A run of the same name that is under way in this session is stopped first.
         wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
-        run_timeout, stall_seconds, queue_timeout, session_address, worker_ports, observers: see :class:`Cluster`.
+        run_timeout, stall_seconds, queue_timeout, session_address, worker_ports: see :class:`Cluster`.
+        project, project_limit, collect, restarts, restart_on, from_scratch, observers: see there, too.
+        reuse: whether to keep, for some idle minutes, what lets the next such call on this machine start in seconds;
+            None for what ``MUSTER_REUSE`` in the environment says, ``1`` or ``0``. See :func:`muster.pool`.
+        warm: whether ranks may be forks of a process that has imported what they import.
         dashboard: whether to show the run while it is under way.
+        detach: how long the run may live in a process of its own, such as ``"8h"`` or seconds. It then lives on
+            whatever becomes of this session, and this call returns as soon as it has begun: see :func:`attach`.
 
     Returns:
         ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
         ``"grpc://127.8.1.3:40002"``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
+        With ``detach`` the :class:`~muster.records.runs.Run`, which has ``wait()``, ``stop()``, ``log()`` and
+        ``stacks()``.
 
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
     _refuse_misnamed(strategy, platform, options)
+    observers = plain_observers(observers)
+    kept = kept_for(reuse, platform, detach is not None)
+    lent = kept.borrow() if kept is not None else None
     cluster = Cluster.of(
         RunRequest(
             script=worker_script,
@@ -122,7 +203,7 @@ def run_cluster(
             python=python,
             name=name if name is not None else "",
             strategy=strategy,
-            platform=platform,
+            platform=platform if lent is None else lent,
             options=options,
             timeout_seconds=timeout_seconds,
             run_timeout=run_timeout,
@@ -130,17 +211,47 @@ def run_cluster(
             queue_timeout=queue_timeout,
             session_address=session_address,
             worker_ports=worker_ports,
+            project=project,
+            project_limit=project_limit,
+            collect=collect,
+            detach=detach,
+            restarts=restarts,
+            restart_on=restart_on,
+            from_scratch=from_scratch,
+            warm=warm,
         ),
-        plain_observers(observers),
+        observers,
     )
+    if kept is not None and lent is not None:
+        try:
+            return _run(cluster, worker_script is not None, wait, dashboard, name is not None)
+        finally:
+            cluster.when_over(partial(kept.give_back, lent))
+    checked = cluster.check()
+    if detach is not None:
+        if observers:
+            raise JobError(
+                "observers= are functions of this session, which a detached run does not live in.",
+                advice="leave them out, and read open_run(ID).events()",
+            )
+        if dashboard:
+            choose_dashboard()  # which may refuse, and then nothing has begun
+        _make_room(cluster, replace_same_name=name is not None)
+        return _detached(checked, dashboard)
+    _hint_at_reuse(cluster)
+    return _run(cluster, worker_script is not None, wait, dashboard, name is not None)
+
+
+def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_named: bool) -> ClusterAddress:
+    """Start a cluster, show it, and wait for its end where that is wanted."""
     cluster.check()
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
-    forget = cluster.subscribe(shown)
+    forget = cluster.subscribe(shown, at_once=True)
     try:
-        with interrupts.held(cluster.interrupt):
-            _make_room(cluster, replace_same_name=name is not None)
+        with interrupts.held(cluster.interrupt), without_echo():
+            _make_room(cluster, replace_same_name=is_named)
             cluster.start()
-            if worker_script is not None and wait:
+            if has_script and wait:
                 cluster.wait()
     finally:
         if not cluster.is_running:
@@ -148,13 +259,65 @@ def run_cluster(
     if dashboard and cluster.is_running and _is_at_prompt():
         forget()
         shown.close()
-        print(f"Run {cluster.run} goes on: cluster.wait(), or `muster show {cluster.run}` elsewhere.", file=sys.stderr)
-    if worker_script is not None and wait:
+        print(
+            f"Run {cluster.run_id} goes on: cluster.wait(), or `muster show {cluster.run_id}` elsewhere.",
+            file=sys.stderr,
+        )
+    if has_script and wait:
         return ClusterAddress(None, None, cluster)
     spec = cluster.cluster_spec
-    if spec and worker_script is None:
+    if spec and not has_script:
         _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
+
+
+_cold: list[str] = []  # ids of the runs that started cold
+
+
+def _hint_at_reuse(cluster: Cluster) -> None:
+    """Say once, at the second cold run of a notebook on this machine, how the next one starts sooner."""
+    if cluster.platform.name == "local" and cluster.job.script is not None and is_notebook():
+        _cold.append(cluster.job.name)
+        if len(_cold) == SECOND:
+            # To standard output: notebooks show the other one as red as an error.
+            print("With run_cluster(..., reuse=True) runs after the next one start in seconds: docs/pools.md")
+
+
+def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
+    """Return a run of any process of yours, and show it while it is under way: from its first event on.
+
+    Args:
+        run: its id, the beginning of one, or ``last``.
+        dashboard: whether to show it.
+
+    Returns:
+        The run: ``wait()`` returns its result or raises what it failed with, ``stop()`` ends it, ``log("worker-0")``
+        and ``stacks()`` say what it is doing.
+
+    Raises:
+        RunNotFound: there is none, or there are several.
+    """
+    opened = run if isinstance(run, Run) else open_run(run)
+    if dashboard and opened.status == "running":
+        if is_notebook():
+            import_module("muster.dashboard.display").show(opened)
+        elif not _is_at_prompt():
+            shown = choose_dashboard()
+            atexit.register(shown.close)  # which gives the terminal back
+            threading.Thread(target=follow, args=(opened, shown), name="muster-follow", daemon=True).start()
+    return opened
+
+
+def _detached(checked: CheckedRun, dashboard: bool) -> Run:
+    """Start the run in a process of its own, and attach to it."""
+    begun = controller.start(checked)
+    until = time.strftime("%A %d %B %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
+    print(
+        f"Run {begun.id} lives until {until} at most, also without this session: "
+        f"muster.attach({begun.id!r}), or `muster attach {begun.id}` and `muster stop {begun.id}`.",
+        file=sys.stderr,
+    )
+    return attach(begun, dashboard=dashboard)
 
 
 def _is_at_prompt() -> bool:
@@ -168,6 +331,8 @@ def _refuse_misnamed(strategy: str | Strategy, platform: str | Platform | None, 
     mine = strategies.option_names(strategy) if isinstance(strategy, str) else []
     if platform is None or isinstance(platform, str):
         mine += platforms.option_names(platforms.platform_name(platform))
+    if all(name in mine for name in options):
+        return  # without the others, which are imported to be asked
     known = [option for other in STRATEGIES for option in strategies.option_names(other)]
     known += [option for other in PLATFORMS for option in platforms.option_names(other)]
     for name in options:
@@ -187,13 +352,13 @@ def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
 
 def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
     """Stop the run of the same name that is under way, or warn of it: a cell may have been run again."""
-    for other in living_clusters(cluster.job.name):
+    for other in running_clusters(cluster.job.name):
         if replace_same_name:
-            print(f"Run {other.run} of the same name is stopped and replaced.", file=sys.stderr)
+            print(f"Run {other.run_id} of the same name is stopped and replaced.", file=sys.stderr)
             other.stop()
         else:
             print(
-                f"Run {other.run} is still running beside this one; muster.open_run({other.run!r}).stop() ends it "
-                "(name= replaces a run of the same name).",
+                f"Run {other.run_id} is still running beside this one; muster.open_run({other.run_id!r}).stop() "
+                "ends it (name= replaces a run of the same name).",
                 file=sys.stderr,
             )

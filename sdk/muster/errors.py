@@ -8,24 +8,28 @@
     │   └── ExtraMissing             a package is not installed that only some parts of Muster need
     ├── PlatformError                the platform cannot do what was asked
     │   ├── PlatformUnsupported      this system cannot host the platform at all
-    │   └── LaunchRefused            a worker was refused; those already started have been stopped
+    │   ├── LaunchRefused            a worker was refused; those already started have been stopped
+    │   ├── HostUnreachable          a host cannot be used over ssh: it does not answer, or has no python3
+    │   └── TrustError               a host cannot be logged in to without a prompt
+    │       ├── HostKeyUnknown       nobody has said that its key is the right one; the error has its fingerprint
+    │       ├── HostKeyChanged       its key is not the one that is known
+    │       └── LoginRefused         it takes none of our keys, nor the password
     ├── StartTimeout (TimeoutError)  the deadline passed before the cluster was up
     │   ├── WorkersMissing           some workers never reported their address
     │   └── ServersNotListening      a process runs, but nothing listens on its port
     ├── RunFailed                    the run started and then failed
     │   ├── ScriptFailed             a script raised, or exited with a status other than 0
     │   ├── WorkerKilled             a signal ended a process
-    │   ├── WorkerOutOfMemory        a worker went over its memory and was ended by Muster
+    │   ├── WorkerOutOfMemory        a worker went over its memory and was ended for it
     │   ├── WorkerLost               a worker's agent vanished
+    │   │   └── WorkerPreempted      its platform took its place away for others
+    │   ├── WorkerCancelled          somebody had the platform end a worker
     │   ├── RunStalled               nothing moved for stall_seconds; details has the stacks of all ranks
-    │   ├── RunTimeout               the run took longer than run_timeout
-    │   └── DriverFailed             horovodrun or mpiexec itself failed
+    │   ├── RunTimeout               the run took longer than run_timeout, or than its platform allows
+    │   └── LauncherFailed           horovodrun or mpiexec itself failed
     ├── RunStopped                   somebody stopped the run before it ended
-    ├── TrustError                   a host cannot be logged in to without a prompt
-    │   ├── HostKeyUnknown           nobody has said that its key is the right one; the error has its fingerprint
-    │   ├── HostKeyChanged           its key is not the one that is known
-    │   └── LoginRefused             it takes none of our keys, nor the password
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
+    ├── RunLost                      the process that the run lived in is gone, and left no result
     ├── RunNotFound                  no recorded run of that name
     └── RunUnreachable               a run under way does not answer other processes
 
@@ -34,10 +38,17 @@ Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
+from muster.text.arguments import each_part
 from muster.text.cleaning import clean
 from muster.text.traceback import shown_in_notebooks
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 
 class MusterError(Exception):
@@ -47,7 +58,7 @@ class MusterError(Exception):
         message: what happened, in one sentence.
         worker: name of the worker it happened to, such as ``worker-1``.
         log: the log to read next.
-        advice: what to try.
+        advice: what to try. Where that is to change arguments, an ``ArgumentText``.
         details: longer material, such as a traceback or the end of a log.
 
     What would steer a terminal is left out of all of them: they say what scripts and hosts have said.
@@ -63,10 +74,10 @@ class MusterError(Exception):
         details: str | None = None,
     ) -> None:
         super().__init__(clean(message))
-        self.message = clean(message)
+        self.message = each_part(message, clean)
         self.worker = worker
         self.log = log
-        self.advice = None if advice is None else clean(advice)
+        self.advice = None if advice is None else each_part(advice, clean)
         self.details = None if details is None else clean(details)
 
     def __str__(self) -> str:
@@ -82,6 +93,22 @@ class MusterError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows: the line of the cell, and the message, without the frames between."""
         return shown_in_notebooks(self)
+
+
+def without_inner_frames(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Have what a public function raises of Muster's begin at its caller: the frames inside say nothing to users.
+
+    Errors that are not Muster's own keep all of theirs.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        try:
+            return function(*args, **kwargs)
+        except MusterError as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 class JobError(MusterError, ValueError):
@@ -114,6 +141,10 @@ class PlatformUnsupported(PlatformError):
 
 class LaunchRefused(PlatformError):
     """A worker was refused. Those of the same launch that had started have been stopped."""
+
+
+class HostUnreachable(PlatformError):
+    """A host cannot be used over ssh: it does not answer, has no python3, or its login ended."""
 
 
 class StartTimeout(MusterError, TimeoutError):
@@ -150,15 +181,23 @@ class WorkerLost(RunFailed):
     """A worker's agent vanished: killed, or its machine is gone."""
 
 
+class WorkerPreempted(WorkerLost):
+    """A worker's platform took its place away for others."""
+
+
+class WorkerCancelled(RunFailed):
+    """Somebody had the platform end a worker, such as by ``scancel``."""
+
+
 class RunStalled(RunFailed):
     """Nothing moved for ``stall_seconds``. The Python stacks of all ranks are in ``details``."""
 
 
 class RunTimeout(RunFailed):
-    """The run took longer than ``run_timeout``."""
+    """The run took longer than ``run_timeout``, or than its platform allows."""
 
 
-class DriverFailed(RunFailed):
+class LauncherFailed(RunFailed):
     """The launcher (``horovodrun``, ``mpiexec``) failed by itself, with no rank to blame."""
 
 
@@ -166,7 +205,7 @@ class RunStopped(MusterError):
     """The run was stopped before it ended."""
 
 
-class TrustError(MusterError):
+class TrustError(PlatformError):
     """A host cannot be logged in to without a prompt."""
 
 
@@ -184,6 +223,10 @@ class LoginRefused(TrustError):
 
 class TensorBoardFailed(MusterError):
     """TensorBoard is not installed, or did not come up. What it said is in ``details``."""
+
+
+class RunLost(MusterError):
+    """The process that the run lived in is gone, and left no result."""
 
 
 class RunNotFound(MusterError):

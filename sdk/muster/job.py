@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import JobError, ResourceError
+from muster.text.arguments import Argument, ArgumentText
 
 LEAST_MEMORY = 0.02  # GB
+SESSION = "session"  # where a launcher runs that no worker runs
 
 
 class Status(str, Enum):
@@ -49,14 +51,22 @@ class Resources:
         """Raise ResourceError where nobody could be given these."""
         for name, amount in (("cpu", self.cpu), ("memory", self.memory)):
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
-                raise ResourceError(f"{name} is {amount!r}; it must be a number greater than 0.")
+                raise ResourceError(
+                    ArgumentText(Argument(name), f" is {amount!r}; it must be a number greater than 0.")
+                )
         if self.memory < LEAST_MEMORY:
             raise ResourceError(
-                f"memory is {self.memory:g} GB, less than a Python that does nothing needs.",
-                advice=f"memory= at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5",
+                ArgumentText(
+                    Argument("memory"), f" is {self.memory:g} GB, less than a Python that does nothing needs."
+                ),
+                advice=ArgumentText(
+                    Argument("memory", ""), f" at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5"
+                ),
             )
         if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
-            raise ResourceError(f"nvidia_gpu is {self.gpu!r}; it must be a whole number of at least 0.")
+            raise ResourceError(
+                ArgumentText(Argument("nvidia_gpu"), f" is {self.gpu!r}; it must be a whole number of at least 0.")
+            )
 
     @property
     def memory_bytes(self) -> int:
@@ -144,10 +154,45 @@ class SessionAddress:
 
 @dataclass(frozen=True)
 class SshIdentity:
-    """Keys of a worker's sshd: its own private host key and the public key that may log in (both OpenSSH text)."""
+    """Keys of a worker's sshd, both OpenSSH text.
+
+    Attributes:
+        host_key: its own private key.
+        authorized_key: the public key that may log in.
+        is_required: whether a worker without sshd is of no use.
+    """
 
     host_key: str = field(repr=False)
     authorized_key: str = field(repr=False)
+    is_required: bool = True
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirements of a script on the interpreter that runs it, where only its worker can look at that.
+
+    Attributes:
+        python: path or name of the interpreter.
+        packages: what it must be able to import.
+        version: what it must be of, major and minor; None for any.
+    """
+
+    python: str
+    packages: tuple[str, ...] = ()
+    version: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Imports:
+    """Modules that a script imports, and the interpreter that runs it: what a template has to have.
+
+    Attributes:
+        python: path of the interpreter.
+        modules: ``module``, or ``module:attribute`` where it takes something out of it.
+    """
+
+    python: str
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,26 +202,32 @@ class WorkerSpec:
     Attributes:
         name: unique in its launch, such as ``worker-1``.
         role, index: its place in the cluster.
-        run: id of the run; it marks every process of the worker (``MUSTER_RUN_ID``).
+        run_id: id of the run; it marks every process of the worker (``MUSTER_RUN_ID``).
         resources: what it is given.
-        log: file that takes everything its processes print.
+        log: file of the session's that takes everything its processes print.
         scratch: folder of its own, mode 0700, removed with the worker. Its path has no spaces.
         cwd: working directory of its processes.
         env: environment of its processes, on top of the session's.
         session: where its agent reports to; None where nobody listens (``launch_workers``).
-        ssh: its ssh identity, where it must run an sshd on port 2222.
+        ssh: its ssh identity, where it is to run an sshd on port 2222.
         process: what to start at once, without waiting for orders. The worker then ends with it.
         ports: how many free ports to find and hold.
         port_range: where to look for them, first and last; None for any.
         generation: counts the workers that had this name and place before it.
-        places: folders on the worker that files can be put into and got from, by name: ``library``, ``run``,
-            ``scratch`` and ``project``. Where it has a ``run`` the worker's log is in there.
+        places: paths on the worker of the folders that files can be put into and got from, by name: ``library``,
+            ``run``, ``scratch`` and ``project``. Where it has a ``run`` the worker's log is in there.
+        needs: what its interpreter must have; None where the session has looked.
+        imports: what may be imported beforehand, where its platform keeps templates; None: its ranks start cold.
+
+    For a worker that shares no files with the session there are no ``places``: the platform has them where it likes, or
+    the agent in a new folder. ``scratch``, ``cwd`` and ``env`` then name them by symbols (:mod:`muster.agent.places`),
+    and hold no path of the session's.
     """
 
     name: str
     role: str
     index: int
-    run: str
+    run_id: str
     resources: Resources
     log: Path
     scratch: Path
@@ -189,6 +240,21 @@ class WorkerSpec:
     port_range: tuple[int, int] | None = None
     generation: int = 0
     places: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs | None = None
+    imports: Imports | None = None
+
+
+class EndCause(str, Enum):
+    """Cause of a worker's end, where its platform knows one that its agent could not tell."""
+
+    LOST = "lost"  # its machine, or whatever it ran in, is gone
+    PREEMPTED = "preempted"  # it had to make way for others
+    MEMORY = "memory"  # the platform ended it for the memory that it used
+    OVERTIME = "overtime"  # the platform ended it for the time that it took
+    CANCELLED = "cancelled"  # somebody had the platform end it
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -202,7 +268,10 @@ class Worker:
         placed_at: when the platform had a place for it, from which on it should start; None while it is queued.
         exit_code: exit status of what it ran, once it has ended by itself.
         signal: number of the signal that ended it.
-        reason: why it failed, in words.
+        reason: why it failed, or, as long as it has not started, what it waits for; in words, with the platform's own
+            beside them. It is told live, and in errors.
+        cause: what ended it, where the platform knows.
+        advice: what to try, where the platform knows that.
         app_url: address of a web application of its own, where its platform gives it one.
     """
 
@@ -217,6 +286,8 @@ class Worker:
     exit_code: int | None = None
     signal: int | None = None
     reason: str | None = None
+    cause: EndCause | None = None
+    advice: str | None = None
     app_url: str | None = None
 
     def moved(self, status: Status, **changes: Any) -> Worker:
@@ -235,13 +306,14 @@ class Member:
         name, role, index: its place in the run.
         host: address that the others reach it at.
         ports: free ports that the agent holds for it.
-        ssh_port: port of its sshd; None where it runs none.
+        ssh_port: port of its sshd; None where it runs none, or it cannot be reached.
         host_key: its sshd's public host key, ``type base64``.
         interfaces: names of the network interfaces that carry ``host``.
         cores: cores it may use.
         gpus: devices it may use.
         clock_offset: how much further its monotonic clock is than the session's, in seconds, and
         clock_error: how wrong that may be; None until it has been measured, right after the hello.
+        no_ssh: why it runs no sshd, or nobody can reach that, in words; empty where it was not asked for one.
     """
 
     name: str
@@ -256,13 +328,14 @@ class Member:
     gpus: tuple[str, ...] = ()
     clock_offset: float | None = None
     clock_error: float | None = None
+    no_ssh: str = ""
 
 
 @dataclass(frozen=True)
 class Launcher:
     """The program that starts the ranks of a plan by logging in to the workers, such as ``horovodrun``.
 
-    It starts while the workers come up, before its arguments can be known.
+    In the session it starts while the workers come up, before its arguments can be known.
 
     Attributes:
         program: its name or path.
@@ -271,6 +344,8 @@ class Launcher:
         env: its whole environment. Nothing of the user's may be in it, as it ends up on command lines of ssh.
         cwd: its working directory.
         args: its arguments; empty before there is a plan.
+        where: where it runs: ``SESSION``, or the name of the worker whose agent runs it.
+        starts_ranks: False where it only serves ranks that the agents start, until the last of them has ended.
     """
 
     program: str
@@ -278,11 +353,18 @@ class Launcher:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     args: tuple[str, ...] = ()
+    where: str = SESSION
+    starts_ranks: bool = True
 
     @property
     def name(self) -> str:
         """The program's name, without its folder."""
         return Path(self.program).name
+
+    @property
+    def title(self) -> str:
+        """Its name, and the worker that it runs on, if it runs on one."""
+        return self.name if self.where == SESSION else f"{self.name} on {self.where}"
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -297,13 +379,15 @@ class Plan:
     Attributes:
         processes: what each worker's agent starts, by worker name. Where there is a launcher these are the ranks,
             which the agent starts when the launcher asks for them by ssh.
-        launcher: the program that starts the ranks, such as ``horovodrun``; None where the agents do.
-        files: what to write beforehand (0600), by path relative to the run's scratch folder.
+        launcher: the program that starts the ranks, such as ``horovodrun``, or serves those that the agents start;
+            None where there is no such program.
+        files: what to write beforehand (0600), by path relative to the launcher's folder.
         ranks: which worker each rank runs on, where there are ranks.
         rank_env: environment of each rank on top of its worker's, where no launcher sees to that.
         servers: port that each worker must listen on before the cluster counts as up.
-        decides: names of the workers whose end ends the run; empty where the launcher's end does.
+        completed_by: names of the workers whose end ends the run; empty where the launcher's end does.
         cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
+        notes: what people should know of it, in sentences: what was chosen, and why.
     """
 
     processes: Mapping[str, Process]
@@ -312,8 +396,14 @@ class Plan:
     ranks: Mapping[int, str] = field(default_factory=dict)
     rank_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     servers: Mapping[str, int] = field(default_factory=dict)
-    decides: tuple[str, ...] = ()
+    completed_by: tuple[str, ...] = ()
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def starter(self) -> Launcher | None:
+        """The launcher, where it is what starts the ranks; None where the agents start everything."""
+        return self.launcher if self.launcher is not None and self.launcher.starts_ranks else None
 
     def starts(self) -> Iterator[tuple[str, int | None, Process]]:
         """Yield what agents start without a launcher: worker, rank (None where there are no ranks), and process."""
@@ -334,12 +424,14 @@ class Limits:
         run: from then until the end.
         stall: without any sign of progress from a worker that trains.
         queue: from the call until the platform has a place for every worker; ``start`` counts only from there.
+        detached: from the call until the end of a run that lives in a process of its own.
     """
 
     start: float | None = 60
     run: float | None = None
     stall: float | None = None
     queue: float | None = None
+    detached: float | None = None
 
     @classmethod
     def checked(cls, **limits: float | None) -> Limits:
@@ -355,5 +447,7 @@ def _seconds(name: str, limit: float | None) -> float | None:
     if limit is None or limit == 0:
         return None
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
-        raise JobError(f"{name} is {limit!r}; it must be a number of seconds, or 0 for no limit.")
+        raise JobError(
+            ArgumentText(Argument(name), f" is {limit!r}; it must be a number of seconds, or 0 for no limit.")
+        )
     return float(limit)

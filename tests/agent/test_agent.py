@@ -148,6 +148,7 @@ def test_the_log_is_kept_below_its_cap(worker: Launched) -> None:
     assert list(worker.platform.logs(worker.worker.id))[-1] == "end"
 
 
+@pytest.mark.alone
 def test_stop_is_polite_first(worker: Launched) -> None:
     polite = worker.sh("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.01; done")
     stubborn = worker.sh("trap '' TERM; echo up; while :; do sleep 0.01; done")
@@ -258,6 +259,7 @@ def test_reports_are_passed_on(worker: Launched) -> None:
     assert "a report is dropped, and so are others like it: it is not JSON" in worker.session.wait_for("output")["text"]
 
 
+@pytest.mark.alone
 def test_usage_comes_every_second(worker: Launched) -> None:
     worker.python("held = bytearray(50_000_000)\nwhile True: pass")
     measured = worker.session.wait_for("usage", count=3)[2]
@@ -311,9 +313,10 @@ def test_stacks_of_a_process_that_is_stuck(worker: Launched, others_run: bool) -
     worker.output_with("up")
     worker.send("stacks")
     text = worker.session.wait_for("stacks")["text"]
-    others, _, main = text.rpartition("(most recent call first)")
+    main, _, others = text.partition("(most recent call first)")[2].partition("(most recent call first)")
     assert "stuck_here" in main
     assert ("loads_here" in others) is others_run
+    assert "muster" not in text.replace(str(RUNNER), ""), "no thread of ours"
     assert not is_gone(other)
 
 

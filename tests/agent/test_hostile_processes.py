@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.agent.logfile import RankLog, RankLogs
@@ -109,6 +110,33 @@ def test_requests_that_make_no_sense_are_refused(worker: Launched) -> None:
     assert_serves(worker)
     assert "makes no sense" in worker.spec.log.read_text()
     assert not worker.session.received("broken")
+
+
+ASK_FOR_A_RANK = """
+import json, os, socket
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock"))
+    request = {"type": "rank", "rank": 0, "argv": ["/bin/sleep", "60"], "env": {}}
+    connection.sendall(json.dumps(request).encode() + b"\\n")
+    if %r:
+        print(connection.makefile().readline(), flush=True)
+    else:
+        connection.recv(1)
+"""
+
+
+def test_a_rank_that_runs_is_not_started_again(worker: Launched) -> None:
+    worker.send("expect", argv=["/bin/sleep", "60"], env={}, cwd=None, split=False)
+    worker.python(ASK_FOR_A_RANK % False)
+
+    def started() -> list[Any]:
+        worker.session.listen(0.05)
+        return [message for message in worker.session.received("started") if message["rank"] == 0]
+
+    eventually(started, "rank 0 runs")
+    worker.python(ASK_FOR_A_RANK % True)
+    worker.output_with("runs already")
+    assert len(started()) == 1
 
 
 def test_asking_for_a_rank_again_keeps_no_descriptor(tmp_path: Path) -> None:

@@ -246,6 +246,7 @@ def test_versions(text: str, version: tuple[int, int]) -> None:
     assert version_of(text) == version
 
 
+@pytest.mark.alone
 def test_eight_workers_are_ready_soon(run: Run, stub_session: StubSession, capsys: pytest.CaptureFixture[str]) -> None:
     platform = LocalPlatform()
     try:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from muster.agent import linux
+from muster.agent.environment import resolved
+from muster.agent.places import settle, symbol
 from muster.agent.ports import random_loopback_address
 from muster.agent.worker import complete, own_address, take_config
 from muster.job import SessionAddress, WorkerSpec
-from muster.platforms.workbench import launching
+from muster.platforms.agents import agent_config
+from muster.platforms.workbench import agent_files
 
 from tests.support import Run, StubSession, environment, eventually, fresh_identity, is_gone, shell
 
@@ -34,8 +40,8 @@ class Engines:
     def start(self, spec: WorkerSpec, write_config: bool = True) -> subprocess.Popen[str]:
         """Start the engine of a worker."""
         if write_config:
-            launching.write_config(spec)
-        code = launching.launch_request(spec)["code"]
+            agent_files.write_config(spec)
+        code = agent_files.launch_request(spec)["code"]
         pipe = subprocess.PIPE
         engine = subprocess.Popen(
             [sys.executable, "-I", "-"],
@@ -80,14 +86,14 @@ def test_it_runs_its_process_with_the_environment_of_the_engine(engines: Engines
     spec = run.spec(process=shell(f"echo {variables}; exit 3"), env={"GREETING": "hello"})
     status, output = ended(engines.start(spec))
     assert spec.log.read_text().split() == ["worker-0", "engine-7", "session", ADDRESS, "hello"]
-    assert launching.outcome(spec)["exit_code"] == 3
+    assert agent_files.outcome(spec)["exit_code"] == 3
     assert (status, output) == (1, "muster: this worker's agent ended with status 1\n")
 
 
 def test_its_config_is_private_and_is_taken_away(engines: Engines, run: Run) -> None:
     spec = run.spec(process=shell("exit 0"))
-    launching.write_config(spec)
-    path = launching.config_path(spec)
+    agent_files.write_config(spec)
+    path = agent_files.config_path(spec)
     assert path.stat().st_mode & 0o777 == 0o600
     assert ended(engines.start(spec))[0] == 0
     assert not path.exists()
@@ -103,7 +109,7 @@ def test_without_its_config_it_ends_at_once(engines: Engines, run: Run) -> None:
 def test_nothing_secret_is_in_what_the_platform_is_told(run: Run, stub_session: StubSession) -> None:
     identity = fresh_identity()
     spec = run.spec(session=stub_session.address, ssh=identity, env={"PASSWORD": "hunter2"})
-    request = json.dumps(launching.launch_request(spec))
+    request = json.dumps(agent_files.launch_request(spec))
     for secret in (stub_session.token, "PRIVATE KEY", identity.authorized_key, "hunter2", "BEGIN CERTIFICATE"):
         assert secret not in request
 
@@ -134,7 +140,7 @@ def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, s
     spec = run.spec(session=SessionAddress("127.0.0.1", port, stub_session.certificate, stub_session.token))
     assert ended(engines.start(spec))[0] == 1
     reason = f"cannot reach the session at 127.0.0.1:{port}: [Errno 111] Connection refused"
-    assert reason in launching.outcome(spec)["reason"]
+    assert reason in agent_files.outcome(spec)["reason"]
     assert reason in spec.log.read_text()
 
 
@@ -160,8 +166,8 @@ def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_first
             other.close()
 
 
-def test_gpus_are_those_that_the_engine_sees() -> None:
-    config: dict[str, Any] = {"name": "worker-0", "gpu": 2, "ssh": None, "session": None, "engine": launching.ENGINE}
+def test_gpus_are_those_that_the_engine_sees(run: Run) -> None:
+    config = {**config_of(run.spec()), "gpu": 2, "engine": agent_files.ENGINE}
     assert complete(config, {})["gpus"] == ["0", "1"]
     assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})["gpus"] == ["GPU-a", "GPU-b"]
     assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"})["gpus"] == []
@@ -176,3 +182,58 @@ def test_interfaces_are_known_by_their_addresses() -> None:
         first = next((address.address for address in addresses if address.family is socket.AF_INET), None)
         assert first is None or name in linux.interfaces_of(first)
     assert linux.interfaces_of("192.0.2.1") == []  # an address for documentation, which nobody has
+
+
+def config_of(spec: WorkerSpec, places: dict[str, str] | None = None) -> dict[str, Any]:
+    config = agent_config(spec, 1 << 20, places)
+    return {**config, "engine": {"id": "ID", "address": "ADDRESS", "session": "SESSION", "own": "OWN_"}}
+
+
+def by_places(run: Run) -> WorkerSpec:
+    return run.spec(scratch=Path(symbol("scratch")), cwd=symbol("project") + "/src")
+
+
+def test_places_that_nobody_has_chosen_are_in_a_new_folder_of_its_own(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(run.scratch))
+    config = complete(config_of(by_places(run)), {"ADDRESS": "127.0.0.1"})
+    places = config["places"]
+    assert sorted(places) == ["library", "project", "run", "scratch"]
+    assert all(os.stat(path).st_mode & 0o777 == 0o700 for path in places.values())
+    assert os.path.dirname(places["scratch"]) == str(run.scratch)
+    assert {os.path.dirname(places[name]) for name in ("library", "project", "run")} == {places["scratch"]}
+    assert config["scratch"] == places["scratch"]
+    assert config["cwd"] == places["project"] + "/src"
+    assert config["log"] == places["run"] + "/logs/worker-0.log"
+    shutil.rmtree(config["scratch"])  # whose name may look like that of a worker's
+
+
+def test_places_that_its_platform_has_chosen_stay(run: Run, tmp_path: Path) -> None:
+    chosen = {"project": str(tmp_path / "code"), "scratch": str(tmp_path / "scratch")}
+    config = complete(config_of(by_places(run), chosen), {"ADDRESS": "127.0.0.1"})
+    assert config["places"] == {**chosen, "library": f"{tmp_path}/scratch/library", "run": f"{tmp_path}/scratch/run"}
+    assert config["cwd"] == f"{tmp_path}/code/src"
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_not_used(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 10)))
+    config = complete(config_of(by_places(run)), {"ADDRESS": "127.0.0.1"})
+    assert os.path.dirname(config["scratch"]) == "/tmp"
+    shutil.rmtree(config["scratch"])
+
+
+def test_a_worker_that_shares_files_has_the_paths_that_it_is_given(run: Run) -> None:
+    spec = run.spec(places={"run": str(run.folder), "library": "/lib", "scratch": "/s", "project": "/p"})
+    config = config_of(spec)
+    assert settle(config) == config
+    assert (config["scratch"], config["cwd"]) == (str(spec.scratch), spec.cwd)
+    assert config["log"] == f"{run.folder}/logs/worker-0.log"
+
+
+def test_the_workers_own_path_of_modules_comes_behind_a_library_of_unknown_path() -> None:
+    config = {"places": {"library": "/there"}, "environ": {"PYTHONPATH": "/own"}}
+    assert resolved({"PYTHONPATH": symbol("library"), "A": "b"}, config) == {"PYTHONPATH": "/there:/own", "A": "b"}
+    assert resolved({"PYTHONPATH": "/session"}, config) == {"PYTHONPATH": "/session"}

@@ -128,6 +128,7 @@ def seconds_to_stop(notebook: Notebook, stop: Callable[[], object]) -> float:
     return ended.time - asked
 
 
+@pytest.mark.alone
 def test_an_interrupt_of_the_kernel_ends_the_run_within_two_seconds(
     open_notebook: Open, page: Page, lab: Server
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_run_in_the_background_is_shown_where_it_is_asked_for(open_notebook: O
     assert "succeeded" in outputs[3][0].data["text/html"]
 
 
+@pytest.mark.alone
 def test_a_thousand_workers_stay_smooth(open_notebook: Open, page: Page, lab: Server) -> None:
     notebook = open_notebook(lab, THOUSAND)
     notebook.run()
@@ -273,6 +275,7 @@ def test_a_thousand_workers_stay_smooth(open_notebook: Open, page: Page, lab: Se
     (lab.root / "seen").touch()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["lab", "deaf_lab"])
 def test_the_stop_button_ends_the_run_within_two_seconds(
     open_notebook: Open, page: Page, request: pytest.FixtureRequest, name: str
@@ -284,7 +287,7 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
     took = seconds_to_stop(notebook, lambda: page.get_by_role("button", name="Stop", exact=True).click())
 
     expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
-    errors = [output for output in notebook.save().cells[0].outputs if output.output_type == "error"]
-    assert len(errors[0].traceback) <= 4, "stopping is no failure to be looked into"
-    assert errors[0].ename == ("RunStopped" if name == "lab" else "KeyboardInterrupt")
     assert took < 2
+    kinds = [output.output_type for output in notebook.save().cells[0].outputs]
+    assert "stream" in kinds
+    assert "error" not in kinds, "who stops a run need not look into an error"

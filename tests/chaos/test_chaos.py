@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from muster.errors import ScriptFailed, WorkerKilled
+from muster.errors import LaunchRefused, ScriptFailed, WorkerKilled, WorkerLost
 
 from benchmarks.chaos import __main__ as command
-from benchmarks.chaos import faults, harness
+from benchmarks.chaos import faults, harness, kept, lanes
 from benchmarks.chaos.faults import Case, Fault, Verdict
+from benchmarks.chaos.shapes import Shape
 
+STRATEGIES = ("processes", "servers", "openmpi", "mpich", "horovod", "parameter_server")
 RAISED = Fault("raise KeyError", "rank 3", Verdict("ScriptFailed", "rank 3", "KeyError"), 7)
 KILLED = Fault("send 9", "rank 0", Verdict("WorkerKilled", "rank 0", "signal 9 (SIGKILL)"))
 
 
 def case(*wrong: Fault) -> Case:
-    return Case(0, "exception", "processes", "ring", 2, 2, "raise", wrong)
+    shape = Shape("processes", 2, 2)
+    return Case(0, "exception", shape, "ring", "raise", wrong, shape.options({}))
 
 
 def test_the_same_seed_and_number_make_the_same_case() -> None:
     def made(seed: int) -> list[Case]:
-        return [faults.make(seed, number, tuple(faults.FAMILIES), ("processes", "mpi")) for number in range(60)]
+        return [faults.make(seed, number, tuple(faults.FAMILIES), STRATEGIES) for number in range(200)]
 
     assert made(1) == made(1)
     assert made(1) != made(2)
     assert {found.family for found in made(1)} == set(faults.FAMILIES)
+    assert {found.shape.strategy for found in made(1)} == set(STRATEGIES)
+    assert sum(found.shape.strategy == "horovod" for found in made(1)) <= 20, "they take long"
 
 
 def test_only_the_right_worker_and_the_right_kind_count_as_told_right() -> None:
@@ -43,6 +49,24 @@ def test_only_the_right_worker_and_the_right_kind_count_as_told_right() -> None:
     assert harness.is_right(case(Fault("slow", "link", Verdict(""))), None)
 
 
+def test_of_two_kinds_of_error_either_counts_and_a_server_has_no_rank() -> None:
+    shape = Shape("servers", 3, 1)
+    lost = Fault("send 9", "agent ps-0", Verdict("WorkerLost or LaunchRefused", "ps-0"))
+    killed = Fault("send 9", "rank 0", Verdict("WorkerKilled", "rank 0", "signal 9 (SIGKILL)"))
+    for fault, error in ((lost, WorkerLost), (lost, LaunchRefused), (killed, WorkerKilled)):
+        of_server = Case(0, "start", shape, "servers", "raise", (fault,))
+        assert harness.is_right(of_server, error("ps-0 was ended by signal 9 (SIGKILL).", worker="ps-0"))
+        assert not harness.is_right(of_server, error("It was ended by signal 9 (SIGKILL).", worker="worker-0"))
+
+
+def test_a_lane_whose_process_ends_counts_as_wrong_and_the_others_go_on(tmp_path: Path) -> None:
+    good, bad = case(RAISED), replace(case(RAISED), number=1, options={"no_such_option": 1})
+    found = {made.number: outcome for made, outcome in lanes.run([bad, good], tmp_path, 1, is_isolated=False)}
+    assert not found[1].is_right
+    assert "process ended with 1" in found[1].message
+    assert found[0].is_right
+
+
 @pytest.mark.parametrize("fault", [RAISED, KILLED], ids=["from inside", "from outside"])
 def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path) -> None:
     found = harness.run(case(fault), tmp_path / "kept")
@@ -52,4 +76,7 @@ def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path
     assert found.gone_after is not None
     assert found.gone_after >= found.told_after > 0
     assert not (tmp_path / "kept").exists()
-    assert "| all | 1 of 1 |" in command.table([(case(fault), found)])
+    results = tmp_path / "results"
+    for outcome in (replace(found, is_right=False), found):
+        kept.add(results, kept.Kept.of(7, case(fault), outcome))
+    assert "| all | 1 of 1 |" in command.table(kept.read(results)), "what was run again counts once"

@@ -72,7 +72,7 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
-    told = control.where(living.path)
+    told = control.control_file(living.path)
     where = Path(json.loads(told.read_text())["socket"])
     assert [oct(path.stat().st_mode & 0o777) for path in (told, where)] == ["0o600", "0o600"]
     assert len(str(where)) < 100
@@ -163,7 +163,7 @@ def test_a_cell_that_is_run_twice_leaves_a_way_to_stop_the_first_run(
     def cell() -> muster.Cluster:
         return muster.run_cluster(1, worker_script="sleeps.py", strategy=Plain(), wait=False, dashboard=False).cluster
 
-    first, second = cell().run, cell()
+    first, second = cell().run_id, cell()
     try:
         assert f"muster.open_run({first!r}).stop() ends it" in capsys.readouterr().err
         muster.open_run(first).stop()

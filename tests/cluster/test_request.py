@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from muster import Cluster, run_cluster
+from muster.agent.places import symbol
+from muster.checks.places import job_by_places
+from muster.checks.planning import describe, preview
 from muster.commands.main import main
 from muster.errors import JobError, MusterError, PlatformUnsupported
 from muster.job import Job, Limits, Resources, Script
+from muster.platforms.base import Storage
 from muster.platforms.local import LocalPlatform
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies.horovod import Horovod
 from muster.strategies.processes import Processes
+from muster.testing.platform import ScriptedPlatform
 
 
 @pytest.fixture
@@ -77,10 +83,10 @@ def test_making_a_cluster_looks_at_nothing_and_checking_it_does(script: str, mon
         wrong.check()
     with pytest.raises(JobError):
         wrong.start()
-    assert wrong.run == ""
+    assert wrong.run_id == ""
 
     monkeypatch.setenv("PATH", "")
-    without_ssh = Cluster.of(RunRequest(script=script, strategy=Horovod()))
+    without_ssh = Cluster.of(RunRequest(script=script, strategy=Horovod(launcher="horovodrun")))
     with pytest.raises(PlatformUnsupported, match="no ssh client here, which horovod starts its ranks with"):
         without_ssh.check()
 
@@ -102,3 +108,51 @@ def test_a_platform_that_is_made_already_is_not_the_runs_own(script: str, platfo
 def test_nothing_of_a_request_that_may_be_secret_is_in_its_representation() -> None:
     request = RunRequest(env={"API_KEY": "hunter2"}, kwargs={"token": "hunter2"}, options={"token": "hunter2"})
     assert "hunter2" not in repr(request) + repr(Cluster.of(request))
+
+
+class Elsewhere(ScriptedPlatform):
+    """Workers with an interpreter of their own, which cannot be looked at from here."""
+
+    storage = Storage.NOTHING
+    python = "python3.9"
+
+
+def test_the_interpreter_of_workers_that_have_their_own_is_not_looked_for_here(script: str) -> None:
+    platform = Elsewhere()
+    assert check(RunRequest(script=script, strategy="processes", platform=platform)).job.python == "python3.9"
+    asked = RunRequest(script=script, strategy="processes", platform=platform, python="/opt/there/python")
+    assert check(asked).job.python == "/opt/there/python"
+
+
+def test_a_plan_for_workers_that_share_nothing_names_places(script: str) -> None:
+    checked = check(RunRequest(script=script, strategy="processes", platform=Elsewhere()))
+    described = describe(preview(checked.job, checked.strategy, checked.probed, project=checked.project), checked.job)
+    assert described["processes"]["worker-0"]["argv"] == [
+        "python3.9", "-u", "<library>/runner.py", "program", "<project>/train.py",
+    ]  # fmt: skip
+    assert os.getcwd() not in json.dumps(described)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "there"),
+    [
+        ("file", "/project/src/train.py", "<project>/src/train.py"),
+        ("file", "/elsewhere/train.py", "<library>/scripts/train.py"),
+        ("executable", "/project/allreduce", "<project>/allreduce"),
+        ("executable", "/usr/bin/allreduce", "/usr/bin/allreduce"),
+        ("module", "package.train", "package.train"),
+    ],
+)
+def test_where_a_script_is_on_workers_that_share_nothing(kind: str, target: str, there: str) -> None:
+    job = job_by_places(Job(Script(kind, target), 1, cwd="/project"))
+    assert job.script is not None
+    assert job.script.target == there.replace("<project>", symbol("project")).replace("<library>", symbol("library"))
+    assert job.cwd == symbol("project")
+
+
+def test_a_project_that_is_reached_by_a_link_has_its_scripts(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    job = job_by_places(Job(Script("file", str(tmp_path / "link" / "train.py")), 1, cwd=str(tmp_path / "real")))
+    assert job.script is not None
+    assert job.script.target == symbol("project") + "/train.py"

@@ -86,7 +86,7 @@ def test_what_a_function_is_called_with_is_written_nowhere(muster_home: Path) ->
     for path in written:
         assert b"hunter2" not in path.read_bytes(), path
         assert b"7310.58578125" not in path.read_bytes(), path
-    assert re.fullmatch(r"\d+-\d+-train-\w{4}", cluster.run)
+    assert re.fullmatch(r"\d+-\d+-train-\w{4}", cluster.run_id)
 
 
 def test_a_value_that_cannot_be_pickled_is_an_error_of_that_worker() -> None:
@@ -200,7 +200,7 @@ def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
 
 def test_the_run_is_recorded_without_the_values_of_the_environment(script: Any) -> None:
     cluster = run(script("print('x')"), n_workers=1, env={"API_KEY": "hunter2"}).cluster
-    recorded = muster.open_run(cluster.run)
+    recorded = muster.open_run(cluster.run_id)
     assert recorded.status == "succeeded"
     assert (
         json.loads((cluster.run_dir / "plan.json").read_text())["processes"]["worker-0"]["env"]["API_KEY"]
@@ -248,7 +248,7 @@ def test_bad_input_is_refused_before_anything_starts(script: Any, options: dict[
 def test_workers_that_have_to_share_the_machine_are_noted_in_the_run(script: Any) -> None:
     cores = len(os.sched_getaffinity(0))
     cluster = run(script("print(1)"), n_workers=2, cpu=cores).cluster
-    notes = [event.data["text"] for event in muster.open_run(cluster.run).events() if event.kind == "note"]
+    notes = [event.data["text"] for event in muster.open_run(cluster.run_id).events() if event.kind == "note"]
     assert [note.partition(":")[0] for note in notes] == [f"2 x {cores} cores on this machine's {cores}"]
 
 
@@ -335,6 +335,7 @@ def test_calls_that_could_never_end_are_refused(script: Any) -> None:
         cluster.start()
 
 
+@pytest.mark.alone
 def test_a_short_wait_is_short(script: Any) -> None:
     cluster = run(script("import time\ntime.sleep(60)"), n_workers=1, wait=False).cluster
     started = time.monotonic()

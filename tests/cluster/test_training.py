@@ -23,7 +23,7 @@ def digits() -> None:
     import sys
 
     sys.path.insert(0, str(SCRIPTS))
-    import mnist_data  # type: ignore[import-not-found]
+    import mnist_data
 
     mnist_data.load()
 
@@ -73,41 +73,34 @@ def test_a_function_of_the_notebook_runs_on_every_rank_and_its_values_come_back(
     assert result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
 
 
-def test_a_task_that_has_returned_serves_those_that_come_late() -> None:
-    def run(cluster: Any, server: Any, task_index: int) -> tuple[int, list[str]]:
-        import time
-
-        import tensorflow as tf
-
-        if task_index == 0:
-            time.sleep(3)  # a session waits for every server, also for that of the other task, which is done by now
-        with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
-            number = int(session.run(tf.constant(task_index))) if task_index == 0 else 1
-        return number, sorted(cluster.jobs)
-
-    result = muster.run_cluster(2, 1, worker_script=run, run_timeout=60).cluster.result
-    assert result.values == [(0, ["ps", "worker"]), (1, ["ps", "worker"])]
-    assert result.exit_codes == {"ps-0": -15, "worker-0": 0, "worker-1": 0}
-
-
-def test_proxies_in_the_environment_do_not_come_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_has_returned_serves_those_that_come_late_whatever_proxies_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("grpc_proxy", "")  # gRPC takes a blank one for a proxy without an address
 
-    def run(cluster: Any, server: Any, task_index: int) -> float:
+    def run(cluster: Any, server: Any, task_index: int) -> tuple[float, list[str]]:
+        import time
+
         import tensorflow as tf
 
+        if task_index == 1:
+            return 1.0, sorted(cluster.jobs)
+        time.sleep(3)  # a session waits for every server, also for that of the other task, which is done by now
         with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
             variable = tf.compat.v1.get_variable("variable", initializer=2.0)
             with tf.compat.v1.Session(server.target) as session:
                 session.run(tf.compat.v1.global_variables_initializer())
-                return float(session.run(variable))
+                return float(session.run(variable)), sorted(cluster.jobs)
 
-    assert muster.run_cluster(1, 1, worker_script=run, run_timeout=60).cluster.result.values == [2.0]
+    result = muster.run_cluster(2, 1, worker_script=run, run_timeout=60).cluster.result
+    assert result.values == [(2.0, ["ps", "worker"]), (1.0, ["ps", "worker"])]
+    assert result.exit_codes == {"ps-0": -15, "worker-0": 0, "worker-1": 0}
 
 
-def test_the_rank_that_raised_is_named_although_the_other_one_fails_too() -> None:
+@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
+def test_the_rank_that_raised_is_named_although_the_other_one_fails_too(launcher: str) -> None:
     def train() -> None:
         import horovod.tensorflow as hvd
         import tensorflow as tf
@@ -119,7 +112,7 @@ def test_the_rank_that_raised_is_named_although_the_other_one_fails_too() -> Non
             hvd.allreduce(tf.ones(10), name=f"step{step}")
 
     with pytest.raises(ScriptFailed) as caught:
-        muster.run_cluster(2, worker_script=train, strategy="horovod")
+        muster.run_cluster(2, worker_script=train, strategy="horovod", launcher=launcher)
     assert caught.value.rank == 1
     assert "ValueError: a bad batch" in str(caught.value)
     assert "Horovod has been shut down" in (muster.open_run("last").log("worker-0"))

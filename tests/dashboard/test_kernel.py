@@ -39,7 +39,9 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(*cells: str) -> Any:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        nbclient.NotebookClient(notebook, timeout=120, allow_errors=True).execute()
+        client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
+        client.on_cell_error = lambda cell, cell_index, execute_reply: cell.metadata.update(execute_reply["content"])
+        client.execute()
         return notebook
 
     return run
@@ -63,6 +65,23 @@ def test_what_is_kept_is_a_table_and_a_curve_that_nbconvert_keeps_too(
     assert "&lt;b&gt;done&lt;/b&gt;" in page
 
 
+@pytest.mark.alone  # the pictures have three seconds
+def test_a_kernel_without_widgets_shows_pictures_and_says_what_is_missing(execute: Any) -> None:
+    bare = "import sys; sys.modules['anywidget'] = sys.modules['ipywidgets'] = None\n"
+    started, early, late = execute(
+        bare + RUN.format(last="import time; time.sleep(60)", options="wait=False"),
+        "import time; time.sleep(3)\nshown.cluster",
+        "shown.cluster.stop()",
+    ).cells
+    (last,) = started.outputs
+    assert "stopped" in last.data["text/html"]
+    assert early.outputs[0].data == last.data, "each is brought up to date"
+    assert late.outputs == []
+    going_on = bare + RUN.format(last="import time; time.sleep(60)", options="wait=False")
+    live = execute(going_on, "import time; time.sleep(3)").cells[0].outputs[0]
+    assert "pip install 'muster[notebook]'" in live.data["text/html"], "while it runs"
+
+
 def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
     notebook = execute(RUN.format(last="raise ValueError('no data')", options=""))
 
@@ -72,10 +91,25 @@ def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
     assert error.ename == "ScriptFailed"
     told = "\n".join(error.traceback)
     assert told.startswith("Cell In[1], line 9\n----> shown = muster.run_cluster(2, worker_script=train")
+    assert "  Cell In[1], line 8, in train\n    raise ValueError('no data')\n" in told, "which only the session knows"
     assert told.count("ValueError: no data") <= 2, "the message, and the script's own traceback once"
     assert "run_cluster" not in told.partition("\n\n")[2], "none of our own frames"
     logs = shown.data["text/html"].partition("log of worker-")[2]
     assert "no data" in logs
+
+
+def test_a_run_that_was_stopped_is_told_in_a_line_and_ends_the_cell(execute: Any) -> None:
+    broken = "1 / 0"
+    stopped = "shown.cluster.stop(); shown.cluster.result"
+    long = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
+    notebook = execute(broken, long, stopped, "muster.run_cluster(0)")
+
+    (line,) = notebook.cells[2].outputs
+    assert line.output_type == "stream"
+    assert re.fullmatch(r"The run was stopped \(by request\)\. Logs: \S+/logs\n", line.text)
+    reply = notebook.cells[2].metadata
+    assert (reply.ename, reply.traceback) == ("RunStopped", []), "so a notebook that runs all its cells ends there"
+    assert notebook.cells[3].outputs[0].output_type == "error", "others are shown as ever"
 
 
 def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execute: Any) -> None:
@@ -88,8 +122,28 @@ def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execut
     assert notebook.cells[2].outputs[0].data["text/plain"] == "True"
 
 
+def test_a_cell_shows_its_run_once(execute: Any) -> None:
+    started, shown = execute(RUN.format(last="", options="wait=False") + "shown.cluster", "shown.cluster").cells
+    assert [len(cell.outputs) for cell in (started, shown)] == [1, 1]
+
+
 def test_what_is_not_to_be_shown_is_not(execute: Any) -> None:
     assert execute(RUN.format(last="", options="dashboard=False")).cells[0].outputs == []
+
+
+@pytest.mark.alone  # the view has three seconds
+def test_an_editor_that_displays_the_view_itself_keeps_the_id_of_a_run_under_way(
+    execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/trial.ipynb-jvsc-0f")
+    notebook = execute(
+        RUN.format(last="import time; time.sleep(60)", options="wait=False"),
+        "import time; time.sleep(3); shown.cluster.run_id",
+    )
+    run_id = notebook.cells[1].outputs[0].data["text/plain"].strip("'")
+    kept = notebook.cells[0].outputs[0].data
+    assert "application/vnd.jupyter.widget-view+json" in kept
+    assert kept["text/plain"] == f"<live view of run {run_id}; elsewhere: muster show {run_id}>"
 
 
 def test_a_run_that_cannot_start_leaves_no_live_view(execute: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from muster.checks.planning import describe_job
@@ -119,7 +119,7 @@ def record(events: list[Event]) -> Run:
 
 def test_a_run_is_followed_to_its_end() -> None:
     events = failing()
-    cast("dict[str, Any]", events[0].data)["session"] = this_session()
+    events[0] = Event("run_requested", None, {**events[0].data, "session": this_session()}, events[0].time)
     run = record(events[:-1])
     (run.path / "logs" / "worker-0.log").write_text("first\n")
     seen: list[Event] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from muster.commands import recorded
 from muster.commands.main import main
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
-from muster.dashboard.state import LiveState
+from muster.dashboard.live import LiveState
 from muster.errors import RunUnreachable
+from muster.events import Event
 from muster.records.journal import Journal
 from muster.records.runs import Run, create
 
@@ -25,14 +27,18 @@ from muster.dashboard import widget as widget_module
 from muster.dashboard.widget import RunWidget
 
 
-@pytest.fixture
-def run() -> Run:
+def record(events: list[Event]) -> Run:
     run = Run(create("mnist"))
     journal = Journal(run.path / "events.jsonl")
-    for event in failing():
+    for event in events:
         journal(event)
     journal.close()
     return run
+
+
+@pytest.fixture
+def run() -> Run:
+    return record(failing())
 
 
 def test_a_run_becomes_one_page_that_needs_nothing_else(run: Run, tmp_path: Path) -> None:
@@ -45,6 +51,19 @@ def test_a_run_becomes_one_page_that_needs_nothing_else(run: Run, tmp_path: Path
     assert "alert(1)" in page
     for outside in (' src="http', ' href="http', "@import", "url("):
         assert outside not in page
+
+
+def test_a_lost_run_has_no_worker_that_runs_and_something_to_try() -> None:
+    run = record(training())  # by no session, and without an end
+    shown = CliRunner(env={"COLUMNS": "150"}).invoke(main, ["show", "last"]).output
+    assert "3 lost" in shown
+    assert "running" not in shown
+    told = json.loads(CliRunner().invoke(main, ["show", "last", "--json"]).output)
+    assert {worker["status"] for worker in told["workers"]} == {"lost"}
+    for words in ("is gone and left no result", "Try: run it again"):
+        assert words in shown
+        assert words in run.explain()
+    assert told["advice"].startswith("run it again")
 
 
 def test_a_page_overwrites_nothing_but_a_page(run: Run, tmp_path: Path) -> None:
@@ -84,7 +103,8 @@ def test_what_to_try_is_spelled_as_on_the_command_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = run.path / "events.jsonl"
-    journal.write_text(journal.read_text().replace("look at the shard", "memory=4"))
+    advice = '"look at the shard", "advice_parts": [["memory", 4]]'
+    journal.write_text(journal.read_text().replace('"look at the shard"', advice))
     monkeypatch.setenv("MUSTER_DASHBOARD", "plain")
     recorded._show_live(run)
 

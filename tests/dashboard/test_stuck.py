@@ -112,6 +112,7 @@ class StuckView:
     """A live view whose kernel takes nothing."""
 
     cover = ""
+    seconds_per_picture = 5.0
 
     def __init__(self, released: threading.Event) -> None:
         self.released = released

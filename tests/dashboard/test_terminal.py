@@ -38,7 +38,6 @@ def test_starting() -> None:
         "address",
         "phase",
         "progress",
-        "ex/s",
         "cpu",
         "memory",
         "last",
@@ -87,6 +86,14 @@ def test_no_metric_is_cut_off() -> None:
     lines = painted(view_of([at(0, "progress", "worker-0", rank=0, step=1, metrics=metrics)]), width=60)
 
     assert all(any(f"{name} 0.5" in line for line in lines) for name in metrics)
+
+
+def test_a_note_is_read_to_its_end_in_a_narrow_terminal_and_a_long_one_takes_two_lines() -> None:
+    note = "Muster sets RANK in every process: the value that is given for it has no effect."
+    text = " ".join(painted(view_of([*starting(1), at(1, "note", text=note)]), width=60))
+    assert note in re.sub(r"\s+", " ", text)
+    plain = painted(view_of(starting(1)), width=60)
+    assert len(painted(view_of([*starting(1), at(1, "note", text="long " * 100)]), width=60)) <= len(plain) + 3
 
 
 def test_text_of_workers_is_no_markup_and_no_escape() -> None:

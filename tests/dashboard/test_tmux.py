@@ -52,7 +52,7 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
     terminal("kill-server")
 
 
-def test_after_ctrl_c_the_last_picture_is_the_only_one(tmux: Tmux, tmp_path: Path) -> None:
+def test_after_keys_and_ctrl_c_the_last_picture_is_the_only_one(tmux: Tmux, tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text("import time\nprint('here we are', flush=True)\ntime.sleep(600)\n")
     (tmp_path / "program.py").write_text(MUSTER)
     path = f"{IMPORT_PATH}{os.pathsep}{TESTS}"
@@ -60,6 +60,8 @@ def test_after_ctrl_c_the_last_picture_is_the_only_one(tmux: Tmux, tmp_path: Pat
     tmux.type(f"{environment} {shlex.quote(sys.executable)} program.py; echo ended: $?", "Enter")
     eventually(lambda: tmux.shows().count("here we are") == 4, "all workers print")
 
+    tmux.type("x", "Enter", "Enter")
+    eventually(lambda: "4 running" in tmux.shows(), "painted again")
     tmux.type("C-c")
 
     eventually(lambda: "ended: 130" in tmux.shows(), "ended")
@@ -67,3 +69,5 @@ def test_after_ctrl_c_the_last_picture_is_the_only_one(tmux: Tmux, tmp_path: Pat
     assert "● " not in shown
     assert shown.count("plain  stopped") == 1
     assert shown.count("■ stopped") == 4
+    tmux.type("echo typed", "Enter")
+    eventually(lambda: "$ echo typed\ntyped" in tmux.shows(), "keys are shown again")

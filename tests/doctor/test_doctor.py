@@ -19,12 +19,14 @@ from muster.agent.ports import random_loopback_address
 from muster.checks.script import make_script
 from muster.commands.main import main
 from muster.doctor import Finding, Report, examine, workers
-from muster.doctor.workers import _check_interfaces, _check_logins
-from muster.job import Job, Member, Resources, Status, Worker, WorkerSpec
+from muster.doctor.visitor import packages
+from muster.doctor.workers import _check_interfaces, _check_logins, _compare_with_session
+from muster.job import Job, Member, Resources, Script, Status, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
 from muster.records.runs import list_runs
 from muster.run.cluster import Cluster
+from muster.run.request import RunRequest, check
 from muster.security.ssh import generate_key_pair, write_private
 from muster.strategies.horovod import Horovod
 
@@ -135,7 +137,7 @@ class TestTheScript:
             "no_such_depth": "error",
         }
         assert found["no_such_package.one"].text.startswith(f"{folder}/train.py, line 2,")
-        assert f"{sys.executable} -m pip install no_such_package" in found["no_such_package.one"].mend
+        assert f"{sys.executable} -m pip install no_such_package" in found["no_such_package.one"].fix
         assert found["no_such_depth"].text.startswith(f"{folder}/beside/deeper.py, line 2,")
         assert not report.is_fine
 
@@ -198,7 +200,7 @@ class TestTheSession:
             (finding,) = look(session_address=address).of("session")
         assert finding.level == "error"
         assert f"cannot listen on {address}: Address already in use" in finding.text
-        assert "session_address=" in finding.mend
+        assert "session_address=" in finding.fix
 
     @pytest.mark.parametrize(
         ("limit", "run_timeout", "level", "words"),
@@ -261,7 +263,7 @@ class TestTheSession:
         finding = next(finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "disk")
         assert finding["level"] == level
         assert f"are free in {folder}/home" in finding["text"]
-        assert "MUSTER_HOME=" in finding["mend"]
+        assert "MUSTER_HOME=" in finding["fix"]
         assert done.returncode == (1 if level == "error" else 0)
 
 
@@ -293,6 +295,14 @@ class TestTheWorkers:
             (finding,) = look(launch=True, worker_ports=(port, port)).of("launch")
         assert f"found only 0 of 1 free ports between {port} and {port}" in finding.text + finding.details
 
+    def test_without_paramiko_no_login_is_tried_and_that_is_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "paramiko", None)
+        report = look(launch=True, strategy=Plain(needs_ssh=True))
+        assert report.is_fine
+        (finding,) = report.of("ssh")
+        assert finding.text == "no login is tried: paramiko is not installed, which this needs."
+        assert finding.fix == "pip install 'muster[trust]'"
+
     def test_a_machine_without_an_sshd(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / "bin").mkdir()
         (folder / "bin" / "ssh").symlink_to("/usr/bin/ssh")
@@ -300,14 +310,14 @@ class TestTheWorkers:
         monkeypatch.setenv("PATH", str(folder / "bin"))
         (finding,) = look(launch=True, strategy=Plain(needs_ssh=True)).of("launch")
         assert "this machine has none" in finding.text
-        assert "install openssh-server" in finding.mend
+        assert "install openssh-server" in finding.fix
 
     def test_a_session_that_the_workers_cannot_reach(self) -> None:
         with contextlib.closing(Firewalled()) as platform:
             (finding,) = look(launch=True, platform=platform, timeout_seconds=2).of("launch")
         assert finding.level == "error"
         assert finding.worker in {"worker-0", "worker-1"}
-        assert "session" in finding.text + finding.mend
+        assert "session" in finding.text + finding.fix
 
     def test_a_platform_that_has_no_place_for_them(self) -> None:
         with contextlib.closing(Full()) as platform:
@@ -325,6 +335,23 @@ class TestTheWorkers:
         assert finding.level == "warning"
         assert finding.text == "some_package is 1.0 on worker-0; 2.0 on worker-1"
 
+    def test_workers_with_an_interpreter_of_their_own_are_asked_what_it_lacks(self, folder: Path) -> None:
+        (folder / "theirs").mkdir()
+        (folder / "theirs" / "only_there.py").touch()
+        (folder / "train.py").write_text("import only_there\nimport no_where\n")
+        python = str(interpreter(folder / "python", f'export PYTHONPATH="$PYTHONPATH:{folder}/theirs"'))
+        with contextlib.closing(LocalPlatform()) as platform:
+            platform.python = python
+            report = look(launch=True, platform=platform, n=1)
+            request = RunRequest(script="only_there", n_workers=1, strategy="processes", platform=platform)
+            module = check(request).job.script
+
+        assert report.of("imports") == []
+        assert [finding.text for finding in report.findings if finding.level == "error"] == [
+            f"{python} has no no_where"
+        ]
+        assert module == Script("module", "only_there"), "which this session does not have"
+
     def test_an_interpreter_that_fails_on_a_worker(self, folder: Path) -> None:
         python = interpreter(folder / "python", '[ "$MUSTER_WORKER" = worker-1 ] && { echo no licence; exit 3; }')
         (finding,) = look(launch=True, python=str(python)).of("launch")
@@ -337,7 +364,7 @@ class TestTheWorkers:
         python = interpreter(folder / "python", f'[ "$MUSTER_WORKER" = worker-1 ] && export MUSTER_RESULTS={folder}')
         (finding,) = look(launch=True, python=str(python)).of("folders")
         assert (finding.level, finding.worker) == ("error", "worker-1")
-        assert "MUSTER_HOME=" in finding.mend
+        assert "MUSTER_HOME=" in finding.fix
 
 
 class TestOnTheWorkbench:
@@ -360,7 +387,7 @@ class TestOnTheWorkbench:
             assert finding.level == "error"
             assert finding.worker in ("worker-0", "worker-1"), "whichever of the two asked last"
             assert "No more workers: this session has 1" in finding.text
-            assert "fewer" in finding.mend
+            assert "fewer" in finding.fix
             eventually(lambda: not session.living(), "no worker lives")
 
 
@@ -452,3 +479,28 @@ class TestTheReport:
     def test_as_data(self) -> None:
         assert self.report.to_dict()["is_fine"] is False
         assert self.report.to_dict()["findings"][1]["worker"] == "worker-1"
+
+
+def test_packages_of_workers_are_compared_with_those_of_this_session() -> None:
+    here = {"python": ".".join(map(str, sys.version_info[:3])), **packages()}
+    told = {"missing": ["torch"], "python": "3.6.1", "packages": {**packages(), "numpy": "1.0", "click": "1.0"}}
+    facts = {"worker-0": told, "worker-1": {**told, "missing": []}}
+    job = Job(Script("function", "train"), 2, python="/opt/python")
+    found = [(finding.level, finding.text) for finding in _compare_with_session(facts, job)]
+    assert found == [
+        ("error", "/opt/python has no torch"),
+        ("warning", f"numpy is {here['numpy']} in this session, and 1.0 on worker-0 and worker-1"),
+        ("error", f"python is {here['python']} in this session, and 3.6.1 on worker-0 and worker-1"),
+        ("ok", "other packages of this session that differ there, or are not there: click"),
+    ]
+
+
+def test_what_setuptools_brings_along_for_itself_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("site", "_vendor"):
+        (tmp_path / folder / f"in_{folder}-1.0.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    found = packages()
+    assert found["in_site"] == "1.0"
+    assert "in__vendor" not in found

@@ -75,7 +75,7 @@ def test_a_horovod_that_lacks_something_is_an_error_with_how_to_build_it(folder:
     (finding,) = report.of("horovod")
     assert finding.level == "error"
     assert words in finding.text
-    assert "HOROVOD_WITH_GLOO=1" in finding.mend
+    assert "HOROVOD_WITH_GLOO=1" in finding.fix
     assert not report.is_fine
 
 
@@ -93,7 +93,7 @@ def test_horovods_own_keras_integration_is_named_with_what_takes_its_place(folde
     (finding,) = examined(folder).of("horovod")
     assert finding.level == "error"
     assert "horovod.tensorflow.keras, which does not work with Keras 3" in finding.text
-    assert "from muster.training import keras" in finding.mend
+    assert "from muster.training import keras" in finding.fix
 
 
 @pytest.mark.parametrize(

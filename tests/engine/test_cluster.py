@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from muster.checks.script import make_script
-from muster.errors import JobError, MusterError, RunStopped, ScriptFailed, WorkerLost
+from muster.errors import JobError, MusterError, PlatformError, RunStopped, RunTimeout, ScriptFailed, WorkerLost
 from muster.events import Event
 from muster.job import Job
 from muster.records import control
 from muster.run import cluster as clusters
+from muster.run import execution
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest
 from muster.runtime.background import background_loop
@@ -37,9 +38,13 @@ def platform() -> ScriptedPlatform:
     return platform
 
 
+def train() -> None:
+    """Stand for a script, which scripted workers do not run."""
+
+
 @pytest.fixture
 def made(platform: ScriptedPlatform) -> Iterator[Cluster]:
-    cluster = Cluster.of(RunRequest(print, n_workers=2, strategy="processes", platform=platform))
+    cluster = Cluster.of(RunRequest(train, n_workers=2, strategy="processes", platform=platform))
     yield cluster
     cluster.stop()
 
@@ -75,7 +80,7 @@ def test_from_start_to_end(made: Cluster, platform: ScriptedPlatform) -> None:
             cluster.result  # noqa: B018
         with pytest.raises(JobError, match="started already"):
             cluster.start()
-        assert clusters.living_clusters(cluster.job.name) == [cluster]
+        assert clusters.running_clusters(cluster.job.name) == [cluster]
         assert set(cluster.plan.processes) == {"worker-0", "worker-1"}
         finish(platform)
         result = cluster.wait()
@@ -83,7 +88,7 @@ def test_from_start_to_end(made: Cluster, platform: ScriptedPlatform) -> None:
     assert result.exit_codes == {"rank 0": 0, "rank 1": 0}
     assert not cluster.is_running
     assert cluster.stacks() == {}
-    assert clusters.living_clusters(cluster.job.name) == []
+    assert clusters.running_clusters(cluster.job.name) == []
     forget()
     assert told
     assert "succeeded" in cluster.explain()
@@ -153,23 +158,42 @@ def test_observers_may_stop_it_and_not_wait(platform: ScriptedPlatform) -> None:
     refused: list[str] = []
 
     def observer(event: Event) -> None:
-        if event.kind == "process_started" and not refused:
-            for forbidden in (cluster.wait, Cluster.of(request).start):
-                with pytest.raises(JobError) as caught:
-                    forbidden()
-                refused.append(str(caught.value))
+        if event.kind == "run_phase" and event.data["phase"] == "training":
+            with pytest.raises(JobError) as caught:
+                cluster.wait()
+            refused.append(str(caught.value))
+            assert len(cluster.stacks()) == 2
             cluster.stop()
 
-    request = RunRequest(print, n_workers=2, strategy="processes", platform=platform)
+    request = RunRequest(train, n_workers=2, strategy="processes", platform=platform)
     cluster = Cluster.of(request, [observer])
     with pytest.raises(RunStopped, match="by an observer"):
         cluster.start().wait()
-    assert len(refused) == 2
+    assert len(refused) == 1
+
+
+def test_an_observer_that_blocks_holds_up_neither_the_engine_nor_the_end(
+    platform: ScriptedPlatform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(execution, "OBSERVERS_SECONDS", 0.1)
+    goes_on, told = threading.Event(), []
+
+    def blocks(event: Event) -> None:
+        goes_on.wait(60)
+
+    request = RunRequest(train, n_workers=2, strategy="processes", platform=platform, run_timeout=0.1)
+    began = time.monotonic()
+    with pytest.raises(RunTimeout):
+        Cluster.of(request, [blocks, lambda event: told.append(event.kind)]).start().wait()
+    assert time.monotonic() - began < 10
+    goes_on.set()
+    assert (told[0], told[-1]) == ("run_requested", "run_ended")
+    assert "too slow" in caplog.text
 
 
 def test_other_processes_may_ask(made: Cluster) -> None:
     made.start()
-    where = json.loads(control.where(made.run_dir).read_text())
+    where = json.loads(control.control_file(made.run_dir).read_text())
 
     async def ask(line: bytes) -> dict[str, Any]:
         reader, writer = await asyncio.open_unix_connection(where["socket"])
@@ -195,6 +219,70 @@ def test_other_processes_may_ask(made: Cluster) -> None:
     asyncio.run(main())
     with pytest.raises(RunStopped):
         made.wait()
+
+
+def test_other_processes_open_commands_and_ports_of_workers(made: Cluster, platform: ScriptedPlatform) -> None:
+    player = platform.player("worker-1")
+
+    def opens(kind: str, fields: dict[str, Any]) -> None:
+        if kind in ("execute", "dial"):
+            player.say("opened", stream=fields["stream"])
+
+    player.on_order = opens
+    made.start()
+    where = json.loads(control.control_file(made.run_dir).read_text())
+
+    async def ask(**fields: Any) -> Any:
+        reader, writer = await asyncio.open_unix_connection(where["socket"])
+        writer.write(json.dumps({"token": where["token"], **fields}).encode() + b"\n")
+        answer = await reader.readline()
+        writer.close()
+        return json.loads(answer)
+
+    async def main() -> None:
+        shell = {"argv": ["sh"], "size": [24, 80], "terminal": "xterm"}
+        assert await ask(ask="exec", worker="rank-1", **shell) == {"opened": True}
+        assert await ask(ask="forward", worker="worker-1", port=6006) == {"opened": True}
+        for nonsense in ({"argv": "ls"}, {"size": [-1, 0]}, {"terminal": 5}):
+            assert "makes no sense" in (await ask(ask="exec", worker="worker-1", **nonsense))["error"]
+        assert "port must be" in (await ask(ask="forward", worker="worker-1", port=0))["error"]
+        unknown = (await ask(ask="forward", worker="worker-9", port=80))["error"]
+        assert "no worker 'worker-9': there is worker-0, worker-1" in unknown
+
+    asyncio.run(main())
+    (execute,) = [fields for kind, fields in player.orders if kind == "execute"]
+    assert (execute["argv"], execute["rows"], execute["columns"]) == (["sh"], 24, 80)
+    script = made.plan.processes["worker-1"]
+    assert execute["env"] == {**script.env, "TERM": "xterm"}
+    assert execute["cwd"] == script.cwd
+
+
+def test_files_of_workers_that_share_them(platform: ScriptedPlatform, tmp_path: Path) -> None:
+    request = RunRequest(train, n_workers=2, strategy="processes", platform=platform, cwd=str(tmp_path))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("1,2")
+    with Cluster.of(request) as cluster:
+        got = cluster.get("worker-0", "data/a.csv")
+        assert got == cluster.run_dir / "collected" / "worker-0" / "data" / "a.csv"
+        assert got.read_text() == "1,2"
+        cluster.put(tmp_path / "data", "worker-1", "copy/of/it")
+        assert (tmp_path / "copy" / "of" / "it" / "a.csv").read_text() == "1,2"
+        cluster.put(tmp_path / "data" / "a.csv", "worker-1", "data/a.csv")  # where it is already
+        cluster.collect()
+        with pytest.raises(JobError, match="no worker 'worker-9'"):
+            cluster.get("worker-9", "data")
+        with pytest.raises(JobError, match="There is no"):
+            cluster.put(tmp_path / "nothing", "worker-0")
+        with pytest.raises(PlatformError, match="could not be copied: .*No such file"):
+            cluster.get("worker-0", "nothing")
+        finish(platform)
+        cluster.wait()
+        with pytest.raises(JobError, match="not under way"):
+            cluster.get("worker-0", "data")
+        cluster._pid = -1
+        with pytest.raises(JobError, match="forked from"):
+            cluster.wait()
+        cluster._pid = os.getpid()
 
 
 def test_what_still_lives_when_the_session_ends_is_stopped(made: Cluster) -> None:

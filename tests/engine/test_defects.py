@@ -15,7 +15,7 @@ from muster.run.state import RunState
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime.background import BlockingCalls
-from muster.testing import Scene, SimulatedLoop
+from muster.testing import Scene, ScriptedPlatform, SimulatedLoop
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -43,7 +43,7 @@ def test_a_listing_that_makes_no_sense_is_no_answer(caplog: pytest.LogCaptureFix
     assert caplog.text.count("did not answer") == 1
 
 
-@pytest.mark.parametrize("method", ["_look", "_explain_lost", "_rest"])
+@pytest.mark.parametrize("method", ["_poll", "_explain_lost", "_rest"])
 def test_a_watch_that_dies_ends_the_run_with_its_traceback(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Scene() as scene:
         scene.at(3, monkeypatch.setattr, PlatformWatch, method, raising)
@@ -96,6 +96,25 @@ def test_a_defect_in_a_callback_of_the_launcher_ends_the_run(monkeypatch: pytest
         outcome = scene.play()
     assert isinstance(outcome.error, AttributeError)
     assert outcome.seconds < 6
+
+
+@pytest.mark.parametrize(
+    ("callback", "lease"), [("on_lost", 0.0), ("on_lost", 5.0), ("on_cut", 15.0), ("on_back", 15.0)]
+)
+def test_a_defect_where_connections_end_or_come_back_ends_the_run(
+    callback: str, lease: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlatformWatch, callback, raising)
+    platform = ScriptedPlatform()
+    platform.lease_seconds = lease
+    with Scene(platform=platform) as scene:
+        player = scene.workers["worker-1"]
+        player.manners.runs_for = 60
+        scene.at(3, player.hang_up)
+        if callback == "on_back":
+            scene.at(4, player.dial)
+        outcome = scene.play()
+    assert isinstance(outcome.error, KeyError)
 
 
 @pytest.mark.parametrize("method", ["stop_processes", "release"])

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 from muster.errors import JobError
-from muster.events import Observers
+from muster.events.observers import Observers
 from muster.run.execution import Execution
 from muster.run.request import RunRequest, check
 from muster.runtime import descriptors

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from muster.errors import DriverFailed, LaunchRefused, PlatformError, RunStopped
-from muster.job import Status
+from muster.errors import LauncherFailed, LaunchRefused, PlatformError, RunStopped
+from muster.job import Process, Status
 from muster.pools.pool import CLOSE_SECONDS, GONE_SECONDS
 from muster.run.ending import HANG_UP_SECONDS, KILL_SECONDS, STOP_GRACE
+from muster.run.launcher import LauncherProcess
 from muster.run.orchestrator import AT_ONCE
+from muster.run.tasks import Tasks
 from muster.testing import Outcome, Program, Scene
 
 
@@ -130,7 +133,7 @@ def test_a_launcher_that_ends_before_all_ranks_run(code: int) -> None:
     with Scene(strategy="horovod") as scene:
         scene.at(2, scene.launcher.exit, code)
         outcome = scene.play()
-    assert isinstance(outcome.error, DriverFailed)
+    assert isinstance(outcome.error, LauncherFailed)
 
 
 @pytest.mark.parametrize(
@@ -166,3 +169,19 @@ def test_a_defect_while_results_are_got_is_a_note_and_does_not_fail_the_run() ->
     assert [event.data["text"] for event in outcome.events if "Not all results" in event.data.get("text", "")] == [
         "Not all results of the workers could be got: a defect"
     ]
+
+
+def test_a_launcher_that_has_just_ended_can_be_ended_all_the_same(tmp_path: Path) -> None:
+    """Its end is known to the event loop a moment before it is to the run, whose own error would be covered."""
+
+    async def end_it() -> None:
+        tasks = Tasks(lambda: None)
+        launcher = LauncherProcess(tmp_path / "log", lambda code: None, tasks)
+        await launcher.start(Process(("true",), {}, "/"))
+        assert launcher._ended is not None
+        await launcher._ended
+        launcher.returncode = None
+        launcher.terminate(1)
+        await launcher.kill()
+
+    asyncio.run(end_it())

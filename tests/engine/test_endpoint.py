@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.agent import frames, wire
-from muster.errors import WorkerLost, WorkersMissing
+from muster.errors import JobError, WorkerLost, WorkersMissing
 from muster.job import Limits
+from muster.pools.endpoint import Endpoint
 from muster.pools.listener import HELLO_SECONDS
-from muster.testing import Outcome, Scene, ScriptedPlatform
+from muster.testing import Outcome, Scene, ScriptedPlatform, SimulatedLoop
 
 
 def play(hello: dict[str, Any]) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
@@ -162,3 +164,39 @@ def test_another_agent_is_not_taken_for_the_one_that_was_cut() -> None:
         outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)
     assert "another agent" in str(worker.orders)
+
+
+def test_a_numbered_message_counts_once_and_is_acknowledged() -> None:
+    with Scene(platform=leased()) as scene:
+        player = scene.workers["worker-1"]
+        for seconds, number, text in ((3, 1, "one"), (4, 1, "one"), (5, 2, "two")):
+            scene.at(seconds, player.say, "output", text=text, n=number)
+        outcome = scene.play()
+    assert outcome.error is None
+    assert [event.data["text"] for event in outcome.events if event.kind == "output"] == ["one", "two"]
+    acknowledged = [fields["number"] for name, kind, fields in outcome.orders if (name, kind) == ("worker-1", "ack")]
+    assert acknowledged == [1, 1, 2]
+
+
+def test_one_that_leaves_is_not_waited_for() -> None:
+    with Scene(platform=leased()) as scene:
+        scene.at(3, scene.workers["worker-1"].say, "leaving")
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-1"
+    assert outcome.seconds < 5
+
+
+def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
+    loop = SimulatedLoop()
+
+    async def main() -> None:
+        first, second = Endpoint(["worker-0"]), Endpoint(["worker-0"])
+        await first.open(tmp_path, "127.0.0.1")
+        assert first.listening[0] == "127.0.0.1"
+        with pytest.raises(JobError, match="cannot listen on 127.0.0.1:[0-9]+: Address already in use"):
+            await second.open(tmp_path, "127.0.0.1", first.listening[1])
+        first.close()
+
+    loop.run(main())
+    loop.close()

@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.checks.planning import member_names
 from muster.errors import JobError, MusterError, PlatformError
-from muster.events import Observers
-from muster.job import Job, Script
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
 from muster.records import runs
 from muster.records.journal import Journal
-from muster.records.result import Result
 from muster.run import execution, preparation
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun
-from muster.strategies import get_strategy
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
-
-@pytest.fixture
-def loop() -> Iterator[SimulatedLoop]:
-    loop = SimulatedLoop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture
-def checked() -> CheckedRun:
-    job = Job(Script("file", "train.py"), 2, python="python", cwd="/", name="job")
-    strategy = get_strategy("processes")
-    return CheckedRun(job, strategy, ScriptedPlatform(), members=member_names(job, strategy))
-
-
-@pytest.fixture
-def made(loop: SimulatedLoop, monkeypatch: pytest.MonkeyPatch) -> Execution:
-    monkeypatch.setattr(execution, "background_loop", lambda: loop)
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda work, loop: loop.create_task(work))
-    return Execution(Observers([]))
-
-
-def finish(loop: SimulatedLoop, made: Execution) -> Result:
-    loop.run(asyncio.wait(asyncio.all_tasks(loop), timeout=1000))
-    assert made.up.is_set()
-    return made.ended.result(timeout=0)
-
-
-def recorded(made: Execution) -> dict[str, Any]:
-    return dict(json.loads((made.run_dir / "result.json").read_text()))
+from tests.engine.executing import finish, recorded
 
 
 def test_a_run_that_goes_well(loop: SimulatedLoop, made: Execution, checked: CheckedRun) -> None:
@@ -210,7 +174,7 @@ def test_workers_that_share_nothing_get_files_and_give_theirs(
     checked.platform.storage = Storage.NOTHING
     players = [checked.platform.player(name) for name, _, _ in checked.members]
     for player in players:
-        player.places = {place: str(tmp_path / player.name / place) for place in ("run", "library")}
+        player.places = {place: str(tmp_path / player.name / place) for place in ("run", "library", "scratch")}
         results = tmp_path / player.name / "run" / "results"
         results.mkdir(parents=True)
         (results / f"{player.name}.pkl").write_bytes(b"a value")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +18,10 @@ from muster.agent import files as agent_files
 from muster.agent import frames, wire
 from muster.agent.agent import Agent
 from muster.agent.files import CHUNK, WINDOW, Files
+from muster.agent.parts import PartFile
 from muster.agent.places import part_name
 from muster.errors import PlatformError
+from muster.run import files as files_module
 from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
 
@@ -69,7 +73,7 @@ class Worker:
         if files is self._files and self._is_connected:
             takes: dict[type, Callable[[Any], None]] = {
                 wire.Put: files.put, wire.Get: files.get, wire.Have: files.have,
-                wire.Chunk: files.chunk, wire.Missing: files.missing,
+                wire.Chunk: files.chunk, wire.Missing: files.missing, wire.Find: files.find,
             }  # fmt: skip
             takes[type(order)](order)
 
@@ -264,15 +268,95 @@ def test_an_order_that_the_agent_cannot_read_ends_its_transfer_and_no_more() -> 
     assert [(type(message), message.transfer) for message in said] == [(wire.Missing, 7)]
 
 
-def test_a_folder_that_cannot_be_listed_is_not_taken_for_none(
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_none(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "run" / "results").write_text("no folder")
+    with pytest.raises(TransferFailed, match="has sent no listing"):
+        get_results(worker, tmp_path)
+
+
+def few_in_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (agent_files, files_module):
+        monkeypatch.setattr(module, "MOST_FILES", 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_all_files_of_a_large_folder_come(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    few_in_a_listing(monkeypatch)
+    names = ["a", "b-c", "b/a", "b/d", "b.txt"][:count]
+    for name in names:
+        (tmp_path / "run" / "results" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / "results" / name).write_text(name)
+    assert get_results(worker, tmp_path) == {}
+    back = tmp_path / "back" / "results"
+    assert sorted(path.relative_to(back).as_posix() for path in back.rglob("*") if path.is_file()) == sorted(names)
+
+
+def test_a_folder_with_too_many_files_is_got_in_part_and_that_is_said(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few_in_a_listing(monkeypatch)
+    monkeypatch.setattr(files_module, "MOST_LISTINGS", 2)
     (tmp_path / "run" / "results").mkdir()
-    for name in ("a", "b", "c"):
+    for name in "abcdef":
         (tmp_path / "run" / "results" / name).touch()
-    monkeypatch.setattr(agent_files, "MOST_FILES", 2)
-    with pytest.raises(TransferFailed, match="more than 2 files"):
-        get_results(worker, tmp_path)
+    assert get_results(worker, tmp_path) == {"what comes after d": "more than 4 files"}
+    assert sorted(os.listdir(tmp_path / "back" / "results")) == ["a", "b", "c", "d"]
+
+
+def test_one_file_that_is_got_twice_at_the_same_time(worker: Worker, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "results").mkdir(parents=True)
+    (tmp_path / "run" / "results" / "file").write_bytes(source.read_bytes())
+
+    async def both() -> None:
+        get = worker.transfers.get
+        await asyncio.gather(*(get("worker-0", "run", "results/file", tmp_path / "back") for _ in range(5)))
+
+    worker.play(both())
+    assert (tmp_path / "back" / "results" / "file").read_bytes() == source.read_bytes()
+    assert worker.bytes == source.stat().st_size
+
+
+@pytest.mark.parametrize("step", ["open", "hash_slice", "write", "finish"])
+def test_a_get_that_is_cancelled_at_any_step_leaves_no_descriptor_open(
+    worker: Worker, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    (tmp_path / "run" / "results").mkdir(parents=True)
+    (tmp_path / "run" / "results" / "file").write_bytes(source.read_bytes())
+    is_there, goes_on, has_ended = threading.Event(), threading.Event(), threading.Event()
+    usual = getattr(PartFile, step)
+
+    def slow(part: PartFile, *args: Any) -> Any:
+        is_there.set()
+        goes_on.wait(10)
+        try:
+            return usual(part, *args)
+        finally:
+            has_ended.set()
+
+    async def cancelled() -> None:
+        getting = asyncio.ensure_future(worker.transfers.get("worker-0", "run", "results/file", tmp_path / "back"))
+        await asyncio.to_thread(is_there.wait, 10)
+        getting.cancel()
+        await asyncio.gather(getting, return_exceptions=True)
+        goes_on.set()
+        await asyncio.to_thread(has_ended.wait, 10)
+        worker._files.close()
+
+    before = open_files_in(tmp_path)
+    monkeypatch.setattr(PartFile, step, slow)
+    worker.play(cancelled())
+    assert open_files_in(tmp_path) == before
+
+
+def open_files_in(folder: Path) -> list[str]:
+    """Files and folders below one that this process has open."""
+    found = []
+    for link in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{link}"))
+    return sorted(path for path in found if path.startswith(str(folder)))
 
 
 def test_folders_too_deep_in_one_another_are_left_out_and_said(worker: Worker, tmp_path: Path) -> None:
@@ -406,7 +490,7 @@ class Connections:
 
 
 def exchange_of(worker: Worker, connections: Connections, tmp_path: Path) -> Exchange:
-    context = SimpleNamespace(
+    context = SimpleNamespace(checked=SimpleNamespace(collect=()), 
         facts=SimpleNamespace(library_here=tmp_path), run_dir=tmp_path / "back",
         specs=[SimpleNamespace(name="worker-0", log=tmp_path / "log")], platform=SimpleNamespace(lease_seconds=0.5),
     )  # fmt: skip
@@ -506,7 +590,7 @@ def test_a_wrong_part_file_is_thrown_away_and_the_next_attempt_succeeds(
     worker: Worker, source: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "run" / part_of(source, "file")).write_bytes(b"x" * 1000)
-    with pytest.raises(TransferFailed, match="what came is not what was announced"):
+    with pytest.raises(TransferFailed, match="another one than was announced"):
         worker.put(source, "file")
     worker.put(source, "file")
     assert (tmp_path / "run" / "file").read_bytes() == source.read_bytes()
@@ -557,6 +641,17 @@ def test_a_listing_of_a_hostile_worker_leads_nowhere(
     with pytest.raises((TransferFailed, wire.Misfit, OSError)):
         worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 10**9))
     assert not (tmp_path / "escape").exists()
+
+
+def test_files_that_were_not_asked_for_do_not_come(
+    worker: Worker, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.put(source, "model.txt")
+    worker.put(source, "results/train.py")
+    monkeypatch.setattr(agent_files, "find", lambda *_: iter([("model.txt", 1), ("results/train.py", 1)]))
+    with pytest.raises(TransferFailed, match="which model.txt does not match"):
+        worker.play(worker.transfers.get_matching("worker-0", "run", "model.txt", tmp_path / "back", 10**9))
+    assert not (tmp_path / "back").exists()
 
 
 @pytest.mark.parametrize(

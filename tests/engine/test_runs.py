@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from muster.errors import (
-    DriverFailed,
+    LauncherFailed,
     LaunchRefused,
     MusterError,
     RunStalled,
@@ -15,12 +15,14 @@ from muster.errors import (
     ScriptFailed,
     ServersNotListening,
     StartTimeout,
+    WorkerCancelled,
     WorkerKilled,
     WorkerLost,
     WorkerOutOfMemory,
+    WorkerPreempted,
     WorkersMissing,
 )
-from muster.job import Limits, Status
+from muster.job import EndCause, Limits, Status
 from muster.run.orchestrator import AT_ONCE
 from muster.testing import Manners, Outcome, Scene
 
@@ -92,6 +94,48 @@ def test_faults(change: Change, error: type[MusterError], worker: str | None, se
     assert outcome.seconds == pytest.approx(seconds, abs=0.1)
 
 
+SHUT_DOWN = ("HorovodInternalError", "Horovod has been shut down.")
+
+
+def test_where_frameworks_only_tell_of_another_failure_it_is_waited_for_longer() -> None:
+    """A rank that raises may have Horovod shut down first, and take its time for that."""
+    with Scene() as scene:
+        scene.at(3, scene.workers["worker-0"].raise_exception, *SHUT_DOWN, rank=0)
+        scene.at(5, scene.workers["worker-1"].raise_exception, "KeyError", "label", rank=1)
+        outcome = scene.play()
+    assert isinstance(outcome.error, ScriptFailed)
+    assert (outcome.error.worker, "KeyError" in outcome.error.message) == ("worker-1", True)
+
+
+def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named() -> None:
+    """Gloo waits 30 s for a rank, which may be less than a run may stall."""
+    with Scene() as scene:
+        scene.workers["worker-1"].manners.is_stopped = True
+        scene.at(3, scene.workers["worker-0"].raise_exception, *SHUT_DOWN, rank=0)
+        outcome = scene.play()
+    assert isinstance(outcome.error, RunStalled)
+    assert (outcome.error.worker, "has been stopped" in outcome.error.message) == ("worker-1", True)
+
+
+def test_a_platform_on_a_busy_machine_is_given_time_to_say_why_an_agent_has_hung_up() -> None:
+    with Scene() as scene:
+        scene.platform.seconds["poll"] = 0.7
+        scene.at(3, scene.workers["worker-1"].hang_up)
+        scene.at(3, scene.platform.end, "worker-1", Status.FAILED, "Its node was drained.")
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert "drained" in outcome.error.message
+
+
+def test_nobody_is_waited_for_who_has_failed_already() -> None:
+    with Scene() as scene:
+        for rank in (0, 1):
+            scene.at(3, scene.workers[f"worker-{rank}"].raise_exception, *SHUT_DOWN, rank=rank)
+        outcome = scene.play()
+    assert isinstance(outcome.error, ScriptFailed)
+    assert outcome.seconds < 5
+
+
 def test_limits() -> None:
     endless = Manners(runs_for=None)
 
@@ -153,11 +197,16 @@ class TestQueues:
         assert "the queue is down" in str(outcome.error)
         assert outcome.seconds == pytest.approx(260.1, abs=1)
 
-    def test_the_queue_has_a_limit_of_its_own(self) -> None:
-        outcome = play(lambda scene: scene.platform.queued.add("worker-1"), limits=Limits(queue=300))
+    @pytest.mark.parametrize("seconds", [20, 300])
+    def test_the_queue_has_a_limit_of_its_own(self, seconds: int) -> None:
+        def change(scene: Scene) -> None:
+            scene.platform.queued.add("worker-1")
+            scene.at(5, scene.platform.waits, "worker-1", "3 jobs come first.")
+
+        outcome = play(change, limits=Limits(queue=seconds))
         assert isinstance(outcome.error, WorkersMissing)
-        assert "1 of 2 workers were still queued after 300 s: worker-1." in str(outcome.error)
-        assert outcome.seconds == pytest.approx(300.1, abs=1)
+        assert f"1 of 2 workers were still queued after {seconds} s: worker-1. 3 jobs come first." in str(outcome.error)
+        assert outcome.seconds == pytest.approx(seconds + 0.1, abs=1)
 
     def test_workers_submitted_too_late_are_stopped(self) -> None:
         scenes: list[Scene] = []
@@ -196,5 +245,26 @@ def test_a_launcher() -> None:
 
     assert play(goes_well, strategy="horovod").error is None
     outcome = play(is_killed, strategy="horovod")
-    assert isinstance(outcome.error, DriverFailed)
+    assert isinstance(outcome.error, LauncherFailed)
     assert play(lambda s: s.at(1, s.launcher.exit, 0), strategy="horovod").error is not None
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "said"),
+    [
+        (EndCause.PREEMPTED, WorkerPreempted, "worker-1 had to make way for others: the engine's words"),
+        (EndCause.MEMORY, WorkerOutOfMemory, "worker-1 was ended for its memory: the engine's words"),
+        (EndCause.OVERTIME, RunTimeout, "worker-1 ran out of time: the engine's words"),
+        (EndCause.CANCELLED, WorkerCancelled, "worker-1 was cancelled: the engine's words"),
+    ],
+)
+def test_what_the_platform_says_names_the_error(cause: EndCause, error: type[MusterError], said: str) -> None:
+    def change(scene: Scene) -> None:
+        end = {"reason": "the engine's words", "cause": cause, "advice": "what to try"}
+        scene.at(3, lambda: scene.platform.end("worker-1", **end))
+        scene.at(3.1, scene.workers["worker-1"].hang_up)
+
+    outcome = play(change)
+    assert type(outcome.error) is error
+    assert outcome.error.message.startswith(said)
+    assert outcome.error.advice == "what to try"

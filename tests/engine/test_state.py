@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.agent import wire
 from muster.events import Event
-from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.failure.causes import FailureKind
+from muster.failure.diagnosis import explain
+from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.state import MOST_METRICS, RunState
 from muster.testing import SimulatedLoop
@@ -17,13 +19,6 @@ from muster.testing import SimulatedLoop
 HELLO = wire.Hello(wire.VERSION, "", "worker-0", 100, "10.0.0.1", cores=2)
 LOSS = {"loss": 2.0}
 RUNS = [HELLO, wire.Started(7, 0)]
-
-
-@pytest.fixture
-def loop() -> Iterator[SimulatedLoop]:
-    loop = SimulatedLoop()
-    yield loop
-    loop.close()
 
 
 def spec(name: str, index: int) -> WorkerSpec:
@@ -51,8 +46,8 @@ class Told:
             self.call(self.state.on_message, "worker-0", message)
         return self
 
-    def said(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(event.kind, dict(event.data)) for event in self.events]
+    def said(self) -> list[tuple[str, Mapping[str, Any]]]:
+        return [(event.kind, event.data) for event in self.events]
 
     def failures(self) -> list[tuple[str, int | None]]:
         return [(failure.kind, failure.rank) for failure in self.state.failures]
@@ -87,6 +82,13 @@ MESSAGES: list[tuple[list[Any], list[tuple[str, dict[str, Any]]], list[tuple[str
     ([HELLO, wire.Exited(7, 0, 0)], [], []),
     ([HELLO, "what nobody sends"], [], []),
     ([HELLO, ClockOffset(1.5, 0.1)], [], []),
+    (
+        [*RUNS, wire.Stage("imports", 2.5, 0)],
+        [("stage", {"rank": 0, "stage": "imports", "seconds": 2.5})],
+        [],
+    ),
+    ([*RUNS, wire.Warned("swaps", 0)], [("note", {"text": "rank 0 (worker-0) swaps."})], []),
+    ([*RUNS, wire.Warned("swaps", 0), wire.Warned("swaps", 0)], [], []),
 ]  # fmt: skip
 for text in ("5", "--5", "²"):  # what an interpreter prints, and ends with status 1
     told_as: dict[str, Any] = {"rank": 0, "type": "SystemExit", "message": text, "traceback": "trace"}
@@ -127,6 +129,21 @@ def test_ends(told: Told, how: dict[str, Any], failure: str | None, status: Stat
     assert told.state.is_over("worker-0")
     told.hear(wire.Exited(7, 0, exit_code=1))
     assert told.state.workers["worker-0"].status is status, "a final status never changes"
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_exception_without_a_name_is_told_in_words(told: Told, name: str, tmp_path: Path) -> None:
+    told.hear(*RUNS, wire.Raised(name, rank=0))
+    (failure,) = told.state.failures
+    assert explain(failure, tmp_path).message == (
+        "rank 0 (worker-0) failed first: an exception without a name: (no message)"
+    )
+    assert told.said()[-1][1]["type"] == "an exception without a name"
+
+
+def test_ends_on_a_busy_machine_are_known_less_well(told: Told) -> None:
+    told.hear(*RUNS, wire.Exited(7, 0, signal=9, late=0.05))
+    assert told.state.failures[0].uncertainty == 0.05
 
 
 def test_a_server_that_ends_has_failed(told: Told) -> None:
@@ -195,6 +212,55 @@ def test_what_the_platform_says(
     assert told.failures() == failures
     assert told.state.workers["worker-0"].status is status
     assert told.state.missing == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(("step", "at"), [(7, " at step 7"), (None, "")])
+def test_a_loss_that_is_no_number_is_said_once(told: Told, step: int | None, at: str) -> None:
+    told.hear(*RUNS, *(wire.Progress(0, step, metrics={"val_loss": float("nan")}) for _ in range(3)))
+    notes = [data["text"] for kind, data in told.said() if kind == "note"]
+    assert notes == [f"rank 0 (worker-0) reports val_loss nan{at}: its training diverges."]
+
+
+def test_threads_that_fail_are_kept_for_the_error(told: Told) -> None:
+    told.hear(*RUNS, wire.Warned("lost a thread", 0, True), wire.Warned("swaps", 0))
+    assert told.state.lost_threads == ["rank 0 (worker-0) lost a thread"]
+
+
+def test_what_workers_wait_for_is_said_once(told: Told) -> None:
+    waits = Worker("worker-0", "worker-0", Status.SCHEDULING, reason="The queue is full.")
+    for _ in range(2):
+        told.call(told.state.polled, [waits], [])
+    assert told.state.queued == ["worker-0"]
+    assert told.state.waits_of(["worker-0"]) == ["The queue is full."]
+    assert [data["text"] for kind, data in told.said() if kind == "note"] == ["The queue is full."]
+    assert [data.get("reason") for kind, data in told.said() if kind == "worker_state"] == ["The queue is full."]
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"), [(None, FailureKind.LOST), *((cause, FailureKind(cause)) for cause in EndCause)]
+)
+def test_the_platform_says_what_ended_a_worker(told: Told, cause: EndCause | None, kind: FailureKind) -> None:
+    worker = Worker("worker-0", "worker-0", Status.FAILED, reason="why", cause=cause, advice="what to try")
+    told.call(told.state.polled, [worker], [])
+    assert [(failure.kind, failure.message, failure.advice) for failure in told.state.failures] == [
+        (kind, "why", "what to try")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("offset", "time", "uncertainty"),
+    [
+        (ClockOffset(50.0, 0.5), 850.0, 0.5),
+        (ClockOffset(0.1, 0.5), 900.0, 0.0),
+    ],
+    ids=["another machine's clock", "the same clock"],
+)
+def test_the_time_of_an_end_is_told_by_the_clock_of_the_session(
+    told: Told, offset: ClockOffset, time: float, uncertainty: float
+) -> None:
+    told.hear(*RUNS, offset, wire.Exited(7, 0, 3, monotonic=900.0))
+    (failed,) = told.state.failures
+    assert (failed.time, failed.uncertainty) == (time, uncertainty)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from muster.run.changes import Changes
 from muster.testing.loop import START, NothingHappens, SimulatedLoop
-
-
-@pytest.fixture
-def loop() -> Iterator[SimulatedLoop]:
-    loop = SimulatedLoop()
-    yield loop
-    loop.close()
 
 
 def test_every_waiter_wakes_at_its_own_change(loop: SimulatedLoop) -> None:

@@ -122,7 +122,7 @@ class Scene:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def pid(self, part: str) -> int:
-        """A process of the newest run: ``guard``, ``driver``, ``mpiexec``, ``session``, ``rank 1``, or
+        """A process of the newest run: ``guard``, ``launcher``, ``mpiexec``, ``session``, ``rank 1``, or
         ``agent worker-0``, ``sshd worker-0``, ``process worker-0``, ``daemon worker-0`` (mpiexec's).
         """
         kind, _, which = part.partition(" ")
@@ -131,7 +131,7 @@ class Scene:
         if kind == "guard":
             # In the journal once an agent has said hello; before that it is the child of the session that it guards.
             return self._child_of(self.pid("session"), "agent/__main__.py guard")
-        if kind == "driver":
+        if kind == "launcher":
             return self._child_of(self.pid("session"), "horovod_launcher.py")
         if kind == "mpiexec":
             return self._child_of(self.pid("session"), "lib/mpi_rank.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from muster.errors import DriverFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
+from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
 from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
 
@@ -99,7 +99,7 @@ def test_a_worker_is_lost_also_when_one_of_its_ranks_has_succeeded(scene: Scene)
         ("rank 1", WorkerKilled, "worker-1"),
         ("agent worker-0", WorkerLost, "worker-0"),
         ("sshd worker-1", WorkerLost, "worker-1"),
-        ("driver", DriverFailed, None),
+        ("launcher", LauncherFailed, None),
         ("guard", WorkerLost, None),
     ],
 )

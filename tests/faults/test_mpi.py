@@ -8,7 +8,7 @@ from typing import Any
 
 import muster
 import pytest
-from muster.errors import DriverFailed, RunFailed, RunTimeout, WorkerKilled, WorkerLost
+from muster.errors import LauncherFailed, RunFailed, RunTimeout, WorkerKilled, WorkerLost
 from muster.run.cluster import Cluster
 
 from tests.faults.scene import PROMPT, Scene
@@ -32,8 +32,8 @@ def training(scene: Scene, mpi: Installed, **options: Any) -> Cluster:
         ("rank 1", WorkerKilled, "rank 1 (worker-1) was ended by signal 9 (SIGKILL)"),
         ("agent worker-1", WorkerLost, "worker-1 was lost"),
         ("sshd worker-1", WorkerLost, "worker-1 was lost"),
-        ("daemon worker-1", DriverFailed, "starts on worker-1 was ended by signal 9 (SIGKILL)"),
-        ("mpiexec", DriverFailed, "itself failed: it ended with signal 9 (SIGKILL)"),
+        ("daemon worker-1", LauncherFailed, "starts on worker-1 was ended by signal 9 (SIGKILL)"),
+        ("mpiexec", LauncherFailed, "itself failed: it ended with signal 9 (SIGKILL)"),
     ],
 )
 def test_what_is_killed_is_named(scene: Scene, mpi: Installed, victim: str, error: type[RunFailed], words: str) -> None:
@@ -65,6 +65,6 @@ def test_an_interrupt_ends_everything(scene: Scene, mpi: Installed) -> None:
     scene.wait_for_phase("training")
     scene.remember()
     notebook.interrupt()
-    assert notebook.outcome()["raised"] == "KeyboardInterrupt"
+    assert notebook.outcome()["raised"] == "RunInterrupted"
     scene.assert_nothing_left(within=0.5)
     assert scene.recorded.status == "stopped"

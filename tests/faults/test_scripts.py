@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 import time
 from typing import Any
 
@@ -14,22 +15,27 @@ from tests.faults.scene import PROMPT, SLEEP, Scene
 ONLY_ONE = "import os, sys, time\nif os.environ['MUSTER_WORKER'] != 'worker-1': time.sleep(600)\n"
 
 
+FAILURES = [
+    ("raise ValueError('no data')", ScriptFailed, "worker-1 failed first: ValueError: no data"),
+    ("sys.exit(4)", ScriptFailed, "worker-1 ended with exit status 4"),
+    ("os.abort()", WorkerKilled, "worker-1 was ended by signal 6 (SIGABRT)"),
+    ("import no_such_package", ScriptFailed, "ModuleNotFoundError: No module named 'no_such_package'"),
+    ("sys.exit('text')", ScriptFailed, "worker-1 failed first: SystemExit: text"),
+    ("sys.exit(-1)", ScriptFailed, "worker-1 ended with exit status 255"),
+    ("sys.exit('--5')", ScriptFailed, "worker-1 failed first: SystemExit: --5"),
+    ("os._exit(3)", ScriptFailed, "worker-1 ended with exit status 3"),
+    ("import ctypes; ctypes.string_at(0)", WorkerKilled, "worker-1 was ended by signal 11 (SIGSEGV)"),
+    ("import nested", ScriptFailed, "worker-1 failed first: SyntaxError"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "error", "words"),
+    ("text", "error", "words", "strategy"),
     [
-        ("raise ValueError('no data')", ScriptFailed, "worker-1 failed first: ValueError: no data"),
-        ("import no_such_package", ScriptFailed, "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("sys.exit('text')", ScriptFailed, "worker-1 failed first: SystemExit: text"),
-        ("sys.exit(4)", ScriptFailed, "worker-1 ended with exit status 4"),
-        ("sys.exit(-1)", ScriptFailed, "worker-1 ended with exit status 255"),
-        ("sys.exit('--5')", ScriptFailed, "worker-1 failed first: SystemExit: --5"),
-        ("os._exit(3)", ScriptFailed, "worker-1 ended with exit status 3"),
-        ("import ctypes; ctypes.string_at(0)", WorkerKilled, "worker-1 was ended by signal 11 (SIGSEGV)"),
-        ("os.abort()", WorkerKilled, "worker-1 was ended by signal 6 (SIGABRT)"),
-        ("import nested", ScriptFailed, "worker-1 failed first: SyntaxError"),
+        *((*failure, "plain") for failure in FAILURES),
+        *(pytest.param(*failure, "horovod", marks=pytest.mark.slow) for failure in FAILURES[:3]),
     ],
 )
-@pytest.mark.parametrize("strategy", ["plain", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_the_one_that_fails_is_named(
     scene: Scene, text: str, error: type[RunFailed], words: str, strategy: str
 ) -> None:
@@ -49,6 +55,64 @@ def test_the_one_that_fails_is_named(
         assert "train.py" in str(failure)  # the stack that the interpreter printed while it died
     assert scene.recorded.status == "failed"
     assert failure.message in scene.recorded.explain()
+
+
+def test_a_crash_is_told_from_its_beginning_with_the_thread_that_crashed(scene: Scene) -> None:
+    with pytest.raises(WorkerKilled) as raised:
+        scene.run(
+            """
+            import ctypes, threading, time
+            def wait_here(depth):
+                wait_here(depth - 1) if depth else time.sleep(60)
+            for _ in range(4):
+                threading.Thread(target=wait_here, args=(20,), daemon=True).start()
+            def crash_here():
+                ctypes.string_at(0)
+            crash_here()
+            """
+        )
+    lines = str(raised.value.details).splitlines()
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert lines[1].startswith("Current thread")
+    assert "crash_here" in "".join(lines)
+    assert "runner.py" not in "".join(lines)
+
+
+def test_an_exception_in_a_thread_ends_nothing_and_is_told(scene: Scene) -> None:
+    script = """
+        import sys, threading, time
+        def load_data():
+            raise KeyError("label")
+        thread = threading.Thread(target=load_data, name="loader")
+        thread.start()
+        thread.join()
+        threading.Thread(target=sys.exit, args=(3,)).start()  # which ends a thread as return does
+        """
+    cluster = scene.start(script, n_workers=1)
+    assert cluster.wait().status == "succeeded"
+    notes = [event.data["text"] for event in scene.events("note")]
+    assert [note for note in notes if "thread" in note] == ["worker-0 has lost its thread loader: KeyError: 'label'."]
+    assert "in load_data" in cluster.logs("worker-0")
+    with pytest.raises(
+        ScriptFailed, match=r"ValueError: no batches\. Before, worker-0 has lost its thread loader: Key"
+    ):
+        scene.run(textwrap.dedent(script) + "raise ValueError('no batches')", n_workers=1)
+
+
+def test_names_of_threads_reach_no_terminal_as_they_are(scene: Scene) -> None:
+    with pytest.raises(ScriptFailed) as raised:
+        scene.run(
+            r"""
+            import threading
+            thread = threading.Thread(target=int, args=("\x1b[2J",), name="\x1b[31mT")
+            thread.start()
+            thread.join()
+            raise KeyError("label")
+            """,
+            n_workers=1,
+        )
+    assert "lost its thread" in raised.value.message
+    assert "\x1b" not in raised.value.message + str(raised.value)
 
 
 def test_a_script_that_somebody_ends_is_named_with_the_signal(scene: Scene) -> None:

@@ -45,7 +45,7 @@ def test_agents_that_do_not_react_are_ended_all_the_same(scene: Scene) -> None:
     agents = scene.agents()
     scene.kill(*agents, signum=signal.SIGSTOP)
     notebook.interrupt()
-    assert notebook.outcome()["raised"] == "KeyboardInterrupt"
+    assert notebook.outcome()["raised"] == "RunInterrupted"
     scene.assert_nothing_left(within=0.5)
 
 
@@ -77,7 +77,7 @@ def test_ports_that_are_all_taken_are_refused(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("missing", ["ssh", "sshd"])
-def test_horovod_without_openssh_says_what_to_install(
+def test_horovodrun_without_openssh_says_what_to_install(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     if missing == "ssh":
@@ -87,7 +87,7 @@ def test_horovod_without_openssh_says_what_to_install(
         (scene.folder / "ssh").symlink_to("/bin/true")
         monkeypatch.setenv("PATH", str(scene.folder))
     with pytest.raises(PlatformUnsupported) as raised:
-        scene.run(SLEEP, strategy="horovod")
+        scene.run(SLEEP, strategy="horovod", launcher="horovodrun")
     assert "openssh-server" in str(raised.value.advice)
 
 
@@ -140,7 +140,7 @@ def test_an_agent_that_is_killed_on_the_way_up_is_named(scene: Scene, cell: str)
 
 @pytest.mark.parametrize("phase", ["connecting", "starting"])
 @pytest.mark.slow
-def test_a_driver_that_is_killed_on_the_way_up_is_named(scene: Scene, phase: str) -> None:
+def test_a_launcher_that_is_killed_on_the_way_up_is_named(scene: Scene, phase: str) -> None:
     scene.fake_sshd()
     scene.script(SLEEP)
     cell = CELLS["horovod"]
@@ -148,8 +148,8 @@ def test_a_driver_that_is_killed_on_the_way_up_is_named(scene: Scene, phase: str
         cell = CELLS["connecting"].replace("Plain(needs_ssh=True)", '"horovod"')
     notebook = scene.notebook(cell)
     scene.wait_for_phase(phase)
-    killed = scene.kill("driver")
+    killed = scene.kill("launcher")
     outcome = notebook.outcome()
-    assert outcome["raised"] == "DriverFailed"
+    assert outcome["raised"] == "LauncherFailed"
     assert "SIGKILL" in outcome["text"]
     print(f"raised after {outcome['at'] - killed:.2f} s")

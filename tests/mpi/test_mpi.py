@@ -13,7 +13,7 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import DriverFailed, RunFailed, ScriptFailed, WorkerKilled
+from muster.errors import LauncherFailed, RunFailed, ScriptFailed, WorkerKilled
 
 from tests.mpi.conftest import Installed
 from tests.support import command_line, eventually
@@ -89,7 +89,7 @@ def test_no_command_line_has_a_secret_while_it_runs(mpi: Installed) -> None:
 def test_ranks_listen_where_docs_security_says(mpi: Installed) -> None:
     cluster = muster.run_cluster(2, worker_script=mpi.program, strategy=mpi.strategy(), args=["on"], wait=False).cluster
     try:
-        marked = linux.marked("MUSTER_RUN_ID", cluster.run)
+        marked = linux.marked("MUSTER_RUN_ID", cluster.run_id)
         ranks = [pid for pid in marked if command_line(pid).startswith(str(mpi.program))]
         assert len(ranks) == 2
         eventually(lambda: all(listeners(pid) for pid in ranks), "they listen")
@@ -146,7 +146,7 @@ def test_a_worker_without_that_mpi_is_named_at_once(mpi: Installed, tmp_path: Pa
     elsewhere = tmp_path / "mpiexec"  # MPICH's looks beside itself for what it starts on workers
     shutil.copy(mpi.mpiexec, elsewhere)
     arguments = ("--prefix", str(tmp_path)) if mpi.flavour == "Open MPI" else ()
-    with pytest.raises(DriverFailed, match="starts on worker-0 cannot be run there") as raised:
+    with pytest.raises(LauncherFailed, match="starts on worker-0 cannot be run there") as raised:
         muster.run_cluster(1, worker_script=mpi.program, strategy="mpi", mpiexec=str(elsewhere), mpi_args=arguments)
     assert "the same MPI" in str(raised.value.advice)
 

@@ -183,6 +183,19 @@ def test_it_begins_by_saying_what_it_does(kept: nbformat.NotebookNode) -> None:
     assert re.match(r"# \w[^\n]+\n\n.*This notebook ", kept.cells[0].source, re.DOTALL)
 
 
+def test_it_begins_by_saying_how_long_it_takes_what_to_change_and_where_its_result_can_be_seen(
+    kept: nbformat.NotebookNode,
+) -> None:
+    (before,) = re.findall(r"\*\*Before you start\.\*\*(.*)", kept.cells[0].source, re.DOTALL)
+    assert re.search(r"takes about a minute", before)
+    (cell,) = [cell for cell in kept.cells if "parameters" in cell.metadata.get("tags", [])]
+    changed = re.findall(r"`(\w+)`", before.partition("[What it shows]")[0].partition("**")[0])
+    assert len(changed) >= 2
+    assert all(re.search(rf"^{name} = ", cell.source, re.MULTILINE) for name in changed), "in the cell of parameters"
+    (picture,) = re.findall(r"\[What it shows\]\((\S+\.png)\)", before)
+    assert (NOTEBOOKS / picture).stat().st_size > 20_000
+
+
 def test_what_it_shows_is_from_one_run_from_top_to_bottom_and_names_no_folder_of_a_machine(
     kept: nbformat.NotebookNode,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,10 @@ from typing import Any
 
 import muster
 import pytest
+from muster.agent.places import is_symbolic
 from muster.doctor import examine
 from muster.errors import ScriptFailed, WorkerLost
+from muster.events import Event, EventKind
 from muster.job import Resources, SessionAddress, WorkerSpec
 from muster.records import runs
 from muster.run.cluster import Cluster
@@ -40,7 +43,8 @@ def cluster(platform: Isolated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def run(script: Any, n: int = 2, **options: Any) -> muster.Cluster:
         options = {"strategy": Plain(), "memory": 0.5, **options}
-        return muster.run_cluster(n, worker_script=script, platform=platform, **options).cluster
+        cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform=platform, **options).cluster
+        return cluster
 
     return run
 
@@ -76,6 +80,49 @@ def test_values_results_and_logs_come_over_the_wire(cluster: Callable[..., muste
         assert log.read_bytes() == f"a line of {worker}\n".encode() + b"no text: \xff\xfe\n"
         assert log.stat().st_mode & 0o777 == 0o600
     assert not list(found.run_dir.rglob("*.part"))
+
+
+def test_what_is_launched_holds_no_path_of_the_sessions(
+    platform: Isolated, cluster: Callable[..., muster.Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[WorkerSpec] = []
+    submit = platform.submit
+
+    def noting(specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        submitted.extend(specs)
+        return submit(specs, run_key)
+
+    monkeypatch.setattr(platform, "submit", noting)
+    (tmp_path / "train.py").write_text("import os; print(os.getcwd(), __file__)")
+    found = cluster("train.py", 1)
+    project = found.logs("worker-0").split()[0]
+    assert found.logs("worker-0") == f"{project} {project}/train.py\n"
+    assert not project.startswith(str(tmp_path))
+    (spec,) = submitted
+    assert not spec.places
+    assert is_symbolic(str(spec.scratch))
+    assert is_symbolic(spec.cwd)
+    assert is_symbolic(spec.env["MUSTER_RESULTS"])
+    for text in (str(spec.scratch), spec.cwd, *spec.env.values()):
+        assert str(tmp_path) not in text
+        assert str(found.run_dir) not in text
+        assert tempfile.gettempdir() not in text
+    plan = (found.run_dir / "plan.json").read_text()
+    assert "<project>/train.py" in plan
+    assert str(tmp_path) not in plan
+
+
+def test_a_script_from_outside_the_project_is_sent(
+    cluster: Callable[..., muster.Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text("import os; print(os.getcwd(), __file__)")
+    monkeypatch.chdir(tmp_path / "project")
+    found = cluster(tmp_path / "scripts" / "train.py", 1, project=".")
+    folder, script = found.logs("worker-0").split()
+    assert folder.endswith("/project")
+    assert script.endswith("/library/scripts/train.py")
 
 
 def test_logs_are_exact_and_are_rotated(
@@ -195,6 +242,7 @@ def test_results_can_be_got_while_it_runs(cluster: Callable[..., muster.Cluster]
 
 
 def test_the_doctor_looks_at_workers_that_share_nothing(platform: Isolated, tmp_path: Path) -> None:
+    platform.python = sys.executable  # as if it were theirs
     (tmp_path / "train.py").write_text("pass")
     request = RunRequest(
         script=tmp_path / "train.py", n_workers=2, resources=Resources(1, 0.5), strategy="processes", platform=platform
@@ -202,6 +250,7 @@ def test_the_doctor_looks_at_workers_that_share_nothing(platform: Isolated, tmp_
     report = str(examine(Cluster.of(request)))
     assert "2 workers came up" in report
     assert "✗" not in report
+    assert "the workers have the packages of this session" in report
 
 
 def test_ranks_that_agents_start(cluster: Callable[..., muster.Cluster]) -> None:
@@ -216,10 +265,11 @@ def test_ranks_that_agents_start(cluster: Callable[..., muster.Cluster]) -> None
     assert (found.run_dir / "logs" / "ranks" / "rank-3.log").read_text() == "rank 3\n"
 
 
-def test_mpich(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
-    mpiexec = shutil.which("mpiexec.mpich")
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_mpi(cluster: Callable[..., muster.Cluster], tmp_path: Path, flavour: str) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
     if not mpiexec:
-        pytest.skip("MPICH is not installed here")
+        pytest.skip(f"{flavour} is not installed here")
     (tmp_path / "rank.py").write_text(
         "import os\nnames = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK')\n"
         "print('rank', next(os.environ[name] for name in names if name in os.environ))\n"
@@ -229,7 +279,8 @@ def test_mpich(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_horovod(cluster: Callable[..., muster.Cluster]) -> None:
+@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
+def test_horovod(cluster: Callable[..., muster.Cluster], launcher: str) -> None:
     def total() -> float:
         import horovod.tensorflow as hvd
         import tensorflow as tf
@@ -237,7 +288,10 @@ def test_horovod(cluster: Callable[..., muster.Cluster]) -> None:
         hvd.init()
         return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
 
-    assert cluster(total, strategy="horovod", memory=2, timeout_seconds=120).result.values == [3.0, 3.0]
+    assert cluster(total, strategy="horovod", launcher=launcher, memory=2, timeout_seconds=120).result.values == [
+        3.0,
+        3.0,
+    ]
 
 
 @pytest.mark.slow
@@ -247,3 +301,35 @@ def test_parameter_servers(cluster: Callable[..., muster.Cluster], tmp_path: Pat
     )
     found = cluster("task.py", 1, n_ps=1, strategy="parameter_server", memory=2, timeout_seconds=120)
     assert "task 0 of 1" in found.logs("worker-0")
+
+
+def test_a_link_that_is_cut_while_the_project_goes_along(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolated()
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        (tmp_path / f"data{number}").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "count.py").write_text(
+        "import os\nprint(sum(os.path.getsize(name) for name in os.listdir('.')) >> 20)\n"
+    )
+    platform = Cut()
+    totals: list[int] = []
+    cutting: list[threading.Thread] = []
+
+    def observe(event: Event) -> None:
+        if event.kind == EventKind.TRANSFER:
+            totals.append(event.data["total"])
+            if not cutting:
+                cutting.append(platform.proxy.cut_after(platform.proxy.carried + (16 << 20), 0.3))
+
+    try:
+        found = muster.run_cluster(
+            1, worker_script="count.py", strategy=Plain(), memory=0.5, platform=platform, observers=[observe]
+        ).cluster
+        cutting[0].join()
+        assert found.logs("worker-0") == "40\n"
+        assert totals[-1] < totals[0], "what had come before was not sent again"
+    finally:
+        platform.close()
+        platform.proxy.close()

@@ -117,6 +117,25 @@ def call_guard(platform: LocalPlatform, request: bytes, connections: int = 1) ->
     return answers
 
 
+def test_when_the_guard_is_killed_agents_end_their_processes_and_nobody_else_does(
+    platform: LocalPlatform, run: Run
+) -> None:
+    """Neither a rank nor the session's own launcher: their ends by signals would look like the cause."""
+    platform.submit([run.spec(process=shell("exec sleep 600"))], "run")
+    (rank,) = eventually(lambda: linux.marked("MUSTER_RUN_ID", run.id), "it runs")
+    agent = linux.snapshot()[rank].parent
+    os.kill(agent, signal.SIGSTOP)  # it is slow
+    with subprocess.Popen(["sleep", "60"], env={"PATH": os.defpath, "MUSTER_RUN_ID": run.id}) as launcher:
+        assert platform.guard_pid
+        os.kill(platform.guard_pid, signal.SIGKILL)
+        eventually(lambda: [worker.status for worker in platform.list()] == [Status.FAILED], "the worker has failed")
+        assert launcher.poll() is None
+        assert not is_gone(rank)
+        os.kill(agent, signal.SIGCONT)
+        eventually(lambda: is_gone(rank), "its agent has ended it")
+        launcher.kill()
+
+
 def test_strangers_and_nonsense_do_nothing_to_the_guard(platform: LocalPlatform, run: Run) -> None:
     (worker,) = platform.launch([run.spec(process=shell("sleep 600"))])
     assert worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0]
@@ -130,7 +149,8 @@ def test_strangers_and_nonsense_do_nothing_to_the_guard(platform: LocalPlatform,
     ):
         assert b'"error"' in call_guard(platform, request)[0]
     assert len([answer for answer in call_guard(platform, b'{"type": "poll"}\n', 40) if answer]) == 16
-    assert worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0]
+    # Once it has seen that those have hung up.
+    eventually(lambda: worker.id.encode() in call_guard(platform, b'{"type": "poll"}\n')[0], "there is room again")
     assert not platform.poll([worker.id])[0].status.is_final
 
 

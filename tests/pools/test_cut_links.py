@@ -35,6 +35,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.is_up = True
+        self.carried = 0  # bytes, both ways
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_closed = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -46,6 +47,19 @@ class Proxy:
             for end in pair:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
+
+    def cut_after(self, carried: int, seconds: float) -> threading.Thread:
+        """Cut the link once so many bytes have passed, for so many seconds. Returns the thread that does so."""
+
+        def cut_and_restore() -> None:
+            eventually(lambda: self.carried > carried, 40)
+            self.cut()
+            time.sleep(seconds)
+            self.restore()
+
+        thread = threading.Thread(target=cut_and_restore)
+        thread.start()
+        return thread
 
     def restore(self) -> None:
         self.is_up = True
@@ -81,6 +95,7 @@ class Proxy:
                     if not data:
                         self._end(near, far)
                         return
+                    self.carried += len(data)
                     (far if source is near else near).sendall(data)
         self._end(near, far)
 

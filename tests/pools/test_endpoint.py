@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 from muster.agent import frames, wire
 from muster.errors import JobError
+from muster.pools import endpoint as endpoint_module
 from muster.pools import listener
 from muster.pools.clocks import ClockOffset
 from muster.pools.endpoint import parse_address
-from muster.runtime.background import background_loop
+from muster.runtime.background import background_loop, call_in_background
 
 from tests.listening import EXITED, USAGE, Listening, answer, eventually, kind_of, not_reading
 
@@ -191,6 +193,32 @@ def test_what_an_agent_itself_would_never_send_ends_its_connection(endpoint: Lis
         client.sendall(frames.encode("hello", **endpoint.hello()) + frames.encode("exited", pid=1, signal="9") + USAGE)
         eventually(lambda: endpoint.lost == ["worker-0"])
     assert "usage" not in endpoint.kinds()
+
+
+def test_an_agent_that_takes_nothing_is_ended_before_much_waits_for_it(
+    endpoint: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "MOST_UNSENT", 1 << 20, raising=False)
+    with endpoint.dial() as client:
+        client.sendall(frames.encode("hello", **endpoint.hello()))
+        eventually(lambda: "hello" in endpoint.kinds())
+        for _ in range(200):
+            call_in_background(lambda: endpoint.session.send("worker-0", wire.Chunk(1, 0, bytes(1 << 17))))
+        eventually(lambda: endpoint.lost == ["worker-0"])
+
+
+def test_one_that_acknowledges_nothing_is_an_error_to_nobody(tmp_path: Path) -> None:
+    endpoint = Listening(tmp_path, lease_seconds=1)
+    sent = []
+    with endpoint.dial() as client:
+        client.sendall(frames.encode("hello", **endpoint.hello()))
+        eventually(lambda: "hello" in endpoint.kinds())
+        for _ in range(200):
+            send = functools.partial(endpoint.session.send, "worker-0", wire.Data(1, 0, bytes(1 << 17)))
+            sent.append(call_in_background(send))
+    call_in_background(endpoint.session.close)
+    assert sent[0] is True
+    assert sent[-1] is False
 
 
 def test_texts_of_reports_are_bounded_and_can_be_written_anywhere(endpoint: Listening) -> None:

@@ -19,6 +19,8 @@ from muster.pools import listener
 
 from tests.listening import Listening, answer, eventually, not_reading
 
+pytestmark = pytest.mark.alone  # storms, and what the whole process has open
+
 MANY = 300
 
 
@@ -58,6 +60,19 @@ def test_idle_connections_eat_no_descriptors_and_write_no_logs(
     assert len(caplog.records) < 20
 
 
+def test_a_handshake_that_fails_without_a_word_is_told_by_its_kind(
+    endpoint: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(connection: ssl.SSLSocket) -> None:
+        raise ConnectionAbortedError
+
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", refuse)
+    with endpoint.connect() as client:
+        client.sendall(b"x")
+        eventually(lambda: bool(caplog.messages))
+    assert caplog.messages == ["a connection from 127.0.0.1 came to nothing: ConnectionAbortedError"]
+
+
 def test_so_does_nobody_who_has_shaken_hands(endpoint: Listening, crowd: list[socket.socket]) -> None:
     def shake_hands() -> None:
         with contextlib.suppress(OSError):
@@ -70,6 +85,16 @@ def test_so_does_nobody_who_has_shaken_hands(endpoint: Listening, crowd: list[so
     assert is_let_in(endpoint)
     for thread in threads:
         thread.join(20)
+
+
+def test_connections_that_say_nothing_cost_no_memory(endpoint: Listening, crowd: list[socket.socket]) -> None:
+    """TLS keeps a third of a megabyte for each, so it begins when a client does."""
+    crowd.append(endpoint.dial())
+    before = psutil.Process().memory_info().rss
+    crowd += [endpoint.connect() for _ in range(MANY)]
+    time.sleep(1)
+    assert psutil.Process().memory_info().rss - before < 10e6
+    assert is_let_in(endpoint)
 
 
 def test_a_hello_that_does_not_end_costs_no_memory(endpoint: Listening) -> None:

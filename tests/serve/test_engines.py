@@ -11,7 +11,7 @@ from muster.errors import PlatformError, ResourceError
 from muster.job import Status
 from muster.platforms.local import LocalPlatform
 from muster.serve import engines as engines_module
-from muster.serve.engines import Caller, Engines, Limits, Refused
+from muster.serve.engines import Caller, Engines, RequestRefused, ServeLimits
 from muster.serve.models import Order
 from muster.serve.record import Record
 from muster.serve.site import Site
@@ -29,7 +29,7 @@ def platform() -> LocalPlatform:
 @pytest.fixture
 def engines(tmp_path: Path, platform: LocalPlatform) -> Iterator[Engines]:
     site = Site("http://127.0.0.1:1", "project", "127.0.0.1")
-    engines = Engines(platform, tmp_path, Record(), site, ["k" * 32], Limits(8, 8))
+    engines = Engines(platform, tmp_path, Record(), site, ["k" * 32], ServeLimits(8, 8))
     yield engines
     engines.close()
 
@@ -48,7 +48,7 @@ def test_the_oldest_workers_that_have_ended_are_forgotten(engines: Engines, monk
     assert [worker["id"] for worker in engines.workers(CLIENT, "session")] == [going_on["id"], done[-1]["id"]]
     assert not Path(done[0]["log"]).exists()
     assert Path(done[-1]["log"]).exists()
-    with pytest.raises(Refused, match="no worker"):
+    with pytest.raises(RequestRefused, match="no worker"):
         engines.stop(CLIENT, done[0]["id"])
 
 
@@ -87,6 +87,6 @@ def ended(engines: Engines, worker_id: str) -> bool:
 def test_a_worker_whose_session_has_just_ended_cannot_bring_it_back(engines: Engines) -> None:
     engines.launch(CLIENT, order("import time; time.sleep(600)"), "127.0.0.1")
     engines.end(CLIENT, "session")
-    with pytest.raises(Refused, match="not the caller's"):
+    with pytest.raises(RequestRefused, match="not the caller's"):
         engines.launch(Caller(0, "session"), order(), "127.0.0.1")
     assert engines.workers(CLIENT, "session") == []

@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from muster import run_cluster
-from muster.commands.launch import run
 from muster.commands.main import main
+from muster.commands.run import run
 from muster.errors import JobError
 from muster.options.fields import option
 from muster.platforms.local import LocalPlatform
@@ -38,7 +38,7 @@ def test_the_plan_of_mpi_shows_the_command_and_the_hostfile(script: str, mpiexec
         "--network-interface", "eth1", "--mpi-args", "-verbose -errfile-pattern 'a b'", script, "--epochs", "3",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "-iface eth1 -bind-to core -verbose -errfile-pattern 'a b'" in result.stdout
+    assert "-iface eth1 -wdir / -bind-to core -verbose -errfile-pattern 'a b'" in result.stdout
     assert "hostfile\n  <worker-0>:2\n  <worker-1>:2" in result.stdout
     assert "mpi_rank.py" in result.stdout
     assert result.stdout.count("train.py --epochs 3") == 3  # both workers, and mpiexec

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent.environment import resolved
 from muster.agent.places import resolve
+from muster.checks.places import job_by_places
 from muster.checks.planning import describe, make_facts, member_names, preview
 from muster.errors import JobError, PlatformUnsupported
 from muster.job import Job, Member, Plan, Script
 from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
-from muster.strategies.horovod import Horovod
+from muster.strategies.horovod import Horovod, HorovodFacts
 from muster.strategies.mpi import MPI
 from muster.strategies.multi_worker import MultiWorker
 from muster.strategies.parameter_server import ParameterServer
 from muster.strategies.processes import Processes
 
+NO_CLIENT = HorovodFacts(None, Path("/known"))
 PROGRAM = Script("file", "/scripts/train.py")
 TASK = Script("file", "/scripts/task.py", is_task=True)
 JOB = Job(PROGRAM, 2, python="/py")
@@ -38,10 +43,11 @@ def facts(job: Job, strategy: Strategy) -> Facts:
     return make_facts(job, Path("/home/runs/run-1"), Path("/tmp/scratch"), probed=strategy.probe())
 
 
-@pytest.fixture(params=sorted(STRATEGIES))
+@pytest.fixture(params=[*sorted(STRATEGIES), "horovod by agents"])
 def strategy(request: pytest.FixtureRequest, mpiexecs: dict[str, str]) -> Strategy:
-    options = {"mpiexec": mpiexecs["Open MPI"]} if request.param == "mpi" else {}
-    return get_strategy(request.param, **options)
+    name = request.param.split()[0]
+    options = {"mpiexec": mpiexecs["Open MPI"]} if name == "mpi" else {}
+    return get_strategy(name, **options, **({"launcher": "agents"} if "agents" in request.param else {}))
 
 
 def plan_of(strategy: Strategy, job: Job, given: Facts) -> Plan:
@@ -64,30 +70,56 @@ class TestContract:
     def test_where_nothing_is_shared_processes_name_places_and_no_folder_of_the_session(
         self, strategy: Strategy
     ) -> None:
-        job = JOBS[strategy.name]
+        job = replace(JOBS[strategy.name], cwd="/home/project", python="/other/python")
+        assert job.script is not None
+        if job.script.kind == "file":
+            job = replace(job, script=replace(job.script, target="/home/project/scripts/train.py"))
         scratch, run_dir = Path("/tmp/scratch"), Path("/home/runs/run-1")
-        given = make_facts(job, run_dir, scratch, probed=strategy.probe(), run_place=scratch / "run")
-        plan = plan_of(strategy, job, given)
-        there = {"library": "/other/lib", "run": "/other/run"}
+        given = make_facts(job, run_dir, scratch, probed=strategy.probe(), by_places=True)
+        plan = plan_of(strategy, job_by_places(job), given)
+        there = {"library": "/other/lib", "run": "/other/run", "project": "/other/project"}
         for process in plan.processes.values():
             words = [resolve(word, there) for word in (*process.argv, *process.env.values(), process.cwd or "")]
-            assert not [word for word in words if "/tmp/scratch" in word or "/home/runs" in word or "\0" in word]
+            assert not [word for word in words if "/tmp/scratch" in word or "/home" in word or "\0" in word]
+            assert words[-1] == "/other/project"
             assert "/other/run/results" in words
             assert "/other/lib/runner.py" in words
         usual = plan_of(strategy, job, facts(job, strategy))
-        here = {**given.places, "run": str(run_dir)}
-        if plan.launcher and usual.launcher:
-            assert tuple(resolve(word, here) for word in plan.launcher.argv) == usual.launcher.argv
+        here = given.places
+        if plan.starter and usual.starter:
+            words = [resolve(word, here) for word in plan.starter.argv]
+            rank = usual.processes["worker-0"].argv
+            assert not [word for word in words if "\0" in word]
+            assert tuple(words[-len(rank) :]) == usual.starter.argv[-len(rank) :] == rank
         for name, process in plan.processes.items():
             assert tuple(resolve(word, here) for word in process.argv) == usual.processes[name].argv
-            assert {key: resolve(value, here) for key, value in process.env.items()} == usual.processes[name].env
+            assert resolve(process.cwd or "", here) == usual.processes[name].cwd
+            env = resolved(process.env, {"places": here, "environ": os.environ})
+            assert env == usual.processes[name].env
         assert "<library>/runner.py" in json.dumps(describe(plan, job))
+
+    def test_where_nothing_is_shared_the_launcher_has_the_sessions_interpreter(self) -> None:
+        job = replace(JOB, cwd="/home/project", python="python3")
+        strategy = Horovod()
+
+        def planned(has_horovod: bool) -> Plan:
+            probed = HorovodFacts("/usr/bin/ssh", Path("/known"), has_horovod)
+            given = make_facts(job, Path("/home/runs/run-1"), Path("/tmp/scratch"), probed=probed, by_places=True)
+            return plan_of(strategy, job, given)
+
+        assert planned(True).launcher.prestart[0] == sys.executable  # type: ignore[union-attr]
+        without = planned(False)
+        assert without.launcher.prestart[0] == "python3"  # type: ignore[union-attr]
+        assert without.notes == (
+            f"The workers' agents start the ranks, as horovodrun cannot: {sys.executable}, which would run it, "
+            "has no Horovod.",
+        )
 
     def test_somebody_decides_the_end(self, strategy: Strategy) -> None:
         job = JOBS[strategy.name]
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
-        assert plan.launcher or set(plan.decides) <= set(plan.processes)
-        assert plan.launcher or plan.decides
+        assert plan.launcher or set(plan.completed_by) <= set(plan.processes)
+        assert plan.launcher or plan.completed_by
 
     def test_the_users_environment_is_on_no_command_line_and_not_recorded(self, strategy: Strategy) -> None:
         base = JOBS[strategy.name]
@@ -102,12 +134,14 @@ class TestContract:
         job = JOBS[strategy.name]
         given = facts(job, strategy)
         plan = strategy.plan(job, members(job, strategy), given)
-        launcher = strategy.launcher(job, given)
+        launcher = strategy.launcher_for(job, given)
         words = [word for process in plan.processes.values() for word in process.argv]
         words += [*launcher.prestart, *plan.launcher.argv] if launcher and plan.launcher else []
         from_library = {Path(word).name for word in words if word.startswith(str(given.library))}
         assert all(program.is_file() for program in strategy.programs)
-        assert from_library == {"runner.py", *(program.name for program in strategy.programs)}
+        shipped = {"runner.py", *(program.name for program in strategy.programs)}
+        has_choice = strategy.uses_ssh and not strategy.needs_ssh
+        assert from_library < shipped if has_choice else from_library == shipped
         assert plan.launcher is None or launcher == replace(plan.launcher, args=())
 
     def test_a_preview_starts_nothing_and_shows_placeholders(self, strategy: Strategy) -> None:
@@ -155,7 +189,7 @@ class TestParameterServer:
         strategy, job = ParameterServer(), Job(TASK, 2, n_ps=1, args=("--sync",), python="/py")
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert plan.cluster_spec == {"ps": ("127.1.1.1:4001",), "worker": ("127.1.1.2:4002", "127.1.1.3:4003")}
-        assert plan.decides == ("worker-0", "worker-1")
+        assert plan.completed_by == ("worker-0", "worker-1")
         assert plan.servers == {"ps-0": 4001, "worker-0": 4002, "worker-1": 4003}
         assert plan.processes["ps-0"].argv == ("/py", "-u", "/tmp/scratch/lib/runner.py", "serve")
         assert plan.processes["worker-1"].argv[3:] == ("task", "/scripts/task.py", "--sync")
@@ -168,7 +202,7 @@ class TestParameterServer:
         strategy, job = ParameterServer(), Job(PROGRAM, 2, n_ps=1, python="/py")
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
         assert list(plan.processes) == ["chief-0", "ps-0", "worker-0", "worker-1"]
-        assert plan.decides == ("chief-0",)
+        assert plan.completed_by == ("chief-0",)
         assert plan.processes["chief-0"].argv[3:] == ("program", "/scripts/train.py")
         assert plan.processes["worker-0"].argv[3:] == ("serve",)
         assert "chief-0" not in plan.servers  # its coordinator's server comes and goes with the script
@@ -180,7 +214,7 @@ class TestParameterServer:
     def test_without_a_script_all_serve_and_nobody_decides(self) -> None:
         strategy, job = ParameterServer(), Job(None, 1, n_ps=1, python="/py")
         plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
-        assert plan.decides == ()
+        assert plan.completed_by == ()
         assert {process.argv[3] for process in plan.processes.values()} == {"serve"}
 
 
@@ -224,6 +258,81 @@ class TestHorovod:
             strategy.plan(job, apart, facts(job, strategy))
 
 
+class TestHorovodByAgents:
+    def test_each_rank_has_what_horovodrun_would_give_it(self) -> None:
+        strategy, job = Horovod(slots=2, launcher="agents"), replace(JOB, env={"HOROVOD_CYCLE_TIME": "2"})
+        plan = strategy.plan(job, members(job, strategy), facts(job, strategy))
+        by_rank = {rank: process.env for _, rank, process in plan.starts()}
+        assert {name: value for name, value in by_rank[2].items() if name.startswith(("HOROVOD_", "NCCL_"))} == {
+            "HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2",
+            "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "127.1.1.2",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.1.1.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4001",
+            "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
+            "NCCL_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "2",
+        }  # fmt: skip
+        assert plan.ranks == {0: "worker-0", 1: "worker-0", 2: "worker-1", 3: "worker-1"}
+        assert plan.completed_by == ("worker-0", "worker-1")
+
+    def test_its_rendezvous_server_runs_beside_the_first_worker(self) -> None:
+        strategy = Horovod(slots=2, launcher="agents")
+        plan = strategy.plan(JOB, members(JOB, strategy), facts(JOB, strategy))
+        assert plan.launcher is not None
+        assert plan.launcher.argv == ("rendezvous", "127.1.1.1", "4001", "127.1.1.1:2", "127.1.1.2:2")
+        assert (plan.launcher.where, plan.starter) == ("worker-0", None)
+        assert plan.servers == {"worker-0": 4001}
+        assert not plan.files
+        assert not plan.notes
+
+    def test_workers_at_one_address_are_told_apart(self) -> None:
+        strategy = Horovod(launcher="agents")
+        there = [replace(member, host="10.0.0.1") for member in members(JOB, strategy)]
+        plan = strategy.plan(JOB, there, facts(JOB, strategy))
+        assert [env["HOROVOD_HOSTNAME"] for env in plan.rank_env.values()] == ["worker-0", "worker-1"]
+        assert plan.launcher is not None
+        assert plan.launcher.argv[-2:] == ("worker-0:1", "worker-1:1")
+
+    def test_they_are_chosen_where_there_is_no_sshd_and_the_plan_says_why(self) -> None:
+        strategy = Horovod()
+        first, second = members(JOB, strategy)
+        deaf = replace(second, ssh_port=None, host_key=None, no_ssh="it has no sshd: its image needs openssh-server")
+        plan = strategy.plan(JOB, [first, deaf], facts(JOB, strategy))
+        assert plan.starter is None
+        assert plan.notes == (
+            "The workers' agents start the ranks, as horovodrun cannot: "
+            "nobody can log in to worker-1 (it has no sshd: its image needs openssh-server).",
+        )
+        assert describe(plan, JOB)["notes"] == list(plan.notes)
+
+    @pytest.mark.parametrize("change", [{"no_ssh": "This machine has none"}, {"probed": NO_CLIENT}])
+    def test_what_is_known_before_a_launch_is_not_tried(self, change: dict[str, Any]) -> None:
+        strategy = Horovod()
+        given = replace(facts(JOB, strategy), **change)
+        launcher = strategy.launcher_for(JOB, given)
+        assert launcher.name == "rendezvous"
+        plan = strategy.plan(JOB, members(JOB, strategy), given)
+        assert plan.launcher == replace(launcher, args=plan.launcher.args if plan.launcher else ())
+        assert plan.notes
+
+    @pytest.mark.parametrize("strategy", [Horovod(launcher="horovodrun"), Horovod(horovodrun_args=("--verbose",))])
+    def test_they_are_not_chosen_against_what_was_asked(self, strategy: Horovod) -> None:
+        there = [replace(member, ssh_port=None) for member in members(JOB, strategy)]
+        with pytest.raises(JobError, match="nobody can log in to worker-0, nor to 1 more") as refused:
+            strategy.plan(JOB, there, facts(JOB, strategy))
+        assert 'launcher="agents"' in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"launcher": "mpiexec"}, "started by 'horovodrun' or by 'agents'"),
+            ({"launcher": 3}, "started by 'horovodrun' or by 'agents'"),
+            ({"launcher": "agents", "horovodrun_args": ("--verbose",)}, "horovodrun_args are for horovodrun"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(JobError, match=message):
+            Horovod(**options).roles(JOB)
+
+
 class TestMpi:
     def test_the_command_for_open_mpi(self, mpiexecs: dict[str, str]) -> None:
         strategy = MPI(slots=2, mpiexec=mpiexecs["Open MPI"])
@@ -232,7 +341,7 @@ class TestMpi:
         assert plan.launcher is not None
         assert shlex.join(plan.launcher.argv) == (
             f"{mpiexecs['Open MPI']} -n 4 --leave-session-attached --hostfile /tmp/scratch/hostfile --map-by slot "
-            "--bind-to none --mca plm_rsh_agent /tmp/scratch/bin/ssh --mca plm_rsh_no_tree_spawn 1 "
+            "--bind-to none --wdir / --mca plm_rsh_no_tree_spawn 1 "
             "--mca oob_tcp_if_include lo --mca btl_tcp_if_include lo --mca btl tcp,self --mca mpi_yield_when_idle 1 "
             "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py "
             "--epochs 3"
@@ -246,7 +355,7 @@ class TestMpi:
         assert plan.launcher is not None
         assert shlex.join(plan.launcher.argv) == (
             f"{mpiexecs['MPICH']} -n 2 -f /tmp/scratch/hostfile -launcher ssh -launcher-exec /tmp/scratch/bin/ssh "
-            "-iface lo -bind-to core "
+            "-iface lo -wdir / -bind-to core "
             "/py -I -S /tmp/scratch/lib/mpi_rank.py /py -u /tmp/scratch/lib/runner.py program /scripts/train.py"
         )
         assert plan.files["hostfile"] == "127.1.1.1:1\n127.1.1.2:1\n"
@@ -279,7 +388,7 @@ class TestMpi:
 
     @pytest.mark.parametrize("option", ["-n", "-np", "--np"])
     def test_the_number_of_ranks_is_not_theirs_to_say(self, option: str) -> None:
-        with pytest.raises(JobError, match="say how many ranks there are") as refused:
+        with pytest.raises(JobError, match="says how many ranks there are") as refused:
             MPI(mpi_args=(option, "4")).roles(JOB)
         assert "slots=" in str(refused.value)
 
@@ -331,7 +440,7 @@ class TestMultiWorker:
             "cluster": {"worker": ["127.1.1.1:4001", "127.1.1.2:4002"]},
             "task": {"type": "worker", "index": 1},
         }
-        assert plan.decides == ("worker-0", "worker-1")
+        assert plan.completed_by == ("worker-0", "worker-1")
 
 
 def test_a_program_that_is_no_python_is_run_as_it_is() -> None:

@@ -26,7 +26,7 @@ def test_two_workers_learn_the_digits_and_end_with_the_same_weights() -> None:
     assert weights[0] == weights[1] != []
     assert "test accuracy" in cluster.logs("worker-0")
     assert "test accuracy" not in cluster.logs("worker-1")
-    assert "note" not in [event.kind for event in muster.open_run(cluster.run).events()]
+    assert "note" not in [event.kind for event in muster.open_run(cluster.run_id).events()]
 
 
 def test_the_worker_that_was_killed_is_named_while_the_other_one_waits_for_it() -> None:

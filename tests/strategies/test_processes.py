@@ -14,9 +14,10 @@ PLACE = ("MUSTER_RANK", "MUSTER_LOCAL_RANK", "MUSTER_WORLD_SIZE", "RANK", "LOCAL
 
 
 def run(worker_script: Any, n_workers: int = 1, **options: Any) -> muster.Cluster:
-    return muster.run_cluster(
+    cluster: muster.Cluster = muster.run_cluster(
         n_workers, worker_script=worker_script, strategy="processes", memory=0.5, run_timeout=30, **options
     ).cluster
+    return cluster
 
 
 def test_each_rank_knows_its_place_and_its_value_comes_back() -> None:

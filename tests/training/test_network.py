@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measuring import Unavailable
-from benchmarks.network import PREFIX, Network, network
 
 pytest.importorskip("horovod")
+from benchmarks.network import PREFIX, Network, network  # noqa: E402  which imports Horovod
+
 network_schemes = pytest.importorskip("benchmarks.network_schemes")
 
 LAYERS = 4  # of 724 x 724 and 724 parameters
@@ -29,6 +30,7 @@ def hosts() -> Iterator[Network]:
     made.close()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_bytes_sent_are_those_of_the_formula_and_of_the_interface_and_fewer_are_faster(hosts: Network) -> None:
     hosts.limit("100mbit")
@@ -86,4 +88,4 @@ def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return sorted(line.split()[0] for line in listed.splitlines())
+    return sorted(line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX))

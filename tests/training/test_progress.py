@@ -27,6 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     now = [100.0]
     monkeypatch.setattr(progress, "_reporter", progress.Reporter(progress._send_datagram, lambda: now[0]))
     monkeypatch.setattr(progress._stages, "is_over", True)
+    monkeypatch.setattr(progress, "_known_names", {})
+    monkeypatch.setattr(progress, "_warned", {})
     for variable in (*progress.RANK_VARIABLES, progress.ADDRESS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
 
@@ -79,6 +81,20 @@ def test_what_is_not_given_is_not_sent(received: Received) -> None:
     assert set(message) == {"kind", "rank", "time", "step"}
 
 
+def test_names_and_values_that_are_a_slip_are_told_once(received: Received) -> None:
+    for _ in range(2):
+        report(
+            1, **cast("dict[str, Any]", {"stepp": 1, "loss": "low", "accuracy": None, "val_loss": 0.5, "n_steps": 3})
+        )
+    report(cast(Any, "first"))
+    warnings = [message["text"] for message in received() if message["kind"] == "warning"]
+    assert warnings == [
+        "reports stepp=, which is shown as a metric; the argument of report() is step=",
+        "reports loss as a value of type str, which is no number: it is left out",
+        "reports step as a value of type str, which is no number: it is left out",
+    ]
+
+
 @pytest.mark.parametrize("variable", progress.RANK_VARIABLES)
 def test_the_rank_is_the_launchers(received: Received, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
@@ -115,7 +131,7 @@ def test_what_float_and_int_take_is_taken_and_the_rest_left_out(received: Receiv
         name=cast(Any, "LeNet"),
         nothing=cast(Any, None),
     )
-    (message,) = received()
+    (message,) = (message for message in received() if message["kind"] == "progress")
     assert message["step"] == 3
     assert message["metrics"] == {"loss": 0.5, "one": 2.0}
 

@@ -35,7 +35,7 @@ def test_ranks_that_read_the_same_examples_are_warned_of(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     cluster = muster.run_cluster(2, strategy="horovod", worker_script="train.py", run_timeout=120).cluster
-    events = list(muster.open_run(cluster.run).events())
+    events = list(muster.open_run(cluster.run_id).events())
     told = [event.kind for event in events if event.kind == "note" or "shared" in event.data.get("metrics", {})]
     assert told.count("note") == 1
     assert told[0] == "progress"

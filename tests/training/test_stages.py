@@ -32,7 +32,7 @@ class Watched:
         """Time in which the process is looked at ten times a second, and is always at the same."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            self.stages.look(stage, call)
+            self.stages.record(stage, call)
 
 
 def test_each_stage_is_told_with_how_long_the_one_before_took() -> None:
@@ -95,7 +95,7 @@ def run(folder: Path, script: str, n_workers: int = 1, **env: str) -> tuple[Any,
     (folder / "train.py").write_text(textwrap.dedent(script))
     env = {"PYTHONPATH": str(folder / "site"), **env}
     cluster = muster.run_cluster(n_workers, worker_script="train.py", strategy=Plain(), env=env).cluster
-    return cluster, list(muster.open_run(cluster.run).events())
+    return cluster, list(muster.open_run(cluster.run_id).events())
 
 
 def test_a_run_says_what_the_first_step_waits_for(folder: Path) -> None:
@@ -235,7 +235,7 @@ for _ in range(100):
 print((time.process_time() - began) / 100)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 0.01 * stages.LOOK_SECONDS
+    assert float(done.stdout) < 0.01 * stages.CHECK_SECONDS
 
 
 def test_a_slow_start_is_explained_by_the_process_that_was_last() -> None:
@@ -257,3 +257,5 @@ def test_a_slow_start_is_explained_by_the_process_that_was_last() -> None:
     )
     assert first_step(events[:3]) == ""
     assert first_step([]) == ""
+    again = [at(event.time + 100, event.kind, event.worker, **event.data) for event in events[1:]]
+    assert "starting workers 0.2 s" in first_step([*events, at(110, "run_attempt", attempt=2, reason=""), *again])

@@ -55,6 +55,7 @@ def refusal(platform: WorkbenchPlatform, run: Run, n: int = 3) -> str:
     return str(caught.value)
 
 
+@pytest.mark.alone  # the session waits a second for each answer
 @pytest.mark.parametrize(
     ("how", "says"),
     [

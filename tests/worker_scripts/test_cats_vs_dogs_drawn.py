@@ -1,10 +1,9 @@
 from typing import Any
 
+import cats_vs_dogs_drawn as drawn
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-from worker_scripts import cats_vs_dogs_drawn as drawn
 
 Pictures = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 

@@ -3,11 +3,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mnist_data
 import numpy as np
 import pytest
 
 from tests.training.processes import REPOSITORY, environment
-from worker_scripts import mnist_data
 
 Digits = tuple[mnist_data.Split, mnist_data.Split]
 

@@ -14,7 +14,7 @@ STEPS = 20
 
 def main() -> None:
     horovod.init()
-    batches: queue.Queue = queue.Queue()
+    batches: "queue.Queue[tf.Tensor]" = queue.Queue()
     for _ in range(STEPS if horovod.rank() != 1 else STEPS // 2):  # what fills the queue of rank 1 gives up half way
         batches.put(tf.random.uniform([32]))
     for step in range(1, STEPS + 1):
@@ -24,7 +24,7 @@ def main() -> None:
         report(step, steps=STEPS, loss=loss)
 
 
-def next_batch(batches: queue.Queue) -> tf.Tensor:
+def next_batch(batches: "queue.Queue[tf.Tensor]") -> tf.Tensor:
     return batches.get()  # without a timeout
 
 

@@ -3,16 +3,24 @@
 Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config) and ``entry``
 (path of the agent's socket). Its folder is imported as a package of its own, without the rest of Muster and without
 site-packages: that is quick, and works in any interpreter.
+
+``template`` (descriptor of the socket to the guard, and more) has site-packages, and ranks are forks of it: there the
+package has a name that no script's module has.
 """
 
+import importlib.util
 import os.path
 import sys
 
 
 def main() -> None:
     """Start the role named on the command line."""
+    role, argument = sys.argv[1:3]
+    if role == "template":
+        _load("_muster_agent")
+        importlib.import_module("_muster_agent.template").main(int(argument))
+        return
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    role, argument = sys.argv[1:]
     if role == "guard":
         from agent.guard import main as guard_main  # type: ignore[import-not-found]
 
@@ -27,6 +35,18 @@ def main() -> None:
         worker_main(argument)
     else:
         raise SystemExit("no such role: {}".format(role))
+
+
+def _load(name: str) -> None:
+    """Import the package in this folder by a name."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.util.spec_from_file_location(
+        name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
 
 
 main()

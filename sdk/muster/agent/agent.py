@@ -5,6 +5,7 @@ address and, at the end, its outcome. When the session hangs up, or SIGTERM come
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -13,30 +14,38 @@ import sys
 import time
 
 from . import fields, frames, linux, wire
-from .environment import worker_environment
+from .cgroup import MemoryKills
+from .environment import resolved, worker_environment
 from .files import Files
 from .gpus import GpuMeter
+from .launcher import LauncherHere
 from .link import Link
 from .logfile import LogFile, RankLogs
 from .loop import Loop
-from .places import resolve
+from .pace import Pace
+from .places import is_symbolic, resolve
 from .ports import PortHold, hold_ports
-from .processes import Child, Processes, cannot_start, outcome_of
+from .processes import Child, Children, cannot_start, outcome_of
 from .ranks import Ranks
 from .scratch import remove_scratch
 from .sshd import Sshd
 from .stacks import ask_for_stacks
-from .usage import Usage
+from .streams import Streams
+from .usage import UsageMeter
 from .waiting import connections_of, is_stopped
+from .warm import become, relevant, share_of, starts_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from .processes import Become
+
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
+LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
 REPORTS_AT_ONCE = 100
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
 OUTPUT_AT_END = 256  # of a process
@@ -54,7 +63,7 @@ class Agent:
 
     Attributes:
         environment: that of the worker's processes, once it has an address.
-        expected: what the session said about ranks to come: ``argv``, ``env``, ``cwd``.
+        expected: what the session said about ranks to come: ``argv`` (None: as their launcher says), ``env``, ``cwd``.
     """
 
     def __init__(self, config: "dict[str, Any]", upstream: int) -> None:
@@ -68,28 +77,48 @@ class Agent:
         self._log = LogFile(config["log"], config["log_cap"])
         self._rank_logs = RankLogs(self._log)
         self._link = Link(self._loop, self._obey, self._session_lost)
-        self._files = Files(self._loop, self._link.send, config["places"])
-        self.processes = Processes(self._loop, self._log.descriptor)
+        self._pace = Pace(self._link.send)
+        self._link.on_welcome = lambda welcome: setattr(self._pace, "interval", welcome.interval)
+        self._files = Files(self._loop, self._link.send, config["places"], config.get("cache"))
+        self.processes = Children(self._loop, self._log.descriptor)
+        self._launcher = LauncherHere(self._loop, self.processes, config, self._link.send, self._stop_if_all_left)
+        self._streams = Streams(self._loop, self.processes, self._link.send, lambda: self._address)
+        self._address = ""
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ports: "list[PortHold]" = []
         self._watched_ports: "set[int]" = set()
         self._sshd: "Sshd | None" = None
+        self._no_ssh = ""
         self._gpus: "GpuMeter | None" = None
+        self._memory_kills = MemoryKills() if config.get("has_cgroup") else None
         self._is_leaving = False
         self._has_refused_report = False
+        self._template: "dict[str, Any] | None" = config.get("template")
+        self._has_told_recipe = self._has_told_cold = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
             wire.Refused: self._refused,
-            wire.Ping: self._tell_clocks,
+            wire.Ping: self._answer_ping,
             wire.Start: self._start,
             wire.Expect: self._expect,
+            wire.Launch: self._launcher.start,
+            wire.StopLauncher: self._launcher.stop,
             wire.Watch: self._watch,
             wire.AskStacks: lambda order: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
             wire.Release: self._release,
             wire.Stop: self._stop,
             wire.End: lambda order: self._leave(),
+            wire.Execute: self._execute,
+            wire.Dial: self._streams.dial,
+            wire.Data: self._streams.data,
+            wire.Credit: self._streams.credit,
+            wire.Eof: self._streams.eof,
+            wire.Resize: self._streams.resize,
+            wire.Close: self._streams.end,
             wire.Put: self._files.put,
             wire.Get: self._files.get,
+            wire.Find: self._files.find,
+            wire.Sync: self._files.sync,
             wire.Have: self._files.have,
             wire.Chunk: self._files.chunk,
             wire.Missing: self._files.missing,
@@ -121,6 +150,8 @@ class Agent:
         folders = [self._scratch, os.path.join(self._scratch, "tmp")]
         if "run" in self.config["places"]:
             folders.append(os.path.join(self.config["places"]["run"], "results"))
+        if self.config["places"].get("project", "").startswith(self._scratch + "/"):
+            folders.append(self.config["places"]["project"])
         for folder in folders:
             os.makedirs(folder, 0o700, exist_ok=True)
         if self.config["ssh"]:
@@ -128,14 +159,26 @@ class Agent:
         self._open_reports()
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
         self._loop.call_every(TICK, self._tick)
-        Usage(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
+        usage = UsageMeter(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
+        usage.shared = share_of(self._template)
         if self._sshd is None:
             self._ready(self.config["address"])
 
     def _start_sshd(self) -> None:
         Ranks(self._loop, self, os.path.join(self._scratch, "agent.sock"))
         self._sshd = Sshd(self._loop, self.processes, self.config, self._ready, self._sshd_failed)
-        self._sshd.start()
+        try:
+            self._sshd.start()
+        except OSError as error:
+            if self.config["ssh"]["is_required"]:
+                self._sshd_failed(str(error))
+            else:
+                self._do_without_sshd(str(error))
+
+    def _do_without_sshd(self, why: str) -> None:
+        self._sshd = None
+        self._no_ssh = why.splitlines()[0]
+        self.remark("nobody can log in to this worker: {}".format(why))
 
     def _open_reports(self) -> None:
         self._reports.bind(os.path.join(self._scratch, "report.sock"))
@@ -144,10 +187,11 @@ class Agent:
 
     def _ready(self, address: str) -> None:
         """Tell the session and the guard that everything is ready, and start what has been asked for already."""
+        self._address = address
         self.environment = worker_environment(self.config, address)
         if self.config["gpus"]:
             self._gpus = GpuMeter(self._loop, self.processes, self.config["gpus"], self.environment)
-        self._tell_guard(address=address)
+        self._send_to_guard(address=address)
         if self.config["session"]:
             self._say_hello(address, self.config.pop("session"))
         if self.config["process"]:
@@ -166,6 +210,7 @@ class Agent:
             ports=tuple(port.number for port in self._ports),
             ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
+            no_ssh=self._no_ssh,
             interfaces=tuple(filter(fields.INTERFACE.match, linux.interfaces_of(address))),
             cores=max(1, int(self.config["cpu"])),
             gpus=tuple(self.config["gpus"]),
@@ -192,7 +237,7 @@ class Agent:
         except OSError as error:
             self.complain("the agent could not do what the session says: {}".format(error))
 
-    def _tell_clocks(self, ping: wire.Ping) -> None:
+    def _answer_ping(self, ping: wire.Ping) -> None:
         self._link.send(wire.Clock(ping.number, time.monotonic(), time.time()))
 
     def _refused(self, refused: wire.Refused) -> None:
@@ -214,13 +259,21 @@ class Agent:
     def _expect(self, order: wire.Expect) -> None:
         self._rank_logs.are_wanted = order.split
         argv, env, cwd = self._resolved(order)
-        self.expected = {"argv": argv, "env": env, "cwd": cwd}
+        # A launcher knows only the session's paths, so that a command line with places counts as the session gave it.
+        self.expected = {"argv": argv if any(map(is_symbolic, order.argv)) else None, "env": env, "cwd": cwd}
 
     def _resolved(self, order: "wire.Start | wire.Expect") -> "tuple[list[str], dict[str, str], str | None]":
         """Command line, environment and working directory, with this worker's paths of the places that they name."""
         places = self.config["places"]
-        env = {name: resolve(value, places) for name, value in order.env.items()}
-        return [resolve(word, places) for word in order.argv], env, order.cwd and resolve(order.cwd, places)
+        env = resolved(order.env, self.config)
+        cwd = order.cwd and resolve(order.cwd, places)
+        if cwd and cwd != order.cwd:  # a folder of the project which has no files may not have been sent
+            os.makedirs(cwd, 0o700, exist_ok=True)
+        return [resolve(word, places) for word in order.argv], env, cwd
+
+    def _execute(self, order: wire.Execute) -> None:
+        cwd = resolve(order.cwd, self.config["places"]) if order.cwd else self.config["cwd"]
+        self._streams.execute(order, dict(self.environment, **resolved(order.env, self.config)), cwd)
 
     def _watch(self, order: wire.Watch) -> None:
         self._watched_ports.add(order.port)
@@ -232,7 +285,8 @@ class Agent:
 
     def _stop(self, order: wire.Stop) -> None:
         for child in list(self.processes.running.values()):
-            self.processes.end(child, order.grace, "stopped")
+            if child is not self._launcher.child:
+                self.processes.end(child, order.grace, "stopped")
 
     # Events of the worker
 
@@ -247,22 +301,55 @@ class Agent:
         """Start one process of the worker and tell the session. Raises OSError where it cannot be started."""
         environment = dict(self.environment, **env)
         output = self._rank_logs.open(rank)
-        child = self.processes.start(argv, environment, cwd or self.config["cwd"], rank, on_exit, output)
+        folder = cwd or self.config["cwd"]
+        become = self._warm(argv, environment, folder)
+        child = self.processes.start(argv, environment, folder, rank, on_exit, output, become=become)
         self._link.send(wire.Started(child.pid, rank))
         return child
+
+    def _warm(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "Become | None":
+        """Return what makes a fork of this agent a process of the script's; None where it starts by itself."""
+        imports = self.config.get("imports")
+        if imports is None or not starts_script(argv):
+            return None
+        if not self._has_told_recipe:
+            self._has_told_recipe = True
+            known = relevant(env, os.path.dirname(argv[2]))
+            if known is not None and sum(map(len, [*known, *known.values()])) < LARGEST_RECIPE:
+                self._send_to_guard(recipe={"python": argv[0], "env": known, "imports": imports["modules"]})
+        if self._template is None:
+            return None
+        made = self._template["made"]
+        why = made.reason_against(argv, env, cwd)
+        if why is None:
+            return functools.partial(become, made)
+        if not self._has_told_cold:
+            self._has_told_cold = True
+            self._log.write("the script starts cold: {}".format(why))
+        return None
 
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
         self._rank_logs.close(child.rank)
         self._send_output(OUTPUT_AT_END)  # so that its last words come before its end
-        facts = {name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory")}
+        if self._memory_kills and self._memory_kills.has_more() and child.signal == signal.SIGKILL:
+            child.reason, child.memory = child.reason or "memory", child.memory or self._memory_kills.peak()
+        facts = {
+            name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory", "late")
+        }
+        self._pace.flush()
         self._link.send(wire.Exited(time=child.ended_at[0], monotonic=child.ended_at[1], **facts))
         if self._outcome["status"] != "failed":
             self._outcome = outcome_of(child)
-        if self.config["process"] or (self._is_leaving and not self.processes.running):
+        if self.config["process"]:
+            self._loop.stop()
+        self._stop_if_all_left()
+
+    def _stop_if_all_left(self) -> None:
+        if self._is_leaving and not self.processes.running:
             self._loop.stop()
 
-    def tell_session(self, message: "tuple[Any, ...]") -> None:
+    def send_to_session(self, message: "tuple[Any, ...]") -> None:
         """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
         self._link.send(message)
 
@@ -277,8 +364,13 @@ class Agent:
             self._link.send(wire.Error(text))
 
     def _sshd_failed(self, what: str) -> None:
+        never_listened = not self.environment
+        if never_listened and not self.config["ssh"]["is_required"]:
+            self._do_without_sshd(what)
+            self._ready(self.config["address"])
+            return
         self.complain(what)
-        if not self.environment:  # it never listened
+        if never_listened:
             self._outcome = {"status": "failed", "reason": what}
             self._leave()
 
@@ -290,7 +382,7 @@ class Agent:
     def _report_usage(self, cpu: float, memory: int) -> None:
         if self._link.takes_output:
             gpus = (self._gpus.busy, self._gpus.memory) if self._gpus else ()
-            self._link.send(wire.Usage(cpu, memory, *gpus))
+            self._pace.usage(wire.Usage(cpu, memory, *gpus))
 
     def _too_much_memory(self, used: int) -> None:
         for child in list(self.processes.running.values()):
@@ -300,18 +392,21 @@ class Agent:
     def _tick(self) -> None:
         if self.processes.running:
             self.processes.kill_leftovers()
-            self._look_for_listeners()
+            self._check_listeners()
+        self._pace.tick()
         self._send_output()
         self._log.rotate_when_full(wait_for_reader=self._link.is_open)
 
     def _send_output(self, most: int = OUTPUT_AT_ONCE) -> None:
         self._rank_logs.copy()
+        if self._link.takes_output:
+            self._launcher.tell()
         for _ in range(min(self._log.unread(), most)):  # a process that prints without end must hold up nothing else
             text = self._log.read() if self._link.takes_output else ""
             if text:
                 self._link.send(wire.Output(text))
 
-    def _look_for_listeners(self) -> None:
+    def _check_listeners(self) -> None:
         if not self._watched_ports:
             return
         pids = linux.descendants(os.getpid(), linux.snapshot())
@@ -332,12 +427,18 @@ class Agent:
     def _forward_report(self, data: bytes) -> None:
         """Pass a report on: any process of the worker may have sent it."""
         try:
-            self._link.send(wire.read_report(json.loads(data.decode("utf-8"))))
+            report = wire.read_report(json.loads(data.decode("utf-8")))
         except (ValueError, RecursionError) as error:
             if not self._has_refused_report:
                 self._has_refused_report = True  # said once: whoever sends one sends many
                 why = error if isinstance(error, wire.Misfit) else "it is not JSON"
                 self._log.write("a report is dropped, and so are others like it: {}".format(why))
+            return
+        if isinstance(report, wire.Progress):
+            self._pace.progress(report)
+        else:
+            self._pace.flush()
+            self._link.send(report)
 
     # Leaving
 
@@ -348,6 +449,7 @@ class Agent:
     def _leave_politely(self) -> None:
         """Ask all processes to end, and leave when they have, or have had time enough."""
         self._is_leaving = True
+        self._launcher.stop(wire.StopLauncher(POLITE_GRACE))
         self._stop(wire.Stop(POLITE_GRACE))
         if not self.processes.running:
             self._leave()
@@ -367,9 +469,9 @@ class Agent:
         for port in self._ports:
             port.close()
         remove_scratch(self._scratch, self.config["session_process"])
-        self._tell_guard(**self._outcome)
+        self._send_to_guard(**self._outcome)
 
-    def _tell_guard(self, **facts: object) -> None:
+    def _send_to_guard(self, **facts: object) -> None:
         with contextlib.suppress(OSError):  # it may be gone
             os.write(self._upstream, frames.encode("worker", **facts))
 

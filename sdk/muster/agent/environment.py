@@ -1,13 +1,13 @@
 """The environment of a worker's processes, made from what its platform knows of it. Nothing is read or written."""
 
-import os.path
+import os
 import re
 
-from .places import resolve
+from .places import is_symbolic, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Mapping
 
 
 THREAD_COUNTS = (
@@ -41,9 +41,21 @@ def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str
     """
     environment = _inherited(config["environ"])
     environment.update(_from_resources(config))
-    environment.update((name, resolve(value, config["places"])) for name, value in config["env"].items())
+    environment.update(resolved(config["env"], config))
     environment.update(_identity(config, address))
     return environment
+
+
+def resolved(env: "Mapping[str, str]", config: "dict[str, Any]") -> "dict[str, str]":
+    """Return variables with this worker's paths of the places that they name.
+
+    A session that knows no path of the worker's does not know its PYTHONPATH either: that comes behind what is given.
+    """
+    found = {name: resolve(value, config["places"]) for name, value in env.items()}
+    own = config["environ"].get("PYTHONPATH")
+    if own and is_symbolic(env.get("PYTHONPATH", "")):
+        found["PYTHONPATH"] += os.pathsep + own
+    return found
 
 
 def _inherited(environ: "dict[str, str]") -> "dict[str, str]":

@@ -7,20 +7,24 @@ hashed in pieces, between which the agent does its other work.
 """
 
 import hashlib
+import itertools
 import json
 import os
 
 from . import wire
 from .loop import Loop
-from .places import MOST_FILES, listing, open_file, open_folder, open_folder_in, part_name, split
+from .parts import SLICE, PartFile
+from .places import MOST_FILES, find, listing, open_file, open_folder, open_folder_in, split
+from .project import Cache, ProjectCopy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Any, Callable, Union
+
+    Transfer = Union["Incoming", "Outgoing", ProjectCopy]
 
 CHUNK = 1 << 17  # bytes
 WINDOW = 4 * CHUNK  # bytes that are sent before the first of them must be answered
-SLICE = 1 << 22  # bytes that are hashed at once
 MOST_TRANSFERS = 64  # at a time
 
 
@@ -31,29 +35,58 @@ class Files:
         loop: the agent's event loop.
         send: sends a message to the session.
         places: the folders that files may be in, by the names that the session knows them by.
+        cache: folder and size of what is kept for later runs; None for nothing.
     """
 
-    def __init__(self, loop: Loop, send: "Callable[[tuple[Any, ...]], object]", places: "dict[str, str]") -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        send: "Callable[[tuple[Any, ...]], object]",
+        places: "dict[str, str]",
+        cache: "dict[str, Any] | None" = None,
+    ) -> None:
         self._loop = loop
         self._send = send
         self._places = places
-        self._transfers: "dict[int, Incoming | Outgoing]" = {}
+        self._cache = cache
+        self._transfers: "dict[int, Transfer]" = {}
 
     def put(self, order: wire.Put) -> None:
         """Begin to take a file."""
         self._begin(order, lambda: Incoming(order, self._root(order.place)))
 
     def get(self, order: wire.Get) -> None:
-        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of every file in it.
+        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of the files in it.
 
-        The size is null where the file is there but cannot be got.
+        They come in the order of their names, the next ``MOST_FILES`` after the one that the order names. The size is
+        null where the file is there but cannot be got.
         """
         self._begin(order, lambda: Outgoing(order, self._root(order.place)))
+
+    def find(self, order: wire.Find) -> None:
+        """Begin to send the listing of all files that a pattern matches."""
+        self._begin(order, lambda: Matches(order, self._root(order.place)))
+
+    def sync(self, order: wire.Sync) -> None:
+        """Begin to lay out a folder."""
+        for number, transfer in list(self._transfers.items()):  # what was torn, and begins again
+            if isinstance(transfer, ProjectCopy) and transfer.place == order.place:
+                self._end(number)
+        self._begin(
+            order,
+            lambda: ProjectCopy(order, self._root(order.place), self._root(order.list_place), self._open_cache(order)),
+        )
+
+    def _open_cache(self, order: wire.Sync) -> "Cache | None":
+        try:
+            return Cache(self._cache["folder"], self._cache["bytes"]) if self._cache and order.is_kept else None
+        except OSError:  # it would only have saved time
+            return None
 
     def chunk(self, chunk: wire.Chunk) -> None:
         """Take a piece of a file."""
         transfer = self._transfers.get(chunk.transfer)
-        if isinstance(transfer, Incoming):
+        if isinstance(transfer, (Incoming, ProjectCopy)):
             self._guarded(chunk.transfer, lambda: transfer.write(chunk, self._answer))
 
     def have(self, have: wire.Have) -> None:
@@ -76,7 +109,7 @@ class Files:
             raise OSError("this worker has no place {!r}".format(place))
         return self._places[place]
 
-    def _begin(self, order: "wire.Put | wire.Get", make: "Callable[[], Incoming | Outgoing]") -> None:
+    def _begin(self, order: "wire.Put | wire.Get | wire.Find | wire.Sync", make: "Callable[[], Transfer]") -> None:
         number = order.transfer
         if number in self._transfers:
             self._send(wire.Missing(number, "there is a transfer with this number already"))
@@ -90,7 +123,7 @@ class Files:
 
         self._guarded(number, begin)
 
-    def _hash(self, number: int, transfer: "Incoming | Outgoing") -> None:
+    def _hash(self, number: int, transfer: "Transfer") -> None:
         """Hash what is there, a slice at a time, and then begin."""
         if self._transfers.get(number) is not transfer:
             return
@@ -118,99 +151,40 @@ class Files:
 
 
 class Incoming:
-    """An incoming file. Raises OSError where it cannot be written."""
+    """An incoming file. Raises OSError where it cannot be written, ValueError where another one comes."""
 
     def __init__(self, order: wire.Put, root: str) -> None:
-        parts = split(order.path)
         self._order = order
-        self._name = parts[-1]
-        self._part = part_name("", self._name, order.sha256)
-        self._folder = open_folder(root, parts[:-1], make=True)
-        self._file = -1
-        self._hash = hashlib.sha256()
-        self._offset = 0
+        self._part = PartFile(root, split(order.path), order.size, order.sha256)
         try:
-            self._is_there = self._open_finished()
-            if not self._is_there:
-                self._open_part()
+            self._part.open()
         except OSError:
-            self.close()
+            self._part.close()
             raise
 
     def hash_slice(self) -> bool:
         """Hash some of what is there already; False once that is done."""
-        data = os.pread(self._file, SLICE, self._offset)
-        self._hash.update(data)
-        self._offset += len(data)
-        if data:
-            return True
-        if self._is_there and self._hash.hexdigest() != self._order.sha256:  # another file of that name and size
-            self._is_there = False
-            os.close(self._file)
-            self._open_part()
-            return True
-        return False
+        return self._part.hash_slice()
 
     def begin(self, answer: "Callable[..., object]") -> None:
         """Tell the session how much is there."""
-        if self._is_there:
-            os.fchmod(self._file, self._order.mode)
-            answer(wire.Have(self._order.transfer, self._order.size), is_over=True)
-        elif self._offset >= self._order.size:
-            self._finish(answer)
-        else:
-            answer(wire.Have(self._order.transfer, self._offset))
+        self._answer(answer)
 
     def write(self, chunk: wire.Chunk, answer: "Callable[..., object]") -> None:
         """Take the next piece; one that is not the next is answered by where that begins."""
-        if chunk.offset == self._offset:
-            if self._offset + len(chunk.payload) > self._order.size:
-                raise OSError("more came than was announced")
-            data = memoryview(chunk.payload)
-            while data:
-                written = os.pwrite(self._file, data, self._offset)
-                self._hash.update(data[:written])
-                self._offset += written
-                data = data[written:]
-        if self._offset == self._order.size:
-            self._finish(answer)
-        else:
-            answer(wire.Have(self._order.transfer, self._offset))
+        if chunk.offset == self._part.offset:
+            self._part.write(chunk.offset, chunk.payload)
+        self._answer(answer)
 
     def close(self) -> None:
         """Close the file."""
-        for descriptor in (self._file, self._folder):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._file = self._folder = -1
+        self._part.close()
 
-    def _open_finished(self) -> bool:
-        """Open the finished file; return whether there is one of that name and size, which may be the very one."""
-        try:
-            self._file = open_file(self._folder, self._name, os.O_RDONLY)
-        except OSError:
-            return False
-        if os.fstat(self._file).st_size == self._order.size:
-            return True
-        os.close(self._file)
-        return False
-
-    def _open_part(self) -> None:
-        self._hash, self._offset = hashlib.sha256(), 0
-        self._file = -1
-        self._file = open_file(self._folder, self._part, os.O_RDWR | os.O_CREAT)
-        if os.fstat(self._file).st_nlink != 1:
-            raise OSError("its part file has another link")
-        if os.fstat(self._file).st_size > self._order.size:
-            os.ftruncate(self._file, 0)
-
-    def _finish(self, answer: "Callable[..., object]") -> None:
-        if self._hash.hexdigest() != self._order.sha256:
-            os.unlink(self._part, dir_fd=self._folder)
-            raise OSError("what came is not what was announced")
-        os.fchmod(self._file, self._order.mode)
-        os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        answer(wire.Have(self._order.transfer, self._order.size), is_over=True)
+    def _answer(self, answer: "Callable[..., object]") -> None:
+        is_over = self._part.offset >= self._order.size
+        if is_over:
+            self._part.finish(self._order.mode)
+        answer(wire.Have(self._order.transfer, self._part.offset), is_over=is_over)
 
 
 class Outgoing:
@@ -231,23 +205,20 @@ class Outgoing:
                 self._file = open_file(folder, parts[-1], os.O_RDONLY)
                 self._size = os.fstat(self._file).st_size
             except OSError:
-                self._listing = self._list(folder, parts[-1])
+                self._listing = self._list(folder, parts[-1], order.after)
                 self._size = len(self._listing)
         finally:
             os.close(folder)
 
     @staticmethod
-    def _list(around: int, name: str) -> bytes:
+    def _list(around: int, name: str, after: "str | None") -> bytes:
+        last = after.split("/") if after else []
         folder = open_folder_in(around, name)
         try:
-            found = []
-            for entry in listing(folder):
-                found.append(entry)
-                if len(found) > MOST_FILES:
-                    raise OSError("there are more than {} files in it".format(MOST_FILES))
+            rest = (entry for entry in listing(folder) if entry[0].split("/") > last)
+            return json.dumps(list(itertools.islice(rest, MOST_FILES))).encode("ascii")
         finally:
             os.close(folder)
-        return json.dumps(found).encode("ascii")
 
     def hash_slice(self) -> bool:
         """Hash some of it; False once that is done."""
@@ -282,3 +253,19 @@ class Outgoing:
 
     def _read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file, size, offset) if self._file >= 0 else self._listing[offset : offset + size]
+
+
+class Matches(Outgoing):
+    """The listing of all files that a pattern matches. Raises OSError where it cannot be made."""
+
+    def __init__(self, order: wire.Find, root: str) -> None:
+        self._number = order.transfer
+        self._hash = hashlib.sha256()
+        self._hashed = self._sent = 0
+        self._has_begun = False
+        self._file = -1
+        found = list(itertools.islice(find(root, order.pattern), MOST_FILES + 1))
+        if len(found) > MOST_FILES:
+            raise OSError("more than {} files match {}".format(MOST_FILES, order.pattern))
+        self._listing = json.dumps(found).encode("ascii")
+        self._size = len(self._listing)

@@ -3,7 +3,7 @@
 import os
 
 from .loop import Loop
-from .processes import Processes, spawn
+from .processes import Children, spawn
 
 INTERVAL = 2  # seconds between two of its measurements
 MIB = 1 << 20
@@ -23,7 +23,7 @@ class GpuMeter:
         memory: bytes of their memory that are in use, by whomever; None where it is not known.
     """
 
-    def __init__(self, loop: Loop, processes: Processes, devices: "list[str]", environ: "dict[str, str]") -> None:
+    def __init__(self, loop: Loop, processes: Children, devices: "list[str]", environ: "dict[str, str]") -> None:
         self.busy: "float | None" = None
         self.memory: "int | None" = None
         self._loop = loop
@@ -39,9 +39,9 @@ class GpuMeter:
         finally:
             os.close(writer)
         processes.expect_end(pid, lambda status: None)
-        loop.on_readable(self._output, self._hear)
+        loop.on_readable(self._output, self._read_output)
 
-    def _hear(self) -> None:
+    def _read_output(self) -> None:
         data = os.read(self._output, 1 << 12)
         if not data:
             self._loop.forget(self._output)

@@ -8,21 +8,26 @@ each answered by one line. Secrets go over that socket and into the agents' memo
 an environment. Other processes of the same user may ``poll`` and ``stop``, too (``visitors.py``).
 """
 
+import contextlib
 import os
 import signal
 import socket
 import time
 
 from . import agent, frames, linux
+from .channels import SocketChannel
 from .claims import Claim, claim, claim_cores, core_numbers
 from .loop import Loop
 from .processes import signal_name
 from .scratch import remove_scratch
+from .templates import Templates
 from .visitors import Visitors, guard_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .channels import PipeChannel
 
 
 AGENT_GRACE = 3.0  # seconds that an agent gets for ending its processes and itself
@@ -37,9 +42,10 @@ class GuardedWorker:
         self.upstream = upstream
         self.decoder = frames.Decoder()
         self.claims = claims
-        self.last_words: "dict[str, object]" = {}
-        self.run: str = config["run"]
+        self.outcome: "dict[str, object]" = {}
+        self.run_id: str = config["run"]
         self.scratch: str = config["scratch"]
+        self.imports: "dict[str, Any] | None" = config.get("imports")
         self.facts = {
             "id": config["id"],
             "name": config["name"],
@@ -54,7 +60,7 @@ class GuardedWorker:
         """True if its agent is gone."""
         return "finished_at" in self.facts
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close everything that is held for it."""
         self.upstream.close()
         for held in self.claims:
@@ -64,7 +70,9 @@ class GuardedWorker:
 class Guard:
     """The guard of one platform object, which talks to it over ``channel``."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    requests: "tuple[str, ...]" = ("launch", "poll", "stop", "close", "warmth")  # of its platform
+
+    def __init__(self, channel: "SocketChannel | PipeChannel") -> None:
         self._channel = channel
         self._decoder = frames.Decoder(limit=None)
         self._unsent = bytearray()
@@ -72,8 +80,10 @@ class Guard:
         self._submitted: "dict[str, list[GuardedWorker]]" = {}
         self._session: "tuple[int, int] | None" = None
         self._loop = Loop()
+        self._templates = Templates(self._loop)
         self._visitors = Visitors(self._loop, self._answer_visitor)
         self._pidfd: "int | None" = None
+        self._is_ending = False
 
     def run(self) -> None:
         """Serve until the session closes the platform or is gone; then end everything."""
@@ -82,9 +92,9 @@ class Guard:
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signal(signal.SIGTERM, self._loop.stop)
         self._loop.on_signal(signal.SIGCHLD, self._reap)
-        self._channel.setblocking(False)
-        self._loop.on_readable(self._channel, self._receive)
-        self._visitors.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
+        self._loop.on_readable(self._channel.reader, self._receive)
+        with contextlib.suppress(OSError):  # somebody has taken its name: then nobody can visit it, and that is all
+            self._visitors.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
         self._loop.run()
         self._end_everything()
 
@@ -92,16 +102,20 @@ class Guard:
 
     def _receive(self) -> None:
         try:
-            data = self._channel.recv(1 << 18)
+            data = self._channel.receive(1 << 18)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self._loop.stop()
+            self._channel_ended()
             return
         for message in self._decoder.feed(data):
-            self._reply(self._answer(message, ("launch", "poll", "stop", "close")))
+            self._reply(self._answer(message, self.requests))
+
+    def _channel_ended(self) -> None:
+        """Handle the end of the connection to the platform."""
+        self._loop.stop()
 
     def _answer_visitor(self, message: "dict[str, Any]") -> "dict[str, Any]":
         return self._answer(message, ("poll", "stop"))
@@ -124,23 +138,24 @@ class Guard:
             while self._unsent:
                 del self._unsent[: self._channel.send(self._unsent)]
         except BlockingIOError:
-            self._loop.on_writable(self._channel, self._transmit)
+            self._loop.on_writable(self._channel.writer, self._transmit)
             return
         except OSError:
-            self._loop.stop()
+            self._channel_ended()
             return
-        self._loop.on_writable(self._channel, None)
+        self._loop.on_writable(self._channel.writer, None)
 
     def _do_launch(
         self,
         run_key: str,
-        session: "list[int]",
+        session: "list[int] | None",
         environ: "dict[str, str]",
         claims: "dict[str, Any]",
         sshd: "dict[str, Any] | None",
         workers: "list[dict[str, Any]]",
     ) -> "dict[str, Any]":
-        self._watch_session(session[0], session[1])
+        if session:
+            self._watch_session(session[0], session[1])
         if run_key in self._submitted:  # the answer to the first time was lost
             return {"workers": [worker.facts for worker in self._submitted[run_key]]}
         common = {"session_process": session, "environ": environ, "sshd": sshd}
@@ -149,12 +164,15 @@ class Guard:
         # The workers of a cluster share its cores: a rank has threads beside the one that computes, and pinned to a
         # single core they would wait for one another while the core of a waiting rank is idle.
         common["cores"] = sorted(number for held in cores for number in core_numbers(held))
+        is_warm = bool(workers) and self._templates.suits(workers[0].get("imports"))
         for config in workers:
             gpus = claim(claims["folder"], claims["gpus"], config["gpu"])
             try:
                 if gpus is None:
                     raise OSError("fewer than {} GPUs are free; other clusters have taken them".format(config["gpu"]))
-                started.append(self._fork_agent(dict(config, **common), cores[len(started)], gpus))
+                forks = len(workers) if is_warm else 0
+                claimed = [cores[len(started)], gpus]
+                started.append(self._start_agent(dict(config, **common), claimed, forks))
             except OSError as error:
                 for held in cores[len(started) :] + ([gpus] if gpus else []):
                     held.close()
@@ -164,8 +182,14 @@ class Guard:
         self._submitted[run_key] = started
         return {"workers": [worker.facts for worker in started]}
 
-    def _do_poll(self) -> "dict[str, Any]":
-        return {"workers": [worker.facts for worker in self._workers.values()]}
+    def _do_poll(self, ids: "list[str] | None" = None) -> "dict[str, Any]":
+        """The workers with these ids that it knows; all of them where none are named."""
+        wanted = self._workers if ids is None else [worker_id for worker_id in ids if worker_id in self._workers]
+        return {"workers": [self._workers[worker_id].facts for worker_id in wanted]}
+
+    def _do_warmth(self) -> "dict[str, Any]":
+        found = self._templates
+        return {"state": found.state, "why": found.why, "pid": found.pid}
 
     def _do_stop(self, ids: "list[str]") -> "dict[str, Any]":
         for worker in [self._workers[worker_id] for worker_id in ids if worker_id in self._workers]:
@@ -178,9 +202,23 @@ class Guard:
 
     # Agents
 
-    def _fork_agent(self, config: "dict[str, Any]", cores: Claim, gpus: Claim) -> GuardedWorker:
-        config.update(gpus=gpus.devices)
+    def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
+        """Fork an agent, of the template where ``warm`` of them are to be.
+
+        What is claimed for it is released with it: until then the guard holds it open.
+        """
+        config.update(gpus=claims[1].devices)
         ours, theirs = socket.socketpair()
+        pid = self._templates.fork(config, theirs, warm) if warm else 0
+        pid = pid or self._fork_agent(config, ours, theirs)
+        theirs.close()
+        ours.setblocking(False)
+        worker = GuardedWorker(config, pid, ours, claims)
+        self._workers[config["id"]] = worker
+        self._loop.on_readable(ours, lambda: self._read_from_agent(worker))
+        return worker
+
+    def _fork_agent(self, config: "dict[str, Any]", ours: socket.socket, theirs: socket.socket) -> int:
         guard = os.getpid()
         # The agent is to get signals from its first moment on, but not before it has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)
@@ -189,7 +227,7 @@ class Guard:
             try:
                 linux.signal_at_parent_death(signal.SIGTERM)
                 if os.getppid() == guard:
-                    self._let_go()
+                    self._close_inherited()
                     ours.close()
                     os.setsid()
                     linux.hide(config["hidden"])
@@ -197,24 +235,20 @@ class Guard:
             finally:
                 os._exit(0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, agent.SIGNALS)
-        theirs.close()
-        ours.setblocking(False)
-        worker = GuardedWorker(config, pid, ours, [cores, gpus])
-        self._workers[config["id"]] = worker
-        self._loop.on_readable(ours, lambda: self._hear(worker))
-        return worker
+        return pid
 
-    def _let_go(self) -> None:
+    def _close_inherited(self) -> None:
         """Close, in an agent just forked, everything that is the guard's."""
         self._loop.close()
         self._channel.close()
         self._visitors.close()
+        self._templates.close_inherited()
         if self._pidfd is not None:
             os.close(self._pidfd)
         for worker in self._workers.values():
-            worker.let_go()
+            worker.release()
 
-    def _hear(self, worker: GuardedWorker) -> None:
+    def _read_from_agent(self, worker: GuardedWorker) -> None:
         """Take in what an agent says about its worker."""
         try:
             data = worker.upstream.recv(1 << 16)
@@ -223,12 +257,14 @@ class Guard:
         if not data:
             self._loop.forget(worker.upstream)
             return
-        for news in worker.decoder.feed(data):
-            del news["type"]
-            if "status" in news:
-                worker.last_words = news
+        for message in worker.decoder.feed(data):
+            del message["type"]
+            if "recipe" in message:
+                self._templates.note(message["recipe"])
+            elif "status" in message:
+                worker.outcome = message
             elif worker.facts["status"] == "starting":
-                worker.facts.update(news, status="running", running_at=time.time())
+                worker.facts.update(message, status="running", running_at=time.time())
 
     def _stop(self, worker: GuardedWorker) -> None:
         if worker.has_ended or worker.facts["status"] == "stopping":
@@ -244,7 +280,7 @@ class Guard:
 
     def _reap(self) -> None:
         """Collect agents that have ended. Every other child is the orphan of an agent that was killed."""
-        by_pid = {worker.pid: worker for worker in self._workers.values()}
+        by_pid = {worker.pid: worker for worker in self._workers.values() if not worker.has_ended}
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -252,10 +288,12 @@ class Guard:
                     break
                 if pid in by_pid:
                     self._record_end(by_pid.pop(pid), status)
+                else:
+                    self._templates.ended(pid)
         except ChildProcessError:
             pass
         agents = {worker.pid for worker in self._workers.values() if not worker.has_ended}
-        orphans = [pid for pid in linux.children() if pid not in agents]
+        orphans = [pid for pid in linux.children() if pid not in agents and pid != self._templates.pid]
         if orphans:
             processes = linux.snapshot()
             for orphan in orphans:
@@ -263,20 +301,21 @@ class Guard:
                     linux.kill(pid)
 
     def _record_end(self, worker: "GuardedWorker", status: int) -> None:
-        self._hear(worker)  # its last words may not have been read yet
+        self._read_from_agent(worker)  # its last words may not have been read yet
         self._loop.forget(worker.upstream)
-        worker.let_go()
-        if not worker.last_words:
+        worker.release()
+        if not worker.outcome:
             how = signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "an error of its own"
-            worker.last_words = {"status": "failed", "reason": "Its agent was ended by {}.".format(how)}
+            worker.outcome = {"status": "failed", "reason": "Its agent was ended by {}.".format(how)}
         if worker.facts["status"] == "stopping":
-            worker.last_words = {"status": "stopped"}
-        worker.facts.update(worker.last_words, finished_at=time.time())
+            worker.outcome = {"status": "stopped"}
+        worker.facts.update(worker.outcome, finished_at=time.time())
         self._remove_scratch(worker)
+        if worker.imports is not None and not self._is_ending and all(w.has_ended for w in self._workers.values()):
+            self._templates.prepare()
 
     def _remove_scratch(self, worker: GuardedWorker) -> None:
-        if self._session is not None:
-            remove_scratch(worker.scratch, self._session)
+        remove_scratch(worker.scratch, self._session)
 
     # The session
 
@@ -301,6 +340,8 @@ class Guard:
     # The end
 
     def _end_everything(self) -> None:
+        self._is_ending = True
+        self._templates.drop("")
         alive = [worker for worker in self._workers.values() if not worker.has_ended]
         for worker in alive:
             linux.kill(worker.pid, signal.SIGTERM)
@@ -309,13 +350,13 @@ class Guard:
             self._reap()
             time.sleep(0.005)
         linux.kill_descendants()
-        for run in {worker.run for worker in self._workers.values()}:
-            for pid in linux.marked("MUSTER_RUN_ID", run):
-                linux.kill(pid)
+        for pid in linux.marked("MUSTER_RUN_ID", *{worker.run_id for worker in self._workers.values()}):
+            linux.kill(pid)
         for worker in self._workers.values():
             self._remove_scratch(worker)
 
 
 def main(descriptor: int) -> None:
     """Run the guard that answers on the socket ``descriptor``."""
-    Guard(socket.socket(fileno=descriptor)).run()
+    os.set_inheritable(descriptor, False)  # only its forks may have it, which close it
+    Guard(SocketChannel(socket.socket(fileno=descriptor))).run()

@@ -15,6 +15,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PF_EXITING = 0x4
 SIOCGIFADDR = 0x8915
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TURN = 0.004  # seconds that the scheduler lets a process go on, while others wait
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 CLONE_NEWNS = 0x20000  # a mount namespace of its own
@@ -156,10 +157,10 @@ def environment_of(pid: int) -> "set[bytes]":
         return set()
 
 
-def marked(name: str, value: str) -> "list[int]":
+def marked(name: str, *values: str) -> "list[int]":
     """The ids of all processes, except this one, that were started with ``name=value`` in their environment."""
-    wanted = os.fsencode("{}={}".format(name, value))
-    return [pid for pid in all_pids() if pid != os.getpid() and wanted in environment_of(pid)]
+    wanted = {os.fsencode("{}={}".format(name, value)) for value in values}
+    return [pid for pid in all_pids() if pid != os.getpid() and not wanted.isdisjoint(environment_of(pid))]
 
 
 def resident_memory(pid: int) -> int:
@@ -168,6 +169,16 @@ def resident_memory(pid: int) -> int:
         return int(_read("/proc/{}/statm".format(pid)).split()[1]) * PAGE_SIZE
     except OSError:
         return 0
+
+
+def lateness() -> float:
+    """Seconds by which a process may get its turn later than usual, with as many as want one now."""
+    try:
+        runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    cores = os.cpu_count() or 1
+    return max(0, runnable - cores) / cores * TURN
 
 
 def proportional_memory(pid: int) -> "int | None":

@@ -48,8 +48,8 @@ class Loop:
         signal.set_wakeup_fd(self._waker.fileno())
         self.on_readable(self._wakeup, self._deliver_signals)
 
-    def on_readable(self, source: "Source", call: "Callable[[], object]") -> None:
-        """Call ``call()`` whenever ``source`` (a socket or descriptor) has something to read."""
+    def on_readable(self, source: "Source", call: "Callable[[], object] | None") -> None:
+        """Call ``call()`` whenever ``source`` (a socket or descriptor) has something to read; None to stop that."""
         self._register(source, selectors.EVENT_READ, call)
 
     def on_writable(self, source: "Source", call: "Callable[[], object] | None") -> None:

@@ -7,17 +7,22 @@ somebody has left there, or leaves there at this very moment, leads anywhere els
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import re
 import stat
+import tempfile
 
 from .fields import clean, relative_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Mapping
+    from typing import Any, Iterator, Mapping
 
 MOST_FILES = 10000  # in one listing
+LONGEST_TEMPORARY = 40  # characters of the folder around a scratch folder, whose sockets need short paths
+MOST_SEEN = 200000  # on the way to those that a pattern matches
+MAGIC = re.compile(r"[*?\[]")
 DEEPEST = 32  # folders in one another
 PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that has not come in full
 
@@ -33,12 +38,37 @@ def symbol(place: str) -> str:
     return "\0{}\0".format(place)
 
 
+def is_symbolic(text: str) -> bool:
+    """Return whether a text names places by symbols."""
+    return "\0" in text
+
+
 def resolve(text: str, places: "Mapping[str, str]") -> str:
     """The text with the paths of places in the stead of their symbols."""
-    if "\0" in text:
+    if is_symbolic(text):
         for place, path in places.items():
             text = text.replace(symbol(place), path)
     return text
+
+
+def settle(config: "dict[str, Any]") -> "dict[str, Any]":
+    """The config of an agent with a path for every place: those that nobody has given are in a new folder, its scratch.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    if not is_symbolic(config["scratch"] + config["log"] + config["cwd"]):
+        return config
+    places = dict(config["places"])
+    if "scratch" not in places:
+        around = tempfile.gettempdir()
+        is_short = len(around) <= LONGEST_TEMPORARY and " " not in around
+        places["scratch"] = tempfile.mkdtemp(prefix="muster-", dir=around if is_short else "/tmp")
+    for place in ("library", "run", "project"):
+        places.setdefault(place, os.path.join(places["scratch"], place))
+        os.makedirs(places[place], 0o700, exist_ok=True)
+    settled = {name: resolve(config[name], places) for name in ("scratch", "log", "cwd")}
+    return dict(config, places=places, **settled)
 
 
 def split(path: str) -> "list[str]":
@@ -112,6 +142,70 @@ def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[st
             continue
         except OSError:
             yield clean(path), None
+
+
+def find(root: str, pattern: str) -> "Iterator[tuple[str, int | None]]":
+    """Relative path and size, as ``listing`` has them, of every file in ``root`` that a pattern matches.
+
+    In a pattern ``*`` and ``?`` stand for characters of one name, ``[...]`` for one of some, and ``**`` for any number
+    of folders. One that matches a folder matches everything in it.
+
+    Raises:
+        OSError: the pattern leads out of ``root``; or there are too many files in it.
+    """
+    parts, matches = _parts(pattern), matcher(pattern)
+    plain = list(itertools.takewhile(lambda part: not MAGIC.search(part), parts[:-1]))
+    try:
+        folder = open_folder(root, plain)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        for seen, (path, size) in enumerate(listing(folder, "".join(part + "/" for part in plain))):
+            if seen >= MOST_SEEN:
+                raise OSError(errno.E2BIG, "there are more than {} files in it".format(MOST_SEEN), "/".join(plain))
+            if matches.match(path):
+                yield path, size
+    finally:
+        os.close(folder)
+
+
+def matcher(pattern: str) -> "re.Pattern[str]":
+    """Return what matches the relative paths of the files that a pattern stands for in ``find``. Raises as that."""
+    try:
+        return _translated(_parts(pattern))
+    except re.error as error:
+        raise OSError(errno.EINVAL, "it is no pattern: {}".format(error), pattern) from error
+
+
+def _parts(pattern: str) -> "list[str]":
+    parts = [part for part in pattern.split("/") if part != "."]
+    if pattern.endswith("/"):
+        parts.pop()
+    return split("/".join(parts))
+
+
+def _translated(parts: "list[str]") -> "re.Pattern[str]":
+    """The regular expression for a pattern, given its parts."""
+    found = ""
+    for part in parts[:-1]:
+        found += "(?:.*/)?" if part == "**" else _translated_name(part) + "/"
+    last = ".*" if parts[-1] == "**" else _translated_name(parts[-1]) + "(?:/.*)?"
+    return re.compile("(?s:" + found + last + r")\Z")
+
+
+def _translated_name(part: str) -> str:
+    pieces = re.split(r"(\*+|\?|\[[!^]?\]?[^\]]*\])", part)
+    for number, piece in enumerate(pieces):
+        if piece[:1] == "*":
+            pieces[number] = "[^/]*"
+        elif piece == "?":
+            pieces[number] = "[^/]"
+        elif piece[:1] == "[" and piece[-1:] == "]" and len(piece) > 2:
+            inner = re.sub(r"([\\\[&~|])", r"\\\1", piece[1:-1])
+            pieces[number] = "[^" + inner[1:] + "]" if inner[0] in "!^" else "[" + inner + "]"
+        else:
+            pieces[number] = re.escape(piece)
+    return "".join(pieces)
 
 
 def _can_travel(path: str) -> bool:

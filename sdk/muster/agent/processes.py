@@ -12,11 +12,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-SIGNALS_TO_RESTORE = ("SIGINT", "SIGHUP", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGCHLD")
+    Become = Callable[[list[str], dict[str, str]], object]
+
+SIGNALS_TO_RESTORE = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGCHLD")
 MARK = "MUSTER_PROCESS"  # names, in its environment, which of the agent's processes a process comes from
 
 
-def spawn(argv: "list[str]", env: "dict[str, str]", cwd: str, output: int, errors: "int | None" = None) -> int:
+def spawn(
+    argv: "list[str]",
+    env: "dict[str, str]",
+    cwd: str,
+    output: int,
+    errors: "int | None" = None,
+    source: "int | None" = None,
+    has_terminal: bool = False,
+    become: "Become | None" = None,
+) -> int:
     """Start a process that leads a session of its own and is killed when this one ends.
 
     Args:
@@ -25,6 +36,9 @@ def spawn(argv: "list[str]", env: "dict[str, str]", cwd: str, output: int, error
         cwd: its working directory.
         output: descriptor of its standard output.
         errors: descriptor of its standard error; None for the same.
+        source: descriptor of its standard input; None for none.
+        has_terminal: whether that is a terminal, which becomes the one that it belongs to.
+        become: makes the fork that process, with its command and environment, where it needs no new program.
 
     Returns:
         Its process id.
@@ -43,10 +57,14 @@ def spawn(argv: "list[str]", env: "dict[str, str]", cwd: str, output: int, error
             if os.getppid() != parent:
                 os._exit(1)
             _restore_signals()
-            _redirect(output, output if errors is None else errors)
+            _redirect(source, output, output if errors is None else errors)
+            if has_terminal:
+                _take_terminal()
             culprit = cwd
             os.chdir(cwd)
             culprit = argv[0]
+            if become is not None:
+                become(argv, env)
             os.execvpe(argv[0], argv, env)
         except Exception as error:
             number = getattr(error, "errno", None) or errno.EINVAL
@@ -63,18 +81,25 @@ def spawn(argv: "list[str]", env: "dict[str, str]", cwd: str, output: int, error
     return pid
 
 
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def _restore_signals() -> None:
     signal.set_wakeup_fd(-1)
     for name in SIGNALS_TO_RESTORE:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
-def _redirect(output: int, errors: int) -> None:
+def _redirect(source: "int | None", output: int, errors: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    # Duplicates first: one of the two may itself be a low number.
-    output, errors = os.dup(output), os.dup(errors)
-    for source, target in ((nothing, 0), (output, 1), (errors, 2)):
-        os.dup2(source, target)
+    # Duplicates first: one of them may itself be a low number.
+    ends = [os.dup(end) for end in (nothing if source is None else source, output, errors)]
+    for target, end in enumerate(ends):
+        os.dup2(end, target)
 
 
 class Child:
@@ -89,6 +114,7 @@ class Child:
         reason: ``memory`` or ``stopped`` where the agent ended it.
         memory: bytes that it and its descendants had when they were too many.
         ended_at: what ``time.time()`` and ``time.monotonic()`` said when it was found to have ended.
+        late: seconds by which that may have been after its end, beyond what is usual.
     """
 
     def __init__(self, pid: int, key: str, rank: "int | None", on_exit: "Callable[[Child], object]") -> None:
@@ -101,9 +127,10 @@ class Child:
         self.reason: "str | None" = None
         self.memory: "int | None" = None
         self.ended_at = (0.0, 0.0)
+        self.late = 0.0
 
 
-class Processes:
+class Children:
     """All processes of one worker.
 
     Args:
@@ -117,6 +144,7 @@ class Processes:
         self._started = 0
         self.services: "dict[int, Callable[[int], object]]" = {}
         self.running: "dict[int, Child]" = {}
+        self.marks: "set[str]" = set()  # of services whose daemons are left alone as long as they run
 
     def start(
         self,
@@ -126,17 +154,21 @@ class Processes:
         rank: "int | None",
         on_exit: "Callable[[Child], object]",
         output: "int | None" = None,
+        source: "int | None" = None,
+        become: "Become | None" = None,
     ) -> Child:
         """Start one process. ``on_exit`` is called with it when it has ended.
 
-        Its output goes to the descriptor ``output``, or else to the worker's log.
+        Its output goes to the descriptor ``output``, or else to the worker's log; it reads from ``source``, if given;
+        ``become`` as ``spawn`` has it.
 
         Raises:
             OSError: it cannot be started.
         """
         self._started += 1
         key = str(self._started)
-        pid = spawn(argv, dict(env, **{MARK: key}), cwd, self._output if output is None else output)
+        target = self._output if output is None else output
+        pid = spawn(argv, dict(env, **{MARK: key}), cwd, target, source=source, become=become)
         self.running[pid] = child = Child(pid, key, rank, on_exit)
         return child
 
@@ -168,11 +200,12 @@ class Processes:
         if not orphans:
             return
         alive = {os.fsencode("{}={}".format(MARK, child.key)) for child in self.running.values()}
+        alive |= {os.fsencode("{}={}".format(MARK, mark)) for mark in self.marks}
         prefix = os.fsencode(MARK + "=")
         for orphan in orphans:
             marks = {entry for entry in linux.environment_of(orphan) if entry.startswith(prefix)}
             if marks and marks.isdisjoint(alive):
-                self._kill_tree(orphan)
+                self.kill_tree(orphan)
 
     def signal(self, child: Child, signum: int) -> None:
         """Send a signal to a process and to the rest of its process group."""
@@ -187,16 +220,24 @@ class Processes:
     def kill(self, child: Child) -> None:
         """Kill a process and its descendants, where it still runs."""
         if self.running.get(child.pid) is child:
-            self._kill_tree(child.pid)
+            self.kill_tree(child.pid)
 
     @staticmethod
-    def _kill_tree(root: int) -> None:
+    def hang_up(pid: int) -> None:
+        """Tell a process and its group that whoever had it started is gone."""
+        for signum in (signal.SIGHUP, signal.SIGCONT, signal.SIGTERM):
+            linux.kill_group(pid, signum)
+
+    @staticmethod
+    def kill_tree(root: int) -> None:
+        """Kill a process and its descendants."""
         for pid in [root] + linux.descendants(root, linux.snapshot()):
             linux.kill(pid)
 
     @staticmethod
     def _record_end(child: "Child", status: int) -> "Child":
         child.ended_at = (time.time(), time.monotonic())
+        child.late = linux.lateness()
         if os.WIFSIGNALED(status):
             child.signal = os.WTERMSIG(status)
         else:

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, Protocol
 
-    from .processes import Processes
+    from .processes import Children
 
     class Agent(Protocol):
         """The part of an agent that the entries use; its own file says what each member means."""
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         config: "dict[str, Any]"
         environment: "dict[str, str]"
         expected: "dict[str, Any] | None"
-        processes: Processes
+        processes: Children
 
         def start_process(  # noqa: D102
             self,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
         def process_ended(self, child: Child) -> None: ...  # noqa: D102
 
-        def tell_session(self, message: "tuple[Any, ...]") -> None: ...  # noqa: D102
+        def send_to_session(self, message: "tuple[Any, ...]") -> None: ...  # noqa: D102
 
         def complain(self, text: str) -> None: ...  # noqa: D102
 
@@ -139,7 +139,7 @@ class Request:
         """Hang up. Where there is a rank, ssh is gone, and so is the launcher or its interest in this rank."""
         self.close()
         if self._child is not None:
-            self._agent.tell_session(wire.HungUp(self._child.rank))
+            self._agent.send_to_session(wire.HungUp(self._child.rank))
             self._loop.call_later(HANG_UP_DELAY, self._cancel)
 
     def _obey(self, message: "dict[str, Any]") -> None:
@@ -151,7 +151,7 @@ class Request:
                 raise ValueError("no rank")
             self._start(argv, env, rank, cores)
         elif message["type"] == "broken":
-            self._agent.tell_session(wire.Broken(whole(0, 255)(message["code"])))
+            self._agent.send_to_session(wire.Broken(whole(0, 255)(message["code"])))
         else:
             self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
@@ -170,6 +170,13 @@ class Request:
         if expected is None:
             self._answer("exited", code=CANNOT_START, error="the session has not announced any ranks")
             return
+        if any(child.rank == rank for child in self._agent.processes.running.values()):
+            text = "rank {} runs already".format(rank)
+            self._agent.remark("a login asked for a rank that runs already: {}".format(rank))
+            self._answer("exited", code=CANNOT_START, error=text)
+            self._close_descriptor()
+            return
+        argv = expected["argv"] or argv
         known = dict(self._agent.environment, **expected["env"])
         env = dict(expected["env"], **launcher_variables(launcher_env, known))
         if self._descriptor is not None:

@@ -27,12 +27,13 @@ import threading
 import time
 import traceback
 from types import FrameType, TracebackType  # noqa: F401  (type comments)
-from typing import Any, TextIO  # noqa: F401  (type comments)
+from typing import Any, Iterator, TextIO  # noqa: F401  (type comments)
 
 KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
 LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # of one thread's stack that are told
+OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
 
 
 def main(argv):
@@ -42,6 +43,8 @@ def main(argv):
     _offer_stacks()
     _drop_blank_proxies()
     progress = _watched()
+    if progress:
+        _watch_threads(progress)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # at 0, TensorFlow logs a line for every step of a TF1 session
     try:
         if mode == "serve":
@@ -77,6 +80,23 @@ def _watched():
         return None
     progress.watch_stages()
     return progress
+
+
+def _watch_threads(progress):
+    # type: (Any) -> None
+    """Tell the session of an exception that ends one of the script's threads: by itself it ends nothing else."""
+    if not hasattr(threading, "excepthook"):  # Python 3.7 and older
+        return
+    print_it = threading.excepthook
+
+    def tell(failed):
+        # type: (Any) -> None
+        print_it(failed)
+        if not issubclass(failed.exc_type, SystemExit):
+            name = failed.thread.name if failed.thread else "unknown"
+            progress.thread_failed(name, failed.exc_type.__name__, str(failed.exc_value))
+
+    threading.excepthook = tell
 
 
 def run_program(path, arguments):
@@ -272,21 +292,21 @@ def _offer_stacks():
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
     questions = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     questions.bind(path + ".sock")
-    threading.Thread(target=_tell_stacks, args=(questions, file), name="muster-stacks", daemon=True).start()
+    threading.Thread(target=_write_stacks, args=(questions, file), name="muster-stacks", daemon=True).start()
 
 
-def _tell_stacks(questions, file):
+def _write_stacks(questions, file):
     # type: (socket.socket, TextIO) -> None
     signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))  # they are for the main thread
     main = threading.main_thread().ident
     while True:
         questions.recv(1)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)  # that one last
+        frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)  # that one first
         told = [
             _stack(names.get(ident, "Thread {:#x}".format(ident)), frame)
             for ident, frame in frames
-            if ident != threading.get_ident()
+            if names.get(ident) not in OURS
         ]
         with contextlib.suppress(OSError):  # its disk is full; the next question may find room
             file.write("".join(told))  # at once: the agent takes what it finds
@@ -297,13 +317,22 @@ def _stack(name, frame):
     # type: (str, FrameType) -> str
     """One thread's stack, as faulthandler writes it: as many calls at most, with the most recent first."""
     lines = ["{} (most recent call first):\n".format(name)]
-    callers = traceback.walk_stack(frame)
+    callers = _callers(frame)
     for caller, line in itertools.islice(callers, MOST_CALLS):
         lines.append('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
     deeper = sum(1 for _ in callers)
     if deeper:
         lines.append("  and {} more calls\n".format(deeper))
     return "".join(lines)
+
+
+def _callers(frame):
+    # type: (FrameType) -> Iterator[tuple[FrameType, int]]
+    """The calls that have led to a frame, as far as this program: what it may be a fork of is nobody's concern."""
+    for caller, line in traceback.walk_stack(frame):
+        yield caller, line
+        if caller.f_code.co_name == "<module>" and caller.f_code.co_filename == __file__:
+            return
 
 
 def _drop_blank_proxies():
@@ -323,10 +352,21 @@ def _own_traceback(error):
     return trace
 
 
+def _traceback_of(error):
+    # type: (BaseException) -> str
+    """The traceback as Python prints it, with the name that may have been meant, which it suggests from 3.12 on."""
+    text = "".join(traceback.format_exception(type(error), error, _own_traceback(error)))
+    near = ""
+    if isinstance(error, (NameError, AttributeError, ImportError)):
+        with contextlib.suppress(Exception):  # this file runs without it as well
+            near = importlib.import_module("muster.training.suggestions").did_you_mean(error)
+    return "{}. Did you mean: '{}'?\n".format(text.rstrip("\n"), near) if near and "Did you mean" not in text else text
+
+
 def _print_exception(error):
     # type: (BaseException) -> None
     sys.stdout.flush()
-    traceback.print_exception(type(error), error, _own_traceback(error))
+    sys.stderr.write(_traceback_of(error))
 
 
 def _report_exception(error):
@@ -338,7 +378,6 @@ def _report_exception(error):
     path = os.environ.get("MUSTER_REPORT")
     if not path:
         return
-    lines = traceback.format_exception(type(error), error, _own_traceback(error))
     report = {
         "kind": "exception",
         "rank": _rank(),
@@ -349,8 +388,8 @@ def _report_exception(error):
         "status": _exit_status(error),
         "type": type(error).__name__,
         "message": str(error)[:1000],
-        "traceback": "".join(lines)[-8000:],
     }
+    report["traceback"] = _traceback_of(error)[-8000:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)
         try:

@@ -7,7 +7,6 @@ import stat
 
 from . import linux
 
-COMMON = {"lib", "run"}  # what workers have in common that are on one machine and share nothing with their session
 PREFIX = "muster-"  # begins the name of a run's scratch folder
 
 
@@ -22,8 +21,8 @@ def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
     around = os.path.dirname(scratch)
     if session is None:
         with contextlib.suppress(OSError):
-            if set(os.listdir(around)) <= COMMON and _is_private(around):  # no other worker of the run is here
-                shutil.rmtree(around, ignore_errors=True)
+            if _is_private(around):
+                os.rmdir(around)  # which fails where another worker of the run is here
     elif not linux.is_running(*session) and _is_private(around):
         shutil.rmtree(around, ignore_errors=True)
 

@@ -8,9 +8,10 @@ import re
 import struct
 import sys
 
+from . import linux
 from .loop import Loop
 from .ports import free_port, random_loopback_address
-from .processes import Processes, signal_name, spawn
+from .processes import Children, signal_name, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Sshd:
     def __init__(
         self,
         loop: Loop,
-        processes: Processes,
+        processes: Children,
         config: "dict[str, Any]",
         on_ready: "Callable[[str], object]",
         on_failure: "Callable[[str], object]",
@@ -88,12 +89,17 @@ class Sshd:
         self._log: "collections.deque[str]" = collections.deque(maxlen=TAIL)
         self._rest = b""
         self._pipe: "int | None" = None
+        self._pid = 0
         self.host_key = public_part(config["ssh"]["host_key"])
 
     def start(self) -> None:
         """Start it, without waiting until it listens. Raises OSError where it cannot be started at all."""
         if self._config["sshd"] is None:
-            raise OSError("this worker has no sshd; its image needs openssh-server")
+            raise OSError("it has no sshd: its image needs openssh-server")
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError as error:
+            raise OSError("the user id {} has no account: sshd lets nobody in".format(os.geteuid())) from error
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION_FOLDER, 0o755, exist_ok=True)
         os.makedirs(self._folder, 0o700, exist_ok=True)
@@ -119,6 +125,7 @@ class Sshd:
             os.close(stderr)
         self._pipe = reader
         self._loop.on_readable(reader, self._read_log)
+        self._pid = pid
         self._processes.expect_end(pid, self._ended)
 
     def _read_log(self) -> None:
@@ -166,6 +173,7 @@ class Sshd:
     def _check_start(self) -> None:
         if not self._ready:
             self._fail("its sshd did not listen within {:.0f} s".format(START_TIMEOUT))
+            linux.kill(self._pid)
 
     def _fail(self, what: str) -> None:
         if not self._failed:

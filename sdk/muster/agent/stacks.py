@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
-LOOKS = 5  # at the file meanwhile: most have written at once
+CHECKS = 5  # at the file meanwhile: most have written at once
 LARGEST = (1 << 16) - 200  # bytes of one process: what a message takes, less what is said of the rest
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
@@ -39,11 +39,11 @@ def ask_for_stacks(loop: Loop, scratch: str, on_stacks: "Callable[[int, str], ob
 def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], object]") -> None:
     before = _size(path)
 
-    def look(looks: int) -> None:
+    def check(checks_left: int) -> None:
         if _size(path) > before:
             on_stacks(pid, _read(path, before))
-        elif looks > 1:
-            loop.call_later(DELAY / LOOKS, lambda: look(looks - 1))
+        elif checks_left > 1:
+            loop.call_later(DELAY / CHECKS, lambda: check(checks_left - 1))
         elif linux.catches(pid, signal.SIGUSR1):
             linux.kill(pid, signal.SIGUSR1)
             loop.call_later(DELAY, lambda: on_stacks(pid, _read(path, before) or SILENT.format(pid)))
@@ -58,7 +58,7 @@ def _ask(loop: Loop, pid: int, path: str, on_stacks: "Callable[[int, str], objec
     except OSError:  # nobody has that socket any more
         on_stacks(pid, REPLACED.format(pid))
     else:
-        loop.call_later(DELAY / LOOKS, lambda: look(LOOKS))
+        loop.call_later(DELAY / CHECKS, lambda: check(CHECKS))
 
 
 def _size(path: str) -> int:
@@ -69,12 +69,12 @@ def _size(path: str) -> int:
 
 
 def _read(path: str, start: int) -> str:
-    """Return the file's contents from ``start`` on: the end of much, as the main thread's stack comes last."""
+    """Return the file's contents from ``start`` on: the beginning of much, as the main thread's stack comes first."""
     try:
         with open(path, "rb") as file:
             left_out = max(0, os.fstat(file.fileno()).st_size - start - LARGEST)
-            file.seek(start + left_out)
+            file.seek(start)
             text = file.read(LARGEST).decode("utf-8", "replace")
     except OSError as error:
         return "The stacks cannot be read: {}.\n".format(error)
-    return "[the first {} bytes are left out]\n{}".format(left_out, text) if left_out else text
+    return "{}\n[the last {} bytes are left out]\n".format(text, left_out) if left_out else text

@@ -5,7 +5,7 @@ import time
 
 from . import linux
 from .loop import Loop
-from .processes import Processes
+from .processes import Children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL = 1.0  # seconds
 CHECK_INTERVAL = 0.25  # seconds
+SHARED_INTERVAL = 10.0  # seconds
 
 
-class Usage:
+class UsageMeter:
     """Measures all processes of a worker.
 
     The limit holds for proportional set size: what is resident, with shared pages counted in proportion. Finding that
@@ -27,18 +28,24 @@ class Usage:
         limit: memory in bytes that all of them together may have.
         report: called every second with ``cpu`` (1.0 is one busy core) and ``memory`` (bytes).
         on_excess: called with the bytes in use when they are more than ``limit``.
+
+    Attributes:
+        shared: processes outside of the worker of which a part counts as its own, and which part.
     """
 
     def __init__(
         self,
         loop: Loop,
-        processes: Processes,
+        processes: Children,
         limit: int,
         report: "Callable[[float, int], object]",
         on_excess: "Callable[[int], object]",
     ) -> None:
         self._processes = processes
         self._limit = limit
+        self.shared: "dict[int, float]" = {}
+        self._shared_memory = 0
+        self._shared_at = float("-inf")
         self._report = report
         self._on_excess = on_excess
         self._pids: "list[int]" = []
@@ -67,13 +74,21 @@ class Usage:
         if not self._processes.running:
             return
         known = self._pids or list(self._processes.running)
-        if sum(linux.resident_memory(pid) for pid in known) <= self._limit:
+        if sum(linux.resident_memory(pid) for pid in known) + self._of_shared() <= self._limit:
             return
         # Too much, perhaps: now exactly, and with processes that were started since the last check.
         self._pids = self._own(linux.snapshot())
-        used = sum(_memory(pid) for pid in self._pids)
+        used = sum(_memory(pid) for pid in self._pids) + self._of_shared()
         if used > self._limit:
             self._on_excess(used)
+
+    def _of_shared(self) -> int:
+        """Bytes of processes outside of the worker that count as its own. They change little, and are slow to find."""
+        now = time.monotonic()
+        if self.shared and now - self._shared_at > SHARED_INTERVAL:
+            self._shared_at = now
+            self._shared_memory = int(sum(_memory(pid) * part for pid, part in self.shared.items()))
+        return self._shared_memory
 
     def _own(self, everything: "dict[int, linux.Stat]") -> "list[int]":
         found = linux.descendants(os.getpid(), everything)

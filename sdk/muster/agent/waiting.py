@@ -1,5 +1,7 @@
 """Causes of a wait, as the kernel tells them: a process has been stopped, or which of its connections have something
-to read for it, or get no answer."""
+to read for it, get no answer, or are what it waits for."""
+
+import os
 
 from . import linux, wire
 
@@ -7,6 +9,7 @@ STOPPED = ("T", "t")  # states of a process: by SIGSTOP, and by a debugger
 ESTABLISHED, CLOSE_WAIT = "01", "08"
 RETRANSMITS = 2  # so many unanswered attempts are more than a lost packet
 MOST = 64  # connections of one process that are told of
+READS = {"x86_64": (0, 19, 45, 47), "aarch64": (63, 65, 207, 212)}  # read, readv, recvfrom and recvmsg
 
 
 def is_stopped(pid: int) -> bool:
@@ -20,6 +23,7 @@ def is_stopped(pid: int) -> bool:
 
 def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
     """The process's TCP connections, first those with which something is the matter."""
+    awaited = _awaited(pid)
     inodes = {name[len("socket:[") : -1] for name in linux.open_files(pid) if name.startswith("socket:[")}
     found = []
     for table in ("tcp", "tcp6"):
@@ -28,18 +32,33 @@ def connections_of(pid: int) -> "tuple[wire.Connection, ...]":
                 rows = [line.split() for line in file]
         except OSError:
             continue
-        found += [_connection(row) for row in rows if row[3] in (ESTABLISHED, CLOSE_WAIT) and row[9] in inodes]
-    return tuple(sorted(found, key=lambda connection: (-connection.unanswered, -connection.unread))[:MOST])
+        rows = [row for row in rows if row[3] in (ESTABLISHED, CLOSE_WAIT) and row[9] in inodes]
+        found += [_connection(row, row[9] == awaited) for row in rows]
+    return tuple(sorted(found, key=lambda end: (-end.is_awaited, -end.unanswered, -end.unread))[:MOST])
 
 
-def _connection(row: "list[str]") -> "wire.Connection":
+def _awaited(pid: int) -> str:
+    """The inode of the socket that a read of the main thread blocks on; empty where there is none that is known."""
+    try:
+        with open("/proc/{}/syscall".format(pid)) as file:
+            number, descriptor = file.read().split()[:2]
+        if int(number) not in READS.get(os.uname().machine, ()):
+            return ""
+        return os.readlink("/proc/{}/fd/{}".format(pid, int(descriptor, 16)))[len("socket:[") : -1]
+    except (OSError, ValueError):  # it runs, or is gone
+        return ""
+
+
+def _connection(row: "list[str]", is_awaited: bool) -> "wire.Connection":
     """A row of the kernel's table: local and remote address, state, queues, timer and retransmissions."""
     unsent, _, unread = row[4].partition(":")
     is_closed = row[3] == CLOSE_WAIT  # the end of the connection is something to read as well
     timer = row[5].partition(":")[0] if int(unsent, 16) else ""
     attempts = {"01": int(row[6], 16), "04": int(row[8])}.get(timer, 0)  # sent again, and asked whether there is room
     unanswered = attempts if attempts >= RETRANSMITS else 0
-    return wire.Connection(_address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered)
+    return wire.Connection(
+        _address(row[1]), _address(row[2]), int(unread, 16) or int(is_closed), unanswered, is_awaited
+    )
 
 
 def _address(field: str) -> str:

@@ -9,9 +9,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 
 from . import agent, frames, linux
+from .needs import lacking_gpus, what_lacks
+from .places import settle
 from .ssh_server import find_sshd
 
 TYPE_CHECKING = False
@@ -27,6 +30,12 @@ def main(path: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
     news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    lack = what_lacks(config["needs"], dict(os.environ)) if config.get("needs") else ""
+    if not lack and config["gpu"] and config.get("counts_gpus"):
+        lack = lacking_gpus(config["gpu"], dict(os.environ))
+    if lack:
+        os.write(news, frames.encode("worker", status="failed", reason=lack))
+        sys.exit(1)
     outcome = agent.main(complete(config, dict(os.environ)), news)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
@@ -58,6 +67,7 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
             the platform's ``own`` variables begin with.
         environ: the worker's environment.
     """
+    config = settle(config)
     names = config["engine"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
     session = environ.get(names["session"]) or (config["session"] or {}).get("host", "127.0.0.1")
@@ -68,12 +78,20 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
         hidden=[],
         cores=[],
         gpus=devices.split(",")[: config["gpu"]],
-        sshd=find_sshd() if config["ssh"] else None,
+        sshd=_find_sshd() if config["ssh"] else None,
         session_process=None,
         environ=environ,
         identity={name: value for name, value in environ.items() if name.startswith(names["own"])},
         address_variables=[names["address"]],
     )
+
+
+def _find_sshd() -> "dict[str, str] | None":
+    """This worker's sshd; None where it has none, or none that can be run."""
+    try:
+        return find_sshd()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def own_address(other: str) -> str:

@@ -71,12 +71,13 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
 
     In a session of the workbench it serves on the application port, which the workbench shows to those who may see the
     session. Elsewhere it serves on a free port of this machine, which other machines cannot reach, and other users of
-    this one get nothing from without the URL: it holds a secret. It ends with the session, or when it is closed::
+    this one get nothing from without the URL: it holds a secret. It ends with the session, or when it is closed:
 
-        url, pid = muster.tensorboard("logs")
+    >>> with tensorboard("logs") as board:
+    ...     board.is_running, board.url.startswith("http")
+    (True, True)
 
-        with muster.tensorboard("logs") as board:
-            print(board.url)
+    It is a pair, too: ``url, pid = muster.tensorboard("logs")``.
 
     Args:
         logdir: the folder with the event files, which may come later.

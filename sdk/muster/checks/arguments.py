@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from enum import Enum
 from numbers import Number
@@ -29,7 +30,7 @@ OTHER_NAMES = {
     "slots": "ranks processes processes_per_worker nproc_per_node slots_per_worker ranks_per_worker",
     "network_interface": "interface iface nic network_interfaces",
     "dashboard": "show progress verbose display quiet",
-    "wait": "block blocking background detach",
+    "wait": "block blocking background",
     "name": "run_name title job_name",
     "run_timeout": "max_seconds walltime time_limit",
     "strategy": "backend method framework launcher",
@@ -47,17 +48,45 @@ def right_name(name: str, known: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
-def plain_args(args: Any) -> tuple[str, ...]:
+def patterns(name: str, value: Any) -> tuple[str, ...]:
+    """One pattern for files, or several, relative to the working directory of a worker.
+
+    Raises:
+        JobError: it is none, or leads out of that.
+    """
+    found = (value,) if isinstance(value, (str, os.PathLike)) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(item, (str, os.PathLike)) for item in found):
+        raise JobError(
+            f"{name} is {value!r}; it must be a pattern or a list of some.", advice=f'{name}="checkpoints/**"'
+        )
+    plain = tuple(os.path.normpath(os.fspath(item)) for item in found)
+    for pattern in plain:
+        if os.path.isabs(pattern) or pattern == "." or pattern.split("/")[0] == ".." or "\0" in pattern:
+            raise JobError(
+                f"{name}={pattern!r} does not lie in the working directory of a worker.",
+                advice=f'{name}="checkpoints/**", and have the script write there',
+            )
+    return plain
+
+
+def plain_args(args: Any, *, of_function: bool = False) -> tuple[str, ...]:
     """Command-line arguments as text.
+
+    Args:
+        of_function: whether it is a function that they are meant for.
 
     Raises:
         JobError: they are no list, or one of them would mean nothing as text.
     """
+    if of_function and isinstance(args, Mapping):
+        raise JobError(
+            "args is a dict; it must be a list, which becomes sys.argv.",
+            advice="kwargs= for the arguments of a function, in place of args=",  # their values may be secret
+        )
     if isinstance(args, str):
         raise JobError(f"args is a string, {args!r}; it must be a list.", advice=f"args={args.split()}")
     if isinstance(args, Mapping):
-        words = [str(word) for pair in args.items() for word in pair]
-        raise JobError("args is a dict; it must be a list, as on a command line.", advice=f"args={words}")
+        raise JobError("args is a dict; it must be a list, as on a command line.", advice=f"args={_as_options(args)}")
     if not isinstance(args, Iterable) or isinstance(args, (bytes, Set)):
         raise JobError(f"args is of type {_type(args)}; it must be a list.", advice='args=["--epochs", "3"]')
     return tuple(_word(f"args[{index}]", argument) for index, argument in enumerate(args))
@@ -116,6 +145,37 @@ def port_range(ports: Any) -> tuple[int, int] | None:
     return first, last
 
 
+LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: what is longer is meant otherwise
+UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s)")
+
+
+def duration(name: str, length: Any) -> float | None:
+    """A time span in seconds, from a number of them or a text; None for None.
+
+    >>> duration("detach", "1h30m")
+    5400.0
+
+    Raises:
+        JobError: it is neither, or not positive, or longer than ten years.
+    """
+    if length is None:
+        return None
+    seconds = 0.0
+    if isinstance(length, str):
+        rest = length
+        while found := DURATION.match(rest.lower()):
+            seconds, rest = seconds + float(found[1]) * UNITS[found[2]], rest[found.end() :]
+        seconds = 0.0 if rest.strip() else seconds
+    elif isinstance(length, Number) and not isinstance(length, bool):
+        seconds = float(length)  # type: ignore[arg-type]
+    if not 0 < seconds <= LONGEST_SPAN:
+        raise JobError(
+            f"{name} is {length!r}; it must be a time span.", advice=f'{name}="8h", "90m", "1d", or a number of seconds'
+        )
+    return seconds
+
+
 def plain_observers(observers: Any) -> tuple[Callable[..., Any], ...]:
     """Functions that are called with every event. Raises JobError for anything else."""
     if callable(observers):
@@ -127,6 +187,23 @@ def plain_observers(observers: Any) -> tuple[Callable[..., Any], ...]:
         if not callable(observer):
             raise JobError(f"observers[{index}] is of type {_type(observer)}; it must be a function.")
     return found
+
+
+def _as_options(args: Mapping[Any, Any]) -> list[str]:
+    """The command line that a dict most likely stands for.
+
+    >>> _as_options({"epochs": 3, "--lr": 0.1, "v": True, "resume": False, "sizes": [1, 2]})
+    ['--epochs', '3', '--lr', '0.1', '-v', '--sizes', '1', '2']
+    """
+    words: list[str] = []
+    for name, value in args.items():
+        if value is None or value is False:
+            continue
+        text = str(name)
+        words.append(text if text.startswith("-") else f"-{text}" if len(text) == 1 else f"--{text}")
+        if value is not True:
+            words += map(str, value if isinstance(value, (list, tuple)) else [value])
+    return words
 
 
 def _word(name: str, value: Any) -> str:

@@ -8,11 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.errors import InterpreterError
 from muster.job import Job
+from muster.text.arguments import Argument, ArgumentText
 
 OLDEST = (3, 6)
 _PROBE = """
@@ -66,7 +67,8 @@ def _ask(python: str, packages: Sequence[str]) -> Interpreter:
     found = shutil.which(os.path.expanduser(python))
     if found is None:
         raise InterpreterError(
-            f"There is no interpreter {python!r}.", advice="python= the path of a Python 3.6 or later"
+            f"There is no interpreter {python!r}.",
+            advice=ArgumentText(Argument("python", ""), " the path of a Python 3.6 or later"),
         )
     path = os.path.abspath(
         found
@@ -94,21 +96,75 @@ def check(job: Job, requires: Sequence[str]) -> Interpreter:
         InterpreterError: a package is missing there, or a function would have to cross Python versions.
     """
     is_function = job.script is not None and job.script.kind == "function"
-    needed = [*requires, "cloudpickle"] if is_function else list(requires)
+    needed = _needed(job, requires)
     interpreter = probe(job.python or sys.executable, needed)
     if is_function and interpreter.version[:2] != sys.version_info[:2]:
         raise InterpreterError(
             f"A function of this Python {_dotted(sys.version_info[:2])} cannot be sent to {interpreter.path}, "
             f"which is Python {_dotted(interpreter.version[:2])}.",
-            advice="put the function into a file and give that as worker_script",
+            advice=ArgumentText("put the function into a file and give that as ", Argument("worker_script")),
         )
     missing = [package for package in needed if not interpreter.has(package)]
     if missing:
         raise InterpreterError(
             f"{interpreter.path} has no {' and no '.join(missing)}.",
-            advice=f"{interpreter.path} -m pip install {' '.join(missing)}, or python= another interpreter",
+            advice=ArgumentText(
+                f"{_installation(interpreter.path, missing)}, or ", Argument("python", ""), " another interpreter"
+            ),
         )
     return interpreter
+
+
+def _installation(python: str, missing: Sequence[str]) -> str:
+    """Return what installs packages for an interpreter. Horovod has to be compiled against its TensorFlow."""
+    if "horovod" in missing:
+        return (
+            f"in Muster's folder {python} -m pip install '.[tensorflow,horovod-build]', then {python} scripts/setup.py "
+            "--horovod"
+        )
+    if python == sys.executable and "tensorflow" in missing:
+        return f"{python} -m pip install 'muster[tensorflow]'"
+    return f"{python} -m pip install {' '.join(missing)}"
+
+
+def question(python: str, job: Job, requires: Sequence[str]) -> list[str]:
+    """Return the command that asks an interpreter elsewhere what ``check_answers`` wants to know."""
+    return [python, "-c", _PROBE, *_needed(job, requires)]
+
+
+def check_answers(python: str, job: Job, answers: Mapping[str, tuple[int, str]]) -> None:
+    """Make sure that an interpreter on other machines has what the job needs, given what it answered on each.
+
+    Raises:
+        InterpreterError: it is not there, a package is missing, or a function would have to cross Python versions.
+    """
+    for machine, (status, output) in answers.items():
+        try:
+            answer = json.loads(output.splitlines()[-1]) if status == 0 else {}
+            version, packages = tuple(answer["version"]), answer["packages"]
+        except (ValueError, IndexError, KeyError):
+            raise InterpreterError(
+                f"{python} on {machine} is no usable Python interpreter.",
+                details=output[-2000:],
+                advice="python= the path of a Python 3.6 or later there",
+            ) from None
+        if job.script is not None and job.script.kind == "function" and version[:2] != sys.version_info[:2]:
+            raise InterpreterError(
+                f"A function of this Python {_dotted(sys.version_info[:2])} cannot be sent to {python} on {machine}, "
+                f"which is Python {_dotted(version[:2])}.",
+                advice="put the function into a file and give that as worker_script, or python= another interpreter",
+            )
+        missing = [name for name, place in packages.items() if place is None]
+        if missing:
+            raise InterpreterError(
+                f"{python} on {machine} has no {' and no '.join(missing)}.",
+                advice=f"{python} -m pip install {' '.join(missing)} there, or python= another interpreter",
+            )
+
+
+def _needed(job: Job, requires: Sequence[str]) -> list[str]:
+    is_function = job.script is not None and job.script.kind == "function"
+    return [*requires, "cloudpickle"] if is_function else list(requires)
 
 
 def _location(name: str) -> str | None:

@@ -7,20 +7,29 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from muster.agent.places import symbol
 from muster.checks.arguments import whole_number
+from muster.checks.places import job_by_places
+from muster.checks.project import Project
 from muster.errors import JobError
 from muster.job import Job, Launcher, Member, Plan, Process
 from muster.options.fields import chosen_options
 from muster.records.runs import TENSORBOARD, muster_home
 from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
+from muster.text.arguments import Argument, ArgumentText
 
 MAX_WORKERS = 10_000
+JOINED = {"PYTHONPATH"}  # what is given becomes a part of it
+OF_MUSTER = re.compile(
+    r"(MUSTER_(RUN_ID|WORKER|ROLE|INDEX|SCRATCH|REPORT|RUN_DIR|RESULTS|TENSORBOARD)|TMPDIR|IPYTHONDIR)$"
+)
+
+OF_LAUNCHER = re.compile(r"(HOROVOD_|OMPI_COMM_WORLD_|PMI_)((LOCAL|CROSS)_)?(RANK|SIZE)$|MUSTER_RANK$")
 
 
 def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
@@ -32,7 +41,7 @@ def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
     """
     for name, number, least in (("n_workers", job.n_workers, 1), ("n_ps", job.n_ps, 0)):
         if not least <= whole_number(name, number) <= MAX_WORKERS:
-            raise JobError(f"{name} is {number}; it must be from {least} to {MAX_WORKERS}.")
+            raise JobError(ArgumentText(Argument(name), f" is {number}; it must be from {least} to {MAX_WORKERS}."))
     job.resources.check()
     _check_texts(job)
     roles = strategy.roles(job)
@@ -57,7 +66,7 @@ def make_facts(
     *,
     library: Path | None = None,
     probed: object = None,
-    run_place: Path | None = None,
+    by_places: bool = False,
 ) -> Facts:
     """Everything that planning needs and that does not depend on the workers.
 
@@ -66,16 +75,15 @@ def make_facts(
         scratch: the folder that goes when the run ends.
         library: where the workers find what is shipped to them; by default in the scratch folder.
         probed: what the strategy's ``probe`` found.
-        run_place: the folder that stands for the run's on workers which do not see that; None where they do. Plans
-            then name places by symbols, which each agent resolves.
+        by_places: whether plans name places by symbols, which each agent resolves, as workers share no files.
     """
     library = library or scratch / "lib"
     there = run_dir
     places = {}
-    if run_place is not None:
-        places = {"library": str(library), "run": str(run_place)}
+    python_path = job.env.get("PYTHONPATH") or ("" if by_places else os.environ.get("PYTHONPATH"))
+    if by_places:
+        places = {"library": str(library), "run": str(run_dir), "scratch": str(scratch), "project": job.cwd}
         library, there = Path(symbol("library")), Path(symbol("run"))
-    python_path = job.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
     environment = {
         **job.env,
         "PYTHONPATH": os.pathsep.join([str(library), *([python_path] if python_path else [])]),
@@ -96,11 +104,13 @@ def make_facts(
     )
 
 
-def preview(job: Job, strategy: Strategy, probed: object) -> Plan:
+def preview(job: Job, strategy: Strategy, probed: object, *, project: Project | None = None, **known: Any) -> Plan:
     """The plan for this job with placeholders for what only a launch would tell. Starts and writes nothing.
 
     Args:
         probed: what the strategy's ``probe`` found.
+        project: the files that go along to workers which share none: the plan then names places by symbols.
+        known: other facts, by name.
 
     Raises:
         JobError: the job does not fit the strategy.
@@ -109,8 +119,21 @@ def preview(job: Job, strategy: Strategy, probed: object) -> Plan:
         Member(name, role, index, f"<{name}>", (2323,), SSH_PORT, "<host key>", ("<interface>",))
         for name, role, index in member_names(job, strategy)
     ]
-    facts = make_facts(job, muster_home() / "runs" / "<run>", Path("<scratch>"), probed=probed)
-    return strategy.plan(job, members, facts)
+    run_dir, scratch = muster_home() / "runs" / "<run>", Path("<scratch>")
+    facts = make_facts(job, run_dir, scratch, probed=probed, by_places=project is not None)
+    return strategy.plan(job_by_places(job, project) if project else job, members, replace(facts, **known))
+
+
+def overridden(plan: Plan, given: Mapping[str, str]) -> list[str]:
+    """Return the environment variables of the user's that no process gets as they were given."""
+    environments = [process.env for _, _, process in plan.starts()]
+    return [
+        name
+        for name, value in given.items()
+        if OF_MUSTER.match(name)
+        or (plan.launcher and OF_LAUNCHER.match(name))
+        or (name not in JOINED and environments and all(env.get(name, value) != value for env in environments))
+    ]
 
 
 def describe(plan: Plan, job: Job) -> dict[str, Any]:
@@ -136,20 +159,21 @@ def _describe(plan: Plan, job: Job) -> dict[str, Any]:
         "resources": asdict(job.resources),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
         "processes": {name: _process(process, job.env) for name, process in plan.processes.items()},
-        "driver": _process(plan.launcher, job.env) if plan.launcher else None,
+        "launcher": _launcher(plan.launcher, job.env) if plan.launcher else None,
         "command": command_line(plan),
+        "notes": list(plan.notes),
         "ranks": {str(rank): worker for rank, worker in plan.ranks.items()},
         "rank_env": {str(rank): dict(env) for rank, env in plan.rank_env.items()},
         "servers": dict(plan.servers),
-        "decides": list(plan.decides),
+        "completed_by": list(plan.completed_by),
         "cluster_spec": {role: list(addresses) for role, addresses in plan.cluster_spec.items()},
     }
 
 
 def command_line(plan: Plan) -> str:
     """Return shell commands to paste: the launcher's, else the command of each worker, a line each."""
-    if plan.launcher:
-        return shlex.join(plan.launcher.argv)
+    if plan.starter:
+        return shlex.join(plan.starter.argv)
     return "\n".join(f"# {name}\n{shlex.join(process.argv)}" for name, process in plan.processes.items())
 
 
@@ -170,6 +194,10 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
         "python": job.python,
         "cwd": job.cwd,
     }
+
+
+def _launcher(launcher: Launcher, secret: Mapping[str, str]) -> dict[str, Any]:
+    return {**_process(launcher, secret), "where": launcher.where, "starts_ranks": launcher.starts_ranks}
 
 
 def _process(process: Process | Launcher, secret: Mapping[str, str]) -> dict[str, Any]:

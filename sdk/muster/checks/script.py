@@ -13,8 +13,9 @@ from typing import Any
 
 from muster.checks import interpreter
 from muster.checks.function import TASK_PARAMETERS, function_script
-from muster.errors import ScriptError
+from muster.errors import InterpreterError, ScriptError
 from muster.job import Script
+from muster.text.arguments import Argument, ArgumentText
 
 PROGRAM_STARTS = (b"\x7fELF", b"#!")
 NOT_PYTHON = frozenset(
@@ -31,6 +32,7 @@ def make_script(
     module: bool = False,
     python: str | Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    elsewhere: bool = False,
 ) -> Script:
     """Return the script to run, given a path, a module's name or a function.
 
@@ -43,6 +45,7 @@ def make_script(
         module: whether it is a module's name in any case.
         python: the interpreter that will run it, in which modules are looked up; None for this one.
         kwargs: keyword arguments of a function, never recorded; files and modules take none.
+        elsewhere: whether ``python`` is an interpreter of the workers', which alone knows all of its modules.
 
     Raises:
         ScriptError: there is no such file or module, or it is no script, or does not compile; or the function cannot
@@ -65,14 +68,16 @@ def make_script(
         )
     name = str(worker_script)
     if not name.strip():
-        raise ScriptError("worker_script is empty.", advice="give a file, a module's name or a function")
+        raise ScriptError(
+            ArgumentText(Argument("worker_script"), " is empty."), advice="give a file, a module's name or a function"
+        )
     path = Path(name).expanduser()
     if not module:
         if path.name and not path.suffix and path.with_suffix(".py").is_file():
             path = path.with_suffix(".py")
         if path.suffix == ".py" or path.exists() or "/" in name:
             return _from_file(path)
-    return _from_module(name, str(python or sys.executable))
+    return _module_elsewhere(name) if elsewhere else _from_module(name, str(python or sys.executable))
 
 
 def _from_file(path: Path) -> Script:
@@ -127,10 +132,34 @@ def _from_module(name: str, python: str) -> Script:
         where = "" if python == sys.executable else f" for {python}"
         raise ScriptError(
             f"There is neither a file nor a module {name!r}{where}.",
-            advice=_similar(Path.cwd() / f"{name}.py")
+            advice=_dotted(name)
+            or _similar(Path.cwd() / f"{name}.py")
             or f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
         )
     return Script("module", name, is_task=location.endswith(".py") and _has_task(Path(location)))
+
+
+def _module_elsewhere(name: str) -> Script:
+    """Return a module that need not be here. One that is here, such as the project's own, is looked at here."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return _from_module(name, sys.executable)  # which refuses it, and says what is near
+    try:
+        location = interpreter.find_module(sys.executable, name)
+    except InterpreterError:  # a package around it needs what only workers have
+        location = None
+    is_here = location is not None and location.endswith(".py")
+    return Script("module", name, is_task=is_here and _has_task(Path(str(location))))
+
+
+def _dotted(name: str) -> str | None:
+    """Return what to give in place of a path where a module's name is asked for; None where it is no path."""
+    if "/" not in name and not name.endswith(".py"):
+        return None
+    path = Path(name.removesuffix(".py") + ".py")
+    parts = [part for part in path.with_suffix("").parts if part not in ("/", ".", "..")]
+    module = f"the module's name, {'.'.join(parts)}" if parts and all(map(str.isidentifier, parts)) else ""
+    file = f"the file without --module, {path}" if path.is_file() else ""
+    return " or ".join(filter(None, [module, file])) or None
 
 
 def _has_task(path: Path) -> bool:
@@ -165,7 +194,12 @@ def _compiled(path: Path) -> ast.Module:
         raise ScriptError(
             f"{path}, line {error.lineno}, does not compile: {error.msg}.", details=(error.text or "").rstrip()
         ) from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:  # Python 3.10 and 3.11 raise it for null bytes
+        raise ScriptError(
+            f"{path} is not UTF-8 text.",
+            advice="save it as UTF-8, or say what it is in its first line, such as # -*- coding: latin-1 -*-",
+        ) from error
+    except OSError as error:
         raise ScriptError(f"{path} cannot be read: {error}.") from error
     return tree
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from muster.events import EventKind
+import click
+
+from muster.errors import MusterError
+from muster.events.data import Note
 from muster.records.first_step import first_step
-from muster.records.runs import Run
+from muster.records.runs import LOST_ADVICE, LOST_REASON, Run
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PRINTED = "muster.json_printed"  # in a command's context, once its document is out
 OUTCOME = ("timings", "metrics", "exit_codes", "error", "reason", "advice", "worker")
 WORKER = ("name", "status", "address", "reason", "exit_code", "signal")
 PROGRESS = ("step", "steps", "epoch", "epochs")
@@ -19,21 +27,55 @@ def dump(data: Any) -> str:
     return json.dumps(data, indent=2, default=str, allow_nan=False)
 
 
+def with_errors(command: Command) -> Command:
+    """Have a command that takes ``--json`` print an error as JSON, too, where it has printed nothing else."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except MusterError as error:
+            if kwargs["json_wanted"] and not click.get_current_context().meta.get(PRINTED):
+                click.echo(dump(refusal(error)))
+            raise
+
+    return cast(Command, run)
+
+
+def echo(data: Any) -> None:
+    """Print the one document of a command."""
+    click.get_current_context().meta[PRINTED] = True
+    click.echo(dump(data))
+
+
+def refusal(error: MusterError) -> dict[str, Any]:
+    """An error for which there is no run to tell of."""
+    return {
+        "status": "refused",
+        "error": type(error).__name__,
+        "reason": error.message,
+        "advice": error.advice,
+        "worker": error.worker,
+        "details": error.details,
+    }
+
+
 def summary(run: Run) -> dict[str, Any]:
     """A run in a list of runs."""
     facts = {"id": run.id, "name": run.name, "status": run.status, "strategy": run.strategy}
-    return {**facts, "started_at": run.started_at, "seconds": run.seconds, "path": str(run.path)}
+    times = {"started_at": run.started_at, "seconds": run.seconds, "detached_until": run.detached_until}
+    return {**facts, **times, "path": str(run.path)}
 
 
 def outcome(run: Run) -> dict[str, Any]:
     """Return the outcome of a run, or what is known of one that still runs."""
     from muster.dashboard.replay import replay
 
-    result = run.result or {}
+    result = run.result or ({"reason": LOST_REASON, "advice": LOST_ADVICE} if run.status == "lost" else {})
     return {
         **summary(run),
         **{name: result.get(name) for name in OUTCOME},
-        "notes": [str(event.data.get("text")) for event in run.events() if event.kind == EventKind.NOTE],
+        "notes": [event.data.text for event in run.events() if isinstance(event.data, Note)],
         "workers": [
             {
                 **{name: getattr(worker, name) for name in WORKER},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.errors import RunNotFound
-from muster.records import runs
+from muster.records import control, runs
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -25,11 +25,19 @@ def run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
     return [name for name in ("last", *runs.run_ids()) if name.startswith(incomplete)]
 
 
+def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of the runs that are under way, newest first, and ``last`` where that is one of them."""
+    known = [runs.Run(runs.muster_home() / "runs" / run_id) for run_id in runs.run_ids()]
+    living = [run.id for run in known if control.control_file(run.path).exists() and run.status == "running"]
+    is_last = bool(living) and living[0] == known[0].id
+    return [name for name in (*(["last"] if is_last else []), *living) if name.startswith(incomplete)]
+
+
 def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Workers of the run that stands before this word, and ``driver`` where it has a log."""
     try:
         run = runs.open_run(ctx.params.get("run") or "last")
     except RunNotFound:
         return []
-    names = [*run.workers, *([runs.DRIVER] if run.log_files(runs.DRIVER) else [])]
+    names = [*run.workers, *([runs.LAUNCHER_LOG] if run.log_files(runs.LAUNCHER_LOG) else [])]
     return [name for name in names if name.startswith(incomplete)]

@@ -13,7 +13,7 @@ SECONDS_TO_END = 60.0
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.run_ids)
+@click.argument("run", shell_complete=completion.living_run_ids)
 @click.option("--now", is_flag=True, help="Leave its processes no time to end by themselves.")
 def stop(run: str, now: bool) -> None:
     """End RUN, wherever it was started.
@@ -35,7 +35,7 @@ def stop(run: str, now: bool) -> None:
 
 
 @click.command()
-@click.argument("run", default="last", shell_complete=completion.run_ids)
+@click.argument("run", default="last", shell_complete=completion.living_run_ids)
 def stacks(run: str) -> None:
     """Print where every rank of RUN is right now.
 

@@ -6,6 +6,7 @@ they left is looked for among the processes, ports and temporary files of this m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ import muster
 from muster.agent.linux import marked
 from muster.dashboard.text import duration
 from muster.errors import MusterError, PlatformUnsupported
-from muster.events import EventKind
+from muster.events.data import Listening, ProcessExited, ProcessStarted, WorkerReady
 from muster.records.runs import Run
 from muster.text.cleaning import clean
 
@@ -30,6 +31,7 @@ SSH_PORT = 2222
 SCRIPTS = Path(__file__).parents[3] / "worker_scripts"
 LEAST_ACCURACY = 0.95
 RUN_TIMEOUT = 600  # seconds
+START_UNCERTAINTY = 1.0  # seconds by which the system may be wrong about when a process started
 EXAMPLES = 6000  # of MNIST, where that is on the machine; scikit-learn's digits are fewer anyway
 DATA = re.compile(r"^(.+): ([\d,]+) to train, ([\d,]+) to test$", re.MULTILINE)
 
@@ -52,7 +54,7 @@ TRAININGS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """Outcome of a training. ``left`` names what was found afterwards and should not be there."""
 
     training: Training
@@ -90,7 +92,7 @@ def main() -> int:
     return 0 if all(outcome.is_good for outcome in outcomes) else 1
 
 
-def train(training: Training) -> Outcome:
+def train(training: Training) -> TrainingOutcome:
     """Run one training, watch it, and look for what it left.
 
     Raises:
@@ -108,7 +110,7 @@ def train(training: Training) -> Outcome:
         result = address.cluster.result
         run = Run(result.run_dir)
         left = [*processes_left(run), *ports_left(run), *files_left(folder)]
-    return Outcome(training, data_of(run), result.metrics.get("test_accuracy", 0.0), result.seconds, left)
+    return TrainingOutcome(training, data_of(run), result.metrics.get("test_accuracy", 0.0), result.seconds, left)
 
 
 @contextmanager
@@ -127,12 +129,16 @@ def own_temporary_folder() -> Iterator[Path]:
 
 
 def processes_left(run: Run) -> list[str]:
-    """Processes of a run: those marked with its id, those it recorded, and all children of this process."""
+    """Processes of a run: those marked with its id, those it recorded, and this process's children since it began."""
     ended = run.started_at + run.seconds
-    pids = set(marked("MUSTER_RUN_ID", run.id)) | {child.pid for child in psutil.Process().children(recursive=True)}
+    pids = set(marked("MUSTER_RUN_ID", run.id))
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.create_time() > run.started_at - START_UNCERTAINTY:
+                pids.add(child.pid)
     for event in run.events():
-        pid = event.data.get("pid")
-        if isinstance(pid, int) and psutil.pid_exists(pid):
+        pid = event.data.pid if isinstance(event.data, (WorkerReady, ProcessStarted, ProcessExited)) else None
+        if pid is not None and psutil.pid_exists(pid):
             process = psutil.Process(pid)
             if run.started_at <= process.create_time() <= ended:  # not a later process of the same number
                 pids.add(pid)
@@ -150,8 +156,8 @@ def _title(pid: int) -> str:
 
 def ports_left(run: Run) -> list[str]:
     """Ports on which the run's workers, or this process for the run, still listen."""
-    hosts = {event.data.get("host") for event in run.events() if event.kind == EventKind.WORKER_READY}
-    ports = {SSH_PORT} | {event.data.get("port") for event in run.events() if event.kind == EventKind.LISTENING}
+    hosts = {event.data.host for event in run.events() if isinstance(event.data, WorkerReady)}
+    ports = {SSH_PORT} | {event.data.port for event in run.events() if isinstance(event.data, Listening)}
     everywhere = {"0.0.0.0", "::"}
     listening = [
         (host, port)
@@ -181,7 +187,7 @@ def data_of(run: Run) -> str:
     return "digits that the script did not name"
 
 
-def report(outcome: Outcome) -> list[str]:
+def report(outcome: TrainingOutcome) -> list[str]:
     """Return lines of text about a training's outcome."""
     verdict = "" if outcome.accuracy >= LEAST_ACCURACY else f", which is less than {LEAST_ACCURACY:.0%}"
     return [

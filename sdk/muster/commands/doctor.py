@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from muster.commands import completion
-from muster.commands.launch import OPTIONS, ScriptCommand, as_options, make_request
 from muster.commands.recorded import print_rich
+from muster.commands.run import OPTIONS, ScriptCommand, as_options, make_request
 
 
 def _doctor_options(command: Any) -> Any:
@@ -78,7 +78,9 @@ def doctor(
         report = Report([Finding.of_error("job", error)])
     else:
         report = examine(checked, launch=not no_launch)
-    report = Report(replace(finding, mend=as_options(finding.mend)) for finding in report.findings)
+    report = Report(
+        replace(finding, text=as_options(finding.text), fix=as_options(finding.fix)) for finding in report.findings
+    )
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:

@@ -13,11 +13,13 @@ import click
 from muster import __version__
 from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
-from muster.commands.launch import as_options, run
+from muster.commands.inside import execute, forward
 from muster.commands.plan import plan
-from muster.commands.recorded import explain, logs, runs, show
+from muster.commands.recorded import attach, explain, logs, runs, show
+from muster.commands.run import as_options, run
 from muster.commands.serve import serve
 from muster.commands.trust import trust
+from muster.commands.wrapping import wrapped
 from muster.errors import (
     JobError,
     MusterError,
@@ -53,7 +55,9 @@ class ErrorsAsExitCodes(click.Group):
             with _stdout_may_close():
                 return super().invoke(ctx)
         except MusterError as error:
-            _say(click.style("Error: ", fg="red", bold=True), clean(_spelled(error)))
+            _say(
+                click.style("Error: ", fg="red", bold=True), wrapped(clean(_spelled(error)), sys.stderr, len("Error: "))
+            )
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
             _say("Interrupted.")
@@ -84,8 +88,7 @@ def _say(*words: str) -> None:
 
 def _spelled(error: MusterError) -> MusterError:
     """The error with what it says about the job, and what to try, in the words of the command line."""
-    if isinstance(error, JobError):
-        error.message = as_options(error.message)
+    error.message = as_options(error.message)
     error.advice = as_options(error.advice or "")
     return error
 
@@ -107,6 +110,7 @@ def main() -> None:
       muster plan -s horovod -n 4 train.py     what would be started
       muster explain last                      what went wrong
       muster stop last                         end a run, wherever it was started
+      muster attach last                       watch a run, wherever it was started
 
     \b
     Exit status:
@@ -124,5 +128,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # logs may hold anything, also what this terminal cannot show
 
 
-for command in (run, plan, runs, show, logs, explain, stop, stacks, doctor, serve, trust):
+for command in (
+    run, plan, attach, runs, show, logs, explain, stop, stacks, execute, forward, doctor, serve, trust
+):  # fmt: skip
     main.add_command(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,13 @@ from muster.options.fields import Option, options_of
 STRATEGIES, PLATFORMS = "Options of strategies", "Options of platforms"
 
 
-class NameIn(click.Choice[str]):
+if TYPE_CHECKING:
+    Choice = click.Choice[str]
+else:  # click 8.1 has no parameter
+    Choice = click.Choice
+
+
+class NameIn(Choice):
     """One of the names in a table, to which others may be added."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
 import click
 
-from muster.commands.launch import ScriptCommand, job_options, make_request
+from muster.commands import as_json
+from muster.commands.run import ScriptCommand, job_options, make_request
 from muster.security.ssh import SSH_PORT
 
 
 @click.command(cls=ScriptCommand)
 @job_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def plan(as_json: bool, **options: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
+@click.option(
+    "--submission", "submission_wanted", is_flag=True, help="Only what the platform's engine would be given, as it is."
+)
+@as_json.with_errors
+def plan(json_wanted: bool, submission_wanted: bool, **options: Any) -> None:
     """Show what `muster run` would start, and start nothing.
 
     Addresses are placeholders: real ones are known once the workers have started.
@@ -23,20 +27,31 @@ def plan(as_json: bool, **options: Any) -> None:
     \b
     Example:
       muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
+      muster plan -p slurm -n 4 --submission train.py > job.sh
+      muster plan -p kubernetes --image my/image -n 2 --submission train.py | kubectl apply --dry-run=server -f -
     """
-    from muster.checks.planning import describe, preview
+    from muster.checks.planning import describe
     from muster.run.request import check, describe_place
 
     checked = check(make_request(**options))
+    if submission_wanted:
+        click.echo(checked.submission_text(), nl=False)
+        return
     where = {"platform": checked.platform.name, "session_address": list(checked.session_address)}
-    data = where | describe(preview(checked.job, checked.strategy, checked.probed), checked.job)
-    data["warnings"] = checked.shortages()
-    click.echo(json.dumps(data, indent=2) if as_json else f"{describe_place(checked)}\n\n{as_text(data)}")
+    data = where | describe(checked.preview(), checked.job)
+    data["project"] = str(checked.project) if checked.project else None
+    data["submission"] = checked.submission_text() or None
+    data["warnings"] = checked.remarks()
+    if json_wanted:
+        as_json.echo(data)
+    else:
+        click.echo(f"{describe_place(checked)}\n\n{as_text(data)}")
 
 
 def as_text(data: dict[str, Any]) -> str:
     """A plan as people read it."""
-    lines = [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
+    lines = [f"{'project':<10} {data['project']}"] if data["project"] else []
+    lines += [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
     for name, process in data["processes"].items():
         ranks = [rank for rank, worker in data["ranks"].items() if worker == name]
         lines += ["", name + (f" (rank {', '.join(ranks)})" if ranks else "") + f": {_equipment(data)}"]
@@ -45,13 +60,16 @@ def as_text(data: dict[str, Any]) -> str:
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in data["rank_env"][rank].items())
             lines += [f"  rank {rank}: {settings}"]
         lines += [f"  $ {shlex.join(process['argv'])}"]
-    if data["driver"]:
-        lines += ["", "session: starts every rank over ssh", *_environment_lines(data["driver"])]
-        lines += [f"  $ {shlex.join(data['driver']['argv'])}"]
+    if data["launcher"]:
+        what = "starts every rank over ssh" if data["launcher"]["starts_ranks"] else "serves the ranks"
+        lines += ["", f"{data['launcher']['where']}: {what}", *_environment_lines(data["launcher"])]
+        lines += [f"  $ {shlex.join(data['launcher']['argv'])}"]
     for name, text in data["files"].items():
         if text is not None:
             lines += ["", name, *(f"  {line}" for line in text.splitlines())]
-    lines += ["", *(f"Warning: {warning}" for warning in data["warnings"])]
+    if data["submission"]:
+        lines += ["", data["submission"].rstrip()]
+    lines += ["", *data["notes"], *(f"Warning: {warning}" for warning in data["warnings"])]
     return "\n".join(lines).strip("\n")
 
 
@@ -59,7 +77,8 @@ def _equipment(data: dict[str, Any]) -> str:
     """Return the resources of each worker of a plan, in words."""
     resources = data["resources"]
     parts = [f"cpu {resources['cpu']:g}", f"memory {resources['memory']:g} GB", f"gpu {resources['gpu']}"]
-    return ", ".join([*parts, *([f"sshd on port {SSH_PORT}"] if data["driver"] else [])])
+    logs_in = data["launcher"] and data["launcher"]["starts_ranks"]
+    return ", ".join([*parts, *([f"sshd on port {SSH_PORT}"] if logs_in else [])])
 
 
 def _environment_lines(process: dict[str, Any]) -> list[str]:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.commands import as_json, completion
-from muster.commands.launch import as_options
+from muster.commands.run import as_options
+from muster.commands.wrapping import wrapped
 from muster.dashboard.text import COLOURS, GLYPHS, duration
 from muster.records import runs as recorded
+from muster.runtime.echo import without_echo
+from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
 
 if TYPE_CHECKING:
@@ -66,7 +69,10 @@ def runs(
         if limit or name or status:
             raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
         deleted = recorded.prune(keep, older_than)
-        click.echo(as_json.dump(deleted) if json_wanted else "\n".join([*deleted, f"{len(deleted)} runs deleted"]))
+        if json_wanted:
+            as_json.echo(deleted)
+        else:
+            click.echo("\n".join([*deleted, _pruning(len(deleted), keep, older_than)]))
         return
     listed = [
         run
@@ -74,7 +80,7 @@ def runs(
         if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
     ]
     if json_wanted:
-        click.echo(as_json.dump([as_json.summary(run) for run in listed[:limit]]))
+        as_json.echo([as_json.summary(run) for run in listed[:limit]])
         return
     limit = limit or SHOWN_RUNS
     if listed and sys.stdout.isatty():
@@ -82,13 +88,25 @@ def runs(
     else:
         for run in listed[:limit]:
             started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
-            click.echo(clean(f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {run.id}"))
+            line = f"{_status(run):<11}  {started}  {_took(run):>8}  {run.strategy:<16}  {_named(run)}  {_until(run)}"
+            click.echo(clean(line).rstrip())
     if len(listed) > limit:
         click.echo(f"… and {len(listed) - limit} older")
     if not listed and (name is not None or status):
         click.echo("No recorded run is like that; `muster runs` lists all.", err=True)
     elif not listed:
         click.echo(f"No run has been recorded in {recorded.muster_home() / 'runs'} yet.", err=True)
+
+
+def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
+    """Return, in words, what has been deleted and what has been kept."""
+    kept = len(recorded.run_ids())
+    rule = f"the newest {keep} (--keep)"
+    if older_than is not None:
+        rule += f", all of the last {older_than:g} days (--older-than)"
+    return (
+        f"{deleted} run{'s' * (deleted != 1)} deleted, {kept} kept: {rule}, and any that runs or was lost within a day"
+    )
 
 
 def _table(listed: Sequence[recorded.Run]) -> Table:
@@ -102,8 +120,13 @@ def _table(listed: Sequence[recorded.Run]) -> Table:
     table.add_column("run", overflow="fold")
     for run in listed:
         status = Text(_status(run), style=COLOURS.get(run.status, ""))
-        table.add_row(status, _took(run), Text(clean(run.strategy)), Text(run.id))
+        table.add_row(status, _took(run), Text(clean(run.strategy)), Text(f"{_named(run)} {_until(run)}".rstrip()))
     return table
+
+
+def _named(run: recorded.Run) -> str:
+    """Return a run's id, with its name where that is in letters that ids have not."""
+    return run.id if run.name.isascii() else f"{run.id} ({clean(run.name)})"
 
 
 def _status(run: recorded.Run) -> str:
@@ -115,9 +138,17 @@ def _took(run: recorded.Run) -> str:
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
+def _until(run: recorded.Run) -> str:
+    """Return until when a detached run that is under way may live; empty for others."""
+    if run.detached_until is None or run.status != "running":
+        return ""
+    return f"(detached until {datetime.fromtimestamp(run.detached_until):%a %d %b %H:%M})"
+
+
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
+@as_json.with_errors
 def explain(run: str, json_wanted: bool) -> None:
     """Say what failed first in RUN, why, and what to try.
 
@@ -125,10 +156,9 @@ def explain(run: str, json_wanted: bool) -> None:
     default.
     """
     if json_wanted:
-        click.echo(as_json.dump(as_json.explanation(recorded.open_run(run))))
+        as_json.echo(as_json.explanation(recorded.open_run(run)))
         return
-    lines = recorded.open_run(run).explain().split("\n")
-    click.echo("\n".join(as_options(line) if line.startswith("Try: ") else line for line in lines))
+    click.echo(wrapped(recorded.open_run(run).explain(as_options)))
 
 
 @click.command()
@@ -138,6 +168,7 @@ def explain(run: str, json_wanted: bool) -> None:
     help="Write one page instead, which needs nothing else, with the logs in it.",
 )  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
+@as_json.with_errors
 def show(run: str, html: Path | None, json_wanted: bool) -> None:
     """Show RUN as it ended, or live while it runs.
 
@@ -150,7 +181,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
     """
     opened = recorded.open_run(run)
     if json_wanted:
-        click.echo(as_json.dump(as_json.outcome(opened)))
+        as_json.echo(as_json.outcome(opened))
     elif html is not None:
         from muster.dashboard.html_page import html_page
 
@@ -161,20 +192,38 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
         _show_end(opened)
 
 
+@click.command()
+@click.argument("run", default="last", shell_complete=completion.run_ids)
+def attach(run: str) -> None:
+    """Show RUN live until it has ended, and end as it does.
+
+    Ctrl-C leaves the run alone. RUN is an id, the beginning of one, or "last", which is the default. The exit status is
+    that of `muster run`.
+    """
+    opened = recorded.open_run(run)
+    if opened.status == "running":
+        _show_live(opened)
+    else:
+        _show_end(opened)
+    opened.wait()
+
+
 def _show_live(run: recorded.Run) -> None:
     from muster.dashboard import choose
     from muster.dashboard.follow import follow
+    from muster.events.data import RunEnded
 
     dashboard = choose()
 
     def tell(event: Event) -> None:
-        data = dict(event.data)
-        if data.get("advice"):
-            data["advice"] = as_options(data["advice"])
-        dashboard(replace(event, data=data))
+        if isinstance(event.data, RunEnded) and event.data.advice_parts:
+            advice = as_options(ArgumentText.from_json(event.data.advice_parts))
+            event = replace(event, data=replace(event.data, advice=advice))
+        dashboard(event)
 
     try:
-        follow(run, tell)
+        with without_echo():
+            follow(run, tell)
     finally:
         dashboard.close()
         if run.status == "running":
@@ -186,7 +235,7 @@ def _show_end(run: recorded.Run) -> None:
     from muster.dashboard.terminal import Screen
 
     view = replay(run)
-    view.advice = as_options(view.advice)
+    view.advice = as_options(run.advice)
     print_rich(Screen(view), height=len(view.workers) + 30)
 
 
@@ -220,7 +269,7 @@ def logs(run: str, worker: str | None, follow: bool) -> None:
     tails: dict[str, Tail] = {}
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
-        for name in [worker] if worker else [*opened.workers, recorded.DRIVER]:
+        for name in [worker] if worker else [*opened.workers, recorded.LAUNCHER_LOG]:
             if name not in tails:
                 for older in opened.log_files(name)[:-1]:
                     _print_lines(older.read_bytes().splitlines(), None if worker else name)

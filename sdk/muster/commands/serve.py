@@ -69,7 +69,7 @@ def serve(
     with extra("serve"):
         import IPython  # noqa: F401  (for the workers)
 
-        from muster.serve.engines import Limits
+        from muster.serve.engines import ServeLimits
         from muster.serve.server import Options, Tls
         from muster.serve.server import serve as serve_until_told
     serve_until_told(
@@ -80,6 +80,6 @@ def serve(
             keys=keys.resolve() if keys else None,
             platform=platform,
             project=project.resolve(),
-            limits=Limits(max_workers, max_session_workers),
+            limits=ServeLimits(max_workers, max_session_workers),
         )
     )

@@ -34,14 +34,12 @@ def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashbo
     if wanted not in {"", "off", *NOTEBOOK, *ELSEWHERE}:
         known = "widget, basic, rich, plain or off"
         raise JobError(f"{VARIABLE} is {wanted!r}.", advice=f"set {VARIABLE} to {known}, or unset it")
-    if wanted == "off":
+    if wanted == "off" or (stream is None and not is_notebook()):  # a process without a standard output
         return NoDashboard()
     if cluster is not None and wanted not in ELSEWHERE and is_notebook():
         from muster.dashboard.display import dashboard_of
 
-        dashboard = dashboard_of(cluster, wanted)
-        if dashboard is not None:
-            return dashboard
+        return dashboard_of(cluster, wanted)
     if wanted == "rich" or (wanted != "plain" and _is_terminal(stream)):
         from muster.dashboard.terminal import TerminalDashboard
 

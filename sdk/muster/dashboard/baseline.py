@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from muster.dashboard.replay import replay
+from muster.events.data import RunRequested
 from muster.records.runs import Run, list_runs
 
 MAX_RUNS = 50  # so many of the newest recorded runs are looked through
@@ -27,5 +28,4 @@ def rate_of_one_worker(job: Mapping[str, Any]) -> float | None:
 
 def _job_of(run: Run) -> Mapping[str, Any]:
     first = next(run.events(), None)
-    job = first.data.get("job") if first else None
-    return job if isinstance(job, dict) else {}
+    return first.data.job if first and isinstance(first.data, RunRequested) else {}

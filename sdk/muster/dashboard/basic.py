@@ -12,7 +12,7 @@ import ipywidgets
 from muster.dashboard import snapshot
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
-from muster.dashboard.state import LiveState
+from muster.dashboard.live import LiveState
 
 SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
 
@@ -21,6 +21,7 @@ class BasicView:
     """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
 
     cover = ""
+    seconds_per_picture = SECONDS_PER_PICTURE
 
     def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
         stop = controls.stop

@@ -14,7 +14,7 @@ from muster.dashboard.text import number
 
 MAX_CHARTS = 4
 WIDTH, HEIGHT = 396, 132
-LEFT, RIGHT, TOP, BOTTOM = 46, 388, 24, 108  # of the area in which the curves are; texts stand outside
+LEFT, RIGHT, TOP, BOTTOM = 58, 388, 24, 108  # of the area in which the curves are; texts stand outside
 VARIANT = re.compile(r"(val|validation|test|eval|train)_(.+)")
 COLOURS = {"train": "#1a73e8", "val": "#d2691e", "test": "#188038"}  # each stands out on white and on black
 GREY = "#808080"

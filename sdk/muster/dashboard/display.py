@@ -10,25 +10,23 @@ from IPython.display import display
 
 from muster.dashboard import snapshot
 from muster.dashboard.base import Controls, Shown
-from muster.dashboard.board import hint
 from muster.dashboard.follow import follow
 from muster.dashboard.notebook import MakeView, NotebookDashboard
+from muster.dashboard.pictures import PictureView
 from muster.dashboard.replay import replay
+from muster.dashboard.tensorboard import hint
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
 
 _dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
 
 
-def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard | None:
+def dashboard_of(cluster: Shown, kind: str = "") -> NotebookDashboard:
     """A dashboard for a cluster that has not been started, displayed below the cell that runs.
 
-    None where no widget can be loaded. It is to be subscribed to the cluster.
+    It is to be subscribed to the cluster.
     """
-    make_view = _load(kind)
-    if make_view is None:
-        return None
-    dashboard = NotebookDashboard(make_view, lambda: cluster.run_dir, controls_of(cluster))
+    dashboard = NotebookDashboard(_load(kind), lambda: cluster.run_dir, controls_of(cluster))
     _dashboards[cluster] = dashboard
     dashboard.show()
     return dashboard
@@ -40,14 +38,10 @@ def show(shown: Cluster | Run) -> None:
         _dashboards[shown].show()
     elif isinstance(shown, Run):
         _show_run(shown, shown, Controls(shown.ask_to_stop, shown.stacks))
-    elif shown.run:
+    elif shown.run_id:
         _show_run(Run(shown.run_dir), shown, controls_of(shown) if shown.is_running else Controls())
     else:
-        dashboard = dashboard_of(shown)
-        if dashboard is None:
-            print(repr(shown))
-        else:
-            shown.subscribe(dashboard)
+        shown.subscribe(dashboard_of(shown), at_once=True)
 
 
 def controls_of(cluster: Shown) -> Controls:
@@ -56,19 +50,21 @@ def controls_of(cluster: Shown) -> Controls:
 
 
 def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
-    make_view = _load("") if run.status == "running" else None
-    if make_view is None:
+    if run.status != "running":
         view = replay(run)
         view.notes.extend(filter(None, [hint(run.path)]))
         display(snapshot.mime_bundle(view, run), raw=True)
         return
-    dashboard = _dashboards[shown] = NotebookDashboard(make_view, lambda: run.path, controls)
+    dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.path, controls)
     dashboard.show()
     threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
 
 
-def _load(kind: str) -> MakeView | None:
-    """Return the maker of the live view: of the best that can be loaded, or of the one that was asked for."""
+def _load(kind: str) -> MakeView:
+    """Return the maker of the live view: of the best that can be loaded, or of the one that was asked for.
+
+    That of a plain kernel, which has no widgets, shows pictures.
+    """
     if kind != "basic":
         try:
             from muster.dashboard.widget import RunWidget
@@ -79,5 +75,5 @@ def _load(kind: str) -> MakeView | None:
     try:
         from muster.dashboard.basic import BasicView
     except ImportError:
-        return None
+        return PictureView
     return BasicView

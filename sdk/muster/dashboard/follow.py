@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.dashboard.logtail import LogTail
+from muster.dashboard.replay import untold_end
 from muster.events import Event, EventKind, Observer
+from muster.events.data import Output
 from muster.records.runs import Run
 
-SECONDS_PER_LOOK = 0.25
-LOOKS_PER_LOG = 4  # logs are looked at less often: there is one for each worker
+READ_SECONDS = 0.25
+READS_PER_LOG = 4  # logs are read less often: there is one for each worker
 LOG_BYTES = 4096  # of a log that is there already: only its last line is shown
 
 
@@ -21,23 +23,18 @@ def follow(run: Run, observer: Observer, closing: threading.Event | None = None)
     tell, ended = _teller(observer)
     journal = LogTail(run.path / "events.jsonl", at_most=None)
     logs: dict[str, LogTail] = {}
-    unfinished, looks = "", 0
+    unfinished, reads = "", 0
     while not ended.is_set():
         alive = run.status == "running"  # asked before reading, so that nothing written before its end is missed
         *lines, unfinished = (unfinished + journal.read()).split("\n")
         for line in lines:
             _tell_line(line, tell)
-        if looks % LOOKS_PER_LOG == 0 and not ended.is_set():
+        if reads % READS_PER_LOG == 0 and not ended.is_set():
             _tell_output(run.path / "logs", logs, tell)
-        looks += 1
+        reads += 1
         if not alive and not ended.is_set():
-            tell(
-                Event(
-                    EventKind.RUN_ENDED,
-                    data={"status": run.status, "reason": "Its session is gone and left no result."},
-                )
-            )
-        if not ended.is_set() and closing.wait(SECONDS_PER_LOOK):
+            tell(untold_end(run))
+        if not ended.is_set() and closing.wait(READ_SECONDS):
             return
 
 
@@ -66,4 +63,4 @@ def _tell_output(folder: Path, logs: dict[str, LogTail], tell: Observer) -> None
         tail = logs.setdefault(path.stem, LogTail(path, at_most=LOG_BYTES))
         text = tail.read()
         if text:
-            tell(Event(EventKind.OUTPUT, path.stem, {"text": text}))
+            tell(Event.of(Output(text), path.stem))

@@ -6,10 +6,10 @@ import json
 from html import escape
 
 from muster.dashboard import snapshot, web
+from muster.dashboard.live import LiveState
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
-from muster.dashboard.state import LiveState
 from muster.records.runs import Run
 
 MAX_LOGS = 64  # of workers whose logs are in the page, failed ones first

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster import events
 from muster.dashboard.curve import Curve, Point
-from muster.dashboard.progress import Progress
+from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, WorkerView
 from muster.events import Event, EventKind
@@ -55,7 +56,7 @@ class RunView:
     started: float | None = None
     ended: float | None = None
     moved: float = 0.0
-    run: str = ""
+    run_id: str = ""
     job: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     advice: str = ""
@@ -79,8 +80,19 @@ class RunView:
         return max((self.ended if self.ended is not None else self.clock()) - self.started, 0.0)
 
     @property
+    def sent(self) -> float | None:
+        """The part of the project that has come to the workers, 0 to 1; None before and after."""
+        if self.phase != "starting" or self.status != "running":
+            return None
+        expected = sum(worker.expected for worker in self.workers.values())
+        received = sum(worker.received for worker in self.workers.values())
+        return received / expected if received < expected else None
+
+    @property
     def doing(self) -> str:
         """Phase of the run, or the stage of most workers as long as none has told of a step."""
+        if self.sent is not None:
+            return "sending the project"
         if self.phase != "training" or self.has_stepped:
             return self.phase
         return next((stage for stage, count in self.stages.most_common(1) if count), self.phase)
@@ -97,14 +109,19 @@ class RunView:
         return min(told, key=lambda worker: worker.leading.fraction or 0.0, default=None)
 
     @property
-    def slowest(self) -> Progress | None:
+    def slowest(self) -> ProcessProgress | None:
         """The progress of the worker that is furthest back."""
         worker = self.slowest_worker
         return worker.leading if worker else None
 
     @property
     def fraction(self) -> float | None:
-        """The part of its work that the slowest worker has done, 0 to 1; all of it once the run has succeeded."""
+        """The part of its work that the slowest worker has done, 0 to 1; all of it once the run has succeeded.
+
+        As long as the project is sent it is the part of that.
+        """
+        if self.sent is not None:
+            return self.sent
         fraction = self.slowest.fraction if self.slowest else None
         return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
@@ -136,7 +153,7 @@ class RunView:
     @property
     def logs_command(self) -> str:
         """Command that prints the workers' output; empty where there is none."""
-        return f"muster logs {self.run}" if self.run and self.workers else ""
+        return f"muster logs {self.run_id}" if self.run_id and self.workers else ""
 
     @property
     def census(self) -> str:
@@ -173,126 +190,141 @@ def fold(view: RunView, event: Event) -> None:
     if event.kind != EventKind.USAGE:
         view.moved = event.time
     if event.kind in _OF_RUN:
-        _OF_RUN[event.kind](view, event)
+        _OF_RUN[event.kind](view, event, event.data)
     elif event.kind in _OF_WORKER and event.worker is not None:
         worker = view.workers.get(event.worker)
         if worker is None:
             worker = view.workers[event.worker] = WorkerView(clean(event.worker), phase_since=event.time)
-        _OF_WORKER[event.kind](view, worker, event)
+        _OF_WORKER[event.kind](view, worker, event.time, event.data)
 
 
-def _run_requested(view: RunView, event: Event) -> None:
-    job = event.data.get("job")
-    job = job if isinstance(job, dict) else {}
+def _run_requested(view: RunView, event: Event, data: events.RunRequested) -> None:
+    job = data.job
     view.started = event.time
-    view.run = clean(event.data.get("run") or "")
+    view.run_id = clean(data.run or "")
     view.job = job
     view.name = clean(job.get("name") or view.name)
-    view.strategy = clean(event.data.get("strategy") or job.get("strategy") or "")
+    view.strategy = clean(data.strategy or job.get("strategy") or "")
     resources = job.get("resources")
     memory = _finite(resources.get("memory")) if isinstance(resources, dict) else None
     view.memory_limit = int(memory * 1e9) if memory else None
 
 
-def _run_phase(view: RunView, event: Event) -> None:
-    phase = clean(event.data.get("phase") or view.phase)
+def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:
+    phase = clean(data.phase or view.phase)
     if phase != view.phase:
         view.phase, view.phase_since = phase, event.time
 
 
-def _run_ended(view: RunView, event: Event) -> None:
-    view.status = clean(event.data.get("status") or "failed")
+def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
+    """All workers are launched and all ranks started again."""
+    view.notes.append(clean(data.reason))
+    view.exception = view.culprit = ""
+    view.has_stepped = False
+    view.stages.clear()
+    for name, worker in view.workers.items():  # which keep their places in a table
+        view.workers[name] = WorkerView(worker.name, phase_since=event.time)
+
+
+def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
+    view.status = clean(data.status)
     view.phase, view.phase_since, view.ended = "ended", event.time, event.time
-    view.reason, view.advice = clean(event.data.get("reason") or ""), clean(event.data.get("advice") or "")
-    view.culprit, view.error = clean(event.worker or ""), clean(event.data.get("error") or "")
+    view.reason, view.advice = clean(data.reason or ""), clean(data.advice or "")
+    view.culprit, view.error = clean(event.worker or ""), clean(data.error or "")
+    if view.status == "lost":  # nobody is there to tell how its workers ended
+        for worker in view.workers.values():
+            if worker.status not in FINAL:
+                worker.status = "lost"
+                worker.enter("done", event.time)
 
 
-def _note(view: RunView, event: Event) -> None:
-    view.notes.append(clean(event.data.get("text") or ""))
+def _note(view: RunView, event: Event, data: events.Note) -> None:
+    view.notes.append(clean(data.text))
 
 
-def _worker_state(view: RunView, worker: WorkerView, event: Event) -> None:
-    data = event.data
-    if worker.status not in FINAL and data.get("status"):
-        worker.status = clean(data["status"])
-    worker.enter("done" if worker.status in FINAL else "scheduled", event.time)
-    worker.address = clean(data.get("address") or worker.address)
-    worker.reason = clean(data.get("reason") or worker.reason)
-    worker.exit_code = data["exit_code"] if data.get("exit_code") is not None else worker.exit_code
-    worker.signal = data["signal"] if data.get("signal") is not None else worker.signal
+def _worker_state(view: RunView, worker: WorkerView, when: float, data: events.WorkerState) -> None:
+    if worker.status not in FINAL and data.status:
+        worker.status = clean(data.status)
+    if data.reason is not None or (worker.is_coming and worker.status in FINAL):
+        worker.reason = clean(data.reason or "")
+    worker.enter("done" if worker.status in FINAL else "scheduled", when)
+    worker.address = clean(data.address or worker.address)
+    _take_end(worker, data)
 
 
-def _worker_ready(view: RunView, worker: WorkerView, event: Event) -> None:
-    worker.address = clean(event.data.get("host") or worker.address)
-    gpus = event.data.get("gpus")
-    worker.gpus = tuple(clean(gpu) for gpu in gpus[:MAX_GPUS]) if isinstance(gpus, (list, tuple)) else ()
-    worker.enter("connected", event.time)
+def _worker_ready(view: RunView, worker: WorkerView, when: float, data: events.WorkerReady) -> None:
+    worker.address = clean(data.host or worker.address)
+    worker.gpus = tuple(clean(gpu) for gpu in data.gpus[:MAX_GPUS])
+    worker.reason = ""  # what it has waited for
+    worker.enter("connected", when)
 
 
-def _process_started(view: RunView, worker: WorkerView, event: Event) -> None:
-    rank = event.data.get("rank")
-    if isinstance(rank, int):
-        worker.of_rank(rank)
-    worker.enter("ready", event.time)
+def _process_started(view: RunView, worker: WorkerView, when: float, data: events.ProcessStarted) -> None:
+    if data.rank is not None:
+        worker.of_rank(data.rank)
+    worker.enter("ready", when)
 
 
-def _process_exited(view: RunView, worker: WorkerView, event: Event) -> None:
-    data = event.data
-    worker.exit_code = data["exit_code"] if data.get("exit_code") is not None else worker.exit_code
-    worker.signal = data["signal"] if data.get("signal") is not None else worker.signal
-    worker.enter("done", event.time)
+def _process_exited(view: RunView, worker: WorkerView, when: float, data: events.ProcessExited) -> None:
+    _take_end(worker, data)
+    worker.enter("done", when)
 
 
-def _stage(view: RunView, worker: WorkerView, event: Event) -> None:
-    rank, stage = event.data.get("rank"), clean(event.data.get("stage") or "")[:MAX_STAGE]
+def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExited) -> None:
+    worker.exit_code = data.exit_code if data.exit_code is not None else worker.exit_code
+    worker.signal = data.signal if data.signal is not None else worker.signal
+
+
+def _stage(view: RunView, worker: WorkerView, when: float, data: events.Stage) -> None:
+    rank, stage = data.rank, clean(data.stage)[:MAX_STAGE]
     if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
         if worker.stage:
             view.stages[worker.stage] -= 1
         if stage == "training":
             view.has_stepped = True
-            worker.enter("training", event.time)
+            worker.enter("training", when)
         elif stage in view.stages or len(view.stages) < MAX_STAGES:
             view.stages[stage] += 1
         else:
             stage = ""
-        worker.stage, worker.stage_since = stage, event.time
+        worker.stage, worker.stage_since = stage, when
 
 
-def _listening(view: RunView, worker: WorkerView, event: Event) -> None:
-    worker.enter("ready", event.time)
+def _transfer(view: RunView, worker: WorkerView, when: float, data: events.Transfer) -> None:
+    worker.received, worker.expected = data.done, data.total
 
 
-def _usage(view: RunView, worker: WorkerView, event: Event) -> None:
-    worker.cpu, worker.memory = _finite(event.data.get("cpu")), _finite(event.data.get("memory"))
-    worker.gpu, worker.gpu_memory = _finite(event.data.get("gpu")), _finite(event.data.get("gpu_memory"))
+def _listening(view: RunView, worker: WorkerView, when: float, data: events.Listening) -> None:
+    worker.enter("ready", when)
 
 
-def _output(view: RunView, worker: WorkerView, event: Event) -> None:
-    worker.print(str(event.data.get("text") or ""))
+def _usage(view: RunView, worker: WorkerView, when: float, data: events.Usage) -> None:
+    worker.cpu, worker.memory = _finite(data.cpu), _finite(data.memory)
+    worker.gpu, worker.gpu_memory = _finite(data.gpu), _finite(data.gpu_memory)
 
 
-def _progress(view: RunView, worker: WorkerView, event: Event) -> None:
-    rank = event.data.get("rank")
-    rank = rank if isinstance(rank, int) else None
-    progress = worker.of_rank(rank)
-    progress.update(event.time, event.data)
-    worker.enter("training", event.time)
+def _output(view: RunView, worker: WorkerView, when: float, data: events.Output) -> None:
+    worker.print(data.text)
+
+
+def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progress) -> None:
+    progress = worker.of_rank(data.rank)
+    progress.update(when, data)
+    worker.enter("training", when)
     view.has_stepped = True
-    source = (-1 if rank is None else rank, worker.role != "chief", worker.index)
-    metrics = event.data.get("metrics")
-    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+    source = (-1 if data.rank is None else data.rank, worker.role != "chief", worker.index)
+    for name, value in data.metrics.items():
         if name not in view.curves and len(view.curves) >= MAX_METRICS:
             continue
-        if isinstance(value, (int, float)):
-            curve = view.curves.setdefault(clean(name), Curve())
-            curve.add(source, Point(event.time, progress.total_step, float(value)))
+        curve = view.curves.setdefault(clean(name), Curve())
+        curve.add(source, Point(when, progress.total_step, float(value)))
 
 
-def _exception(view: RunView, worker: WorkerView, event: Event) -> None:
+def _exception(view: RunView, worker: WorkerView, when: float, data: events.ScriptRaised) -> None:
     if not view.exception:
-        view.exception = clean(event.data.get("traceback") or "")
+        view.exception = clean(data.traceback or "")
         view.culprit = worker.name
-    worker.reason = worker.reason or clean(f"{event.data.get('type')}: {event.data.get('message')}")
+    worker.reason = worker.reason or clean(f"{data.type}: {data.message}")
     if worker.status not in FINAL:
         worker.status = "failed"  # even if it is stopped, as the others are, before it exits by itself
 
@@ -302,19 +334,21 @@ def _finite(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-_OF_RUN: dict[str, Callable[[RunView, Event], None]] = {
+_OF_RUN: dict[str, Callable[[RunView, Event, Any], None]] = {
     "run_requested": _run_requested,
     "run_phase": _run_phase,
+    "run_attempt": _run_attempt,
     "run_ended": _run_ended,
     "note": _note,
 }
-_OF_WORKER: dict[str, Callable[[RunView, WorkerView, Event], None]] = {
+_OF_WORKER: dict[str, Callable[[RunView, WorkerView, float, Any], None]] = {
     "worker_state": _worker_state,
     "worker_ready": _worker_ready,
     "process_started": _process_started,
     "process_exited": _process_exited,
     "stage": _stage,
     "listening": _listening,
+    "transfer": _transfer,
     "usage": _usage,
     "output": _output,
     "progress": _progress,

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from muster.dashboard import snapshot
 from muster.dashboard.base import Controls
 from muster.dashboard.baseline import rate_of_one_worker
-from muster.dashboard.board import hint
-from muster.dashboard.state import LiveState
+from muster.dashboard.live import LiveState
+from muster.dashboard.tensorboard import hint
 from muster.dashboard.ticker import Ticker
 from muster.events import Event, EventKind
 from muster.records.runs import Run
@@ -25,10 +25,12 @@ from muster.records.runs import Run
 class LiveView(Protocol):
     """Something that IPython can display and that shows a ``LiveState`` when it ticks.
 
-    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself.
+    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself. What is
+    below it is painted again after ``seconds_per_picture``, while nothing happens that a saved notebook should tell.
     """
 
     cover: str
+    seconds_per_picture: float
 
     def tick(self) -> None:
         """Show what is new, if anything is."""
@@ -36,7 +38,6 @@ class LiveView(Protocol):
 
 
 MakeView = Callable[[LiveState, Callable[[], Path], Controls], LiveView]
-SECONDS_PER_PICTURE = 5.0  # while nothing happens that a saved notebook should tell
 
 
 class NotebookDashboard:
@@ -58,9 +59,10 @@ class NotebookDashboard:
         self._folder = folder
         self._live = make_view(self.state, folder, controls)
         self._ticker = Ticker(self._tick, self._finish)
-        self._compared = False
+        self._compared = self._named = False
         self._pictured: tuple[tuple[str, ...], float] = ((), float("-inf"))
         self._handles: list[Any] = []
+        self._cell = -1
         self._lock = threading.Lock()
         self._closed = False
 
@@ -71,10 +73,15 @@ class NotebookDashboard:
             self.close()
 
     def show(self) -> None:
-        """Display it below the cell that runs."""
+        """Display it below the cell that runs, once."""
+        from IPython import get_ipython
         from IPython.display import display
 
+        cell = getattr(get_ipython(), "execution_count", -1)
         with self._lock:
+            if self._cell == cell != -1:
+                return  # such as where the cluster that a cell starts is its last line, too
+            self._cell = cell
             if self._closed:
                 display(self._static(), raw=True)
                 return
@@ -100,10 +107,14 @@ class NotebookDashboard:
             self._compared = True  # here rather than where the event came in, since it reads many files
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
+        if not self._live.cover and self.state.view.run_id and not self._named:
+            self._named = True
+            for handle in self._handles:
+                handle.update(self._live)  # once: its text, which a notebook keeps, has the run's id from now on
         if self._live.cover:
             view, now = self.state.view, time.monotonic()
-            stage = (view.run, view.phase, view.status, view.exception)
-            if stage != self._pictured[0] or now - self._pictured[1] >= SECONDS_PER_PICTURE:
+            stage = (view.run_id, view.phase, view.status, view.exception)
+            if stage != self._pictured[0] or now - self._pictured[1] >= self._live.seconds_per_picture:
                 self._pictured = (stage, now)
                 self._take_picture()
 
@@ -115,12 +126,12 @@ class NotebookDashboard:
     def _add_hint(self) -> None:
         """Say how to open TensorBoard from now on: the picture that stays has no buttons."""
         with self.state.lock:
-            text = hint(self._folder()) if self.state.view.run else ""
+            text = hint(self._folder()) if self.state.view.run_id else ""
             if text:
                 self.state.view.notes.append(text)
 
     def _static(self) -> dict[str, str]:
         with self.state.lock:
             view = self.state.view
-            run = Run(self._folder()) if view.run else None
+            run = Run(self._folder()) if view.run_id else None
             return snapshot.mime_bundle(view, run, cover="" if self._closed else self._live.cover)

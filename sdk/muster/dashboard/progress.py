@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from muster import events
 
 RATE_SECONDS = 10.0  # examples per second are an average over about so long
 
 
 @dataclass
-class Progress:
+class ProcessProgress:
     """Progress of one process: the numbers it last reported, and how fast it takes examples.
 
     A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs.
@@ -72,15 +72,15 @@ class Progress:
             return self.step + self.steps * (self.epoch_now - 1)
         return self.step
 
-    def update(self, when: float, data: Mapping[str, Any]) -> None:
+    def update(self, when: float, data: events.Progress) -> None:
         """Take what one report says; what it leaves out stays as it was."""
         for name in ("step", "steps", "epoch", "epochs", "bytes_sent"):
-            if isinstance(data.get(name), int):
-                setattr(self, name, data[name])
-        self.counts_from_zero |= data.get("step") == 0
-        self.counts_epochs_from_zero |= data.get("epoch") == 0
-        if isinstance(data.get("examples"), int):
-            self._sample(when, data["examples"])
+            if (value := getattr(data, name)) is not None:
+                setattr(self, name, value)
+        self.counts_from_zero |= data.step == 0
+        self.counts_epochs_from_zero |= data.epoch == 0
+        if data.examples is not None:
+            self._sample(when, data.examples)
         if self.began is None and self.fraction is not None:
             self.began = (when, self.fraction)
 

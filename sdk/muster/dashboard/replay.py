@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from muster.dashboard.model import RunView, fold
-from muster.records.runs import Run
+from muster.events import Event
+from muster.events.data import RunEnded
+from muster.records.runs import LOST_ADVICE, LOST_REASON, Run
+
+
+def untold_end(run: Run) -> Event:
+    """Return the end of a run whose journal does not tell it, as that of a lost run."""
+    result = run.result or {"reason": f"{LOST_REASON[0].upper()}{LOST_REASON[1:]}.", "advice": LOST_ADVICE}
+    data = RunEnded(run.status, *(result.get(name) for name in ("reason", "advice", "error")))
+    return Event.of(data, result.get("worker"), run.started_at + run.seconds)
 
 
 def replay(run: Run) -> RunView:
@@ -13,8 +22,8 @@ def replay(run: Run) -> RunView:
     for event in run.events():
         fold(view, event)
     view.name = view.name or run.name
-    if view.ended is None:
-        view.status = run.status
+    if view.ended is None and run.status != "running":
+        fold(view, untold_end(run))
     known = set(run.workers)
     for worker in view.workers.values():
         if worker.name in known:

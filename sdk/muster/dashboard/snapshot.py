@@ -35,6 +35,9 @@ HUES = {  # each stands out on white and on black, as glyphs do; the words besid
     "stopping": "#b06000",
 }
 GREY = "#808080"
+NO_WIDGET = "muster-picture"  # the cover of a picture that no live view is put over
+STAYS_LIVE = "A run with <code>wait=False</code> stays live here when the page is loaded again."
+NEED_WIDGETS = "<code>pip install 'muster[notebook]'</code> has it live here, with logs and buttons."
 RULE = "1px solid rgba(128,128,128,.35)"
 
 
@@ -63,25 +66,25 @@ def to_text(view: RunView) -> str:
 
 def to_html(view: RunView, run: Run | None = None, cover: str = "") -> str:
     """The picture as HTML: the cause of a failure first, then progress, curves, a table of workers, and their logs."""
-    parts = [_title(view), _live(view), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
+    parts = [_title(view), _live(view, cover), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
     if view.ended is not None and run is not None:
         parts += [_logs(view, run), _command(view)]
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45"
     return f'<div class="{cover}" style="{style}">{"".join(parts)}</div>'
 
 
-def _live(view: RunView) -> str:
+def _live(view: RunView, cover: str = "") -> str:
     """Return a remark on when the picture of a run under way was taken, and how to see it live."""
     if view.ended is not None:
         return ""
-    if not view.run:
+    if not view.run_id:
         return f'<div style="color:{GREY}">It has not started.</div>'
     taken = time.strftime("%H:%M:%S", time.localtime(view.clock()))
-    run = escape(view.run)
+    run = escape(view.run_id)
     return (
         f'<div style="color:{GREY}">As it was at {taken}. Live: <code>muster show {run}</code> in a terminal, or '
         f'<code>muster.open_run("{run}")</code> in a cell; <code>muster stop {run}</code> ends it. '
-        "A run with <code>wait=False</code> stays live here when the page is loaded again.</div>"
+        f"{NEED_WIDGETS if cover == NO_WIDGET else STAYS_LIVE}</div>"
     )
 
 
@@ -97,9 +100,9 @@ def _command(view: RunView) -> str:
     """The command that would repeat it, and the one for a page with everything."""
     again = repeat_command(view.job)
     lines = [f"again: {again}"] if again else []
-    if view.run:
-        lines += [f"all of it, in one page: muster show {view.run} --html run.html"]
-        lines += [f"whole logs: muster logs {view.run}"]
+    if view.run_id:
+        lines += [f"all of it, in one page: muster show {view.run_id} --html run.html"]
+        lines += [f"whole logs: muster logs {view.run_id}"]
     return _folded("commands", "\n".join(lines))
 
 
@@ -113,7 +116,7 @@ def _folded(title: str, text: str) -> str:
 def _title(view: RunView) -> str:
     status = "not started" if view.started is None else view.status
     stage = view.doing if status == "running" else status
-    facts = [view.strategy, stage, duration(view.elapsed) if view.started is not None else "", view.run]
+    facts = [view.strategy, stage, duration(view.elapsed) if view.started is not None else "", view.run_id]
     return (
         f'<div style="font-size:14px">{_glyph(status)} <strong>{escape(view.name or "run")}</strong>'
         f" &nbsp; {escape(' · '.join(filter(None, facts)))}</div>"
@@ -155,12 +158,15 @@ def _table(view: RunView) -> str:
     shown = view.in_order()[:MAX_ROWS]
     cells = [_cells(view, worker) for worker in shown]
     filled = [any(column) for column in zip(*cells, strict=True)]
-    titles = [f'<th style="text-align:left;padding:2px 10px 2px 0">{title}</th>' for title in compress(COLUMNS, filled)]
+    head = "text-align:left;padding:2px 10px 2px 0;white-space:nowrap"
+    titles = [f'<th style="{head}">{title}</th>' for title in compress(COLUMNS, filled)]
     rows = "".join(_row(compress(row, filled)) for row in cells)
     hidden = len(view.workers) - len(shown)
     more = f"<div>… and {hidden} more, {escape(view.census)} in all</div>" if hidden else ""
-    style = "border-collapse:collapse;margin-top:6px;width:100%"
-    return f'<table style="{style}"><tr>{"".join(titles)}</tr>{rows}</table>{more}'
+    # Columns as wide as their cells: notebooks make them all alike, and longer cells run into the next one.
+    style = "border-collapse:collapse;margin-top:6px;width:100%;table-layout:auto"
+    table = f'<table style="{style}"><tr>{"".join(titles)}</tr>{rows}</table>'
+    return f'<div style="overflow-x:auto">{table}</div>{more}'
 
 
 def _row(cells: Iterable[str]) -> str:

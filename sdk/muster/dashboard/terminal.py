@@ -165,7 +165,7 @@ def heading(view: RunView, width: int) -> list[RenderableType]:
         lines.append(bar)
     if view.curves:
         lines.append(metrics_columns(view))
-    lines += [_line(note, "yellow") for note in list(view.notes)[-2:]]
+    lines += [_cut_to(Text(note, style="yellow"), 2 * width) for note in list(view.notes)[-2:]]
     return [*lines, Text("")]
 
 
@@ -176,23 +176,28 @@ def cause(view: RunView, width: int) -> list[RenderableType]:
         lines.append(Text(view.cause, style=f"bold {COLOURS.get(view.status, '')}"))
     if view.advice:
         lines.append(Text(f"Try: {view.advice}"))
-    for line in lines:
-        line.truncate(width * MAX_CAUSE_LINES // 2, overflow="ellipsis")
-    return list(lines)
+    return [_cut_to(line, width * MAX_CAUSE_LINES // 2) for line in lines]
+
+
+def _cut_to(text: Text, characters: int) -> Text:
+    text.truncate(characters, overflow="ellipsis")
+    return text
 
 
 def overall(view: RunView) -> RenderableType | None:
-    """A bar for the worker that is furthest back, since the others will wait for it; None before training."""
-    slowest = view.slowest
-    if slowest is None or view.fraction is None:
+    """A bar for the worker that is furthest back, since the others will wait for it; None before training.
+
+    As long as the project is on its way to the workers, the bar is for that.
+    """
+    if view.fraction is None:
         return None
-    words = [f"{100 * view.fraction:.0f} %", slowest.position]
+    words = [f"{100 * view.fraction:.0f} %", view.slowest.position if view.slowest else ""]
     if view.rate is not None:
         words.append(f"{rate(view.rate)} examples/s")
     if view.time_left is not None:
         words.append(f"{duration(view.time_left)} left")
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(_bar(view.fraction, 40), _line("  ".join(words)))
+    grid.add_row(_bar(view.fraction, 40), _line("  ".join(filter(None, words))))
     return grid
 
 
@@ -266,7 +271,7 @@ COLUMNS = (
     Column("address", lambda view, worker: Text(worker.address), from_width=110),
     Column("phase", _phase, from_width=90),
     Column("progress", _progress, min_width=10),
-    Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100),
+    Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100, where=lambda worker: worker.rate),
     Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
     Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
     Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),

@@ -21,14 +21,15 @@ import traitlets
 
 from muster.dashboard import web
 from muster.dashboard.base import Controls
-from muster.dashboard.board import RunBoard
 from muster.dashboard.clicks import let_clicks_through
+from muster.dashboard.live import LiveState
 from muster.dashboard.logwindow import LogWindow
-from muster.dashboard.state import LiveState
+from muster.dashboard.tensorboard import RunBoard
 from muster.errors import MusterError
 from muster.text.cleaning import is_file_name
 
 SECONDS_PER_BEAT = 0.7  # a page that hears nothing for two seconds says so
+SECONDS_PER_PICTURE = 5.0  # below the live view
 SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
 
 
@@ -47,6 +48,7 @@ class RunWidget(anywidget.AnyWidget):
 
     _esm = web.script()
     _css = web.style()
+    seconds_per_picture = SECONDS_PER_PICTURE
     can_stop = traitlets.Bool(False).tag(sync=True)
     can_say_stacks = traitlets.Bool(False).tag(sync=True)
     is_own = traitlets.Bool(False).tag(sync=True)
@@ -89,7 +91,7 @@ class RunWidget(anywidget.AnyWidget):
                 now = self._told_at
             self._told_at = now
             self._send_log()
-            if not self.has_tensorboard and self._state.view.run and self._board.is_wanted():
+            if not self.has_tensorboard and self._state.view.run_id and self._board.is_wanted():
                 self.has_tensorboard = True
 
     def _answer(self, _: Any, message: Any, __: Any) -> None:
@@ -145,7 +147,8 @@ class RunWidget(anywidget.AnyWidget):
             self.send({"kind": "log", "worker": worker, **news})
 
     def __repr__(self) -> str:
-        return f"<live view of run {self._state.view.run or self._state.view.name or 'last'}; elsewhere: muster show>"
+        run = self._state.view.run_id
+        return f"<live view of run {run}; elsewhere: muster show {run}>" if run else "<live view of a run>"
 
 
 def _is_jupyter() -> bool:

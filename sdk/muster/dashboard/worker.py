@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from muster.dashboard.progress import Progress
+from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import first_line, size
 from muster.text.cleaning import clean
 
@@ -31,6 +31,7 @@ class WorkerView:
         gpu_memory: bytes of their memory that are in use.
         progress: how far each of its ranks has come; under None that of a worker without ranks.
         ranks: the ranks that run on it, in order.
+        received, expected: bytes of the project that have come to it, and that are to come.
         leading: the progress of its lowest rank, which stands for the worker.
     """
 
@@ -47,9 +48,11 @@ class WorkerView:
     gpus: tuple[str, ...] = ()
     gpu: float | None = None
     gpu_memory: float | None = None
-    progress: dict[int | None, Progress] = field(default_factory=dict)
+    progress: dict[int | None, ProcessProgress] = field(default_factory=dict)
     ranks: list[int] = field(default_factory=list)
-    leading: Progress = field(default_factory=Progress)
+    received: int = 0
+    expected: int = 0
+    leading: ProcessProgress = field(default_factory=ProcessProgress)
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
@@ -117,9 +120,14 @@ class WorkerView:
         return self.status in FAILURES
 
     @property
+    def is_coming(self) -> bool:
+        """True as long as its agent has not been heard of."""
+        return self.phase in ("requested", "scheduled")
+
+    @property
     def news(self) -> str:
-        """Reason of its failure, else its last line."""
-        return first_line(self.reason) if self.has_failed and self.reason else self.last_line
+        """Reason of its failure, or what it waits for; else its last line."""
+        return first_line(self.reason) if (self.has_failed or self.is_coming) and self.reason else self.last_line
 
     @property
     def ending(self) -> str:
@@ -149,12 +157,12 @@ class WorkerView:
             self.phase, self.phase_since = phase, when
             self.entered[phase] = when
 
-    def of_rank(self, rank: int | None) -> Progress:
+    def of_rank(self, rank: int | None) -> ProcessProgress:
         """The progress of one of its ranks; of the first MAX_RANKS, that is."""
         if rank not in self.progress:
             if len(self.progress) >= MAX_RANKS:
-                return Progress()
-            self.progress[rank] = Progress()
+                return ProcessProgress()
+            self.progress[rank] = ProcessProgress()
             self.ranks = sorted(rank for rank in self.progress if rank is not None)
             self.leading = self.progress[self.ranks[0]] if self.ranks else self.progress[None]
         return self.progress[rank]

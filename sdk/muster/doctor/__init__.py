@@ -29,6 +29,7 @@ def examine(run: Cluster | CheckedRun, *, launch: bool = True) -> Report:
     """
     checked = run.check() if isinstance(run, Cluster) else run
     findings = [finding for check in CHECKS for finding in check(checked)]
-    if launch and checked.strategy.name == "horovod" and all(finding.level != "error" for finding in findings):
+    trains_here = checked.strategy.name == "horovod" and not checked.platform.python
+    if launch and trains_here and all(finding.level != "error" for finding in findings):
         findings += try_allreduce(checked, imported_of_horovod(checked))
     return Report([*findings, *(visit(checked) if launch else ())])

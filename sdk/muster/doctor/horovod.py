@@ -13,6 +13,7 @@ from typing import Any
 from muster.doctor.report import Finding
 from muster.failure.advice import HOROVOD_KERAS
 from muster.run.request import CheckedRun
+from muster.text.arguments import Argument, ArgumentText
 
 ALLREDUCE = Path(__file__).with_name("allreduce.py")
 ALLREDUCE_SECONDS = 120.0
@@ -20,7 +21,7 @@ KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 COLLECTIVES = ("horovod.tensorflow", "horovod.torch")
 BUILD_AGAIN = (
     "HOROVOD_WITH_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 {python} -m pip install --no-cache-dir --force-reinstall --no-deps "
-    "--no-build-isolation horovod, or python= an interpreter whose Horovod works"
+    "--no-build-isolation horovod, or "
 )
 
 
@@ -64,8 +65,11 @@ def try_allreduce(checked: CheckedRun, imported: Sequence[str]) -> Iterator[Find
         yield Finding("ok", "horovod", f"two ranks import {', '.join(modules)} and add up a number over gloo")
         return
     keras = next((name for name in KERAS if name in answer["problem"]), None)
-    mend = HOROVOD_KERAS if keras else BUILD_AGAIN.format(python=job.python)
-    yield Finding("error", "horovod", f"Horovod of {job.python}: {answer['problem']}", mend, details=answer["details"])
+    fix: str = HOROVOD_KERAS
+    if not keras:
+        build_again = BUILD_AGAIN.format(python=job.python)
+        fix = ArgumentText(build_again, Argument("python", ""), " an interpreter whose Horovod works")
+    yield Finding("error", "horovod", f"Horovod of {job.python}: {answer['problem']}", fix, details=answer["details"])
 
 
 def _answer(output: str, errors: str) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
     SCRIPT FOLDER      FOLDER comes first on the path when the script runs
 
-Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``imported``,
-what is imported of Horovod; and ``keras``, the version of the Keras that is there. Imports are
-read, not run; those of files in the script's own folder are followed. It is certain that one fails where it is run in
-any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
+Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``needed``, the
+packages that are imported in any case; ``imported``, what is imported of Horovod; and ``keras``, the version of the
+Keras that is there. Imports are read, not run; those of files in the script's own folder are followed. It is certain
+that one fails where it is run in any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
 
 import ast
@@ -27,7 +27,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
     """Return the findings on a script and on the files beside it that it imports."""
     sys.path[0] = folder
     missing, named, walked, touches_path = [], set(), set(), False
-    imported = set()
+    imported, needed = set(), set()
     todo = [(script, True)]  # files, and whether they are run in any case: those that are come first
     while todo:
         path, is_run = todo.pop(0)
@@ -52,10 +52,19 @@ def main(script: str, folder: str) -> "dict[str, Any]":
                 named.add((path, line, names[0]))
                 missing.append({"file": path, "line": line, "name": ".".join(names), "is_certain": is_certain})
             files = [(file, is_certain) for file in files_of(names, folder)]
+            if is_certain and not files and names[0] != "muster":
+                needed.add(names[0])
             todo = files + todo if is_certain else todo + files
     if touches_path:
         missing = [dict(found, is_certain=False) for found in missing]
-    return {"problem": None, "missing": missing, "imported": sorted(imported), "keras": version_of("keras")}
+    needed = set() if touches_path else needed
+    return {
+        "problem": None,
+        "missing": missing,
+        "needed": sorted(needed),
+        "imported": sorted(imported),
+        "keras": version_of("keras"),
+    }
 
 
 def version_of(package: str) -> str:

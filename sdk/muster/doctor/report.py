@@ -23,7 +23,7 @@ class Finding:
         level: ``ok``; ``warning``, with which a run may still do what it should; ``error``, with which it fails.
         check: what was looked at, in a word.
         text: what was found.
-        mend: what fixes it.
+        fix: what fixes it.
         worker: which worker it is about; None for all, or for the session.
         details: longer material, such as the end of a log.
     """
@@ -31,14 +31,14 @@ class Finding:
     level: str
     check: str
     text: str
-    mend: str = ""
+    fix: str = ""
     worker: str | None = None
     details: str = ""
 
     @classmethod
-    def of_error(cls, check: str, error: MusterError, mend: str = "") -> Finding:
-        """Return the finding for an error that a launch would raise; ``mend`` is the fix where the error knows none."""
-        return cls("error", check, error.message, error.advice or mend, error.worker, error.details or "")
+    def of_error(cls, check: str, error: MusterError, fix: str = "") -> Finding:
+        """Return the finding for an error that a launch would raise; ``fix`` is the fix where the error knows none."""
+        return cls("error", check, error.message, error.advice or fix, error.worker, error.details or "")
 
 
 class Report:
@@ -71,7 +71,7 @@ class Report:
             )
             lines = [where + escape(clean(finding.text))]
             lines += [f"[dim]{escape(clean(finding.details).rstrip())}[/]"] if finding.details else []
-            lines += [f"Try: {escape(clean(finding.mend))}"] if finding.mend else []
+            lines += [f"Try: {escape(clean(finding.fix))}"] if finding.fix else []
             table.add_row(GLYPHS[finding.level], finding.check, "\n".join(lines))
         return table
 

@@ -7,19 +7,22 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from muster.checks.interpreter import find_module
 from muster.doctor import horovod
 from muster.doctor.report import Finding, count_of
-from muster.errors import ResourceError
+from muster.errors import PlatformError, ResourceError
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
 from muster.records.runs import muster_home
 from muster.run.request import CheckedRun, describe_place
+from muster.text.arguments import Argument, ArgumentText
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0
@@ -35,37 +38,54 @@ DISTRIBUTIONS = {
 
 def check_script(checked: CheckedRun) -> Iterator[Finding]:
     """Check that the worker's interpreter compiles the script and has what it imports; add known traps."""
-    job = checked.job
-    if job.script is None or job.script.kind not in {"file", "module"}:
-        return
-    path, folder = _source(job)
-    if path is None:
-        return
-    answer = _look_at(job, path, folder)
+    answer, job, path = _look(checked)
     if isinstance(answer, Finding):
         yield answer
         return
     if answer["problem"]:
         yield _does_not_compile(job, answer["problem"])
         return
+    if path is None:
+        return
     yield Finding("ok", "script", f"{job.python} compiles {path}")
-    yield from (_is_missing(job, missing) for missing in answer["missing"])
-    if not answer["missing"]:
-        yield Finding("ok", "imports", "what it imports is there")
+    if not checked.platform.python:  # else only the workers can tell
+        yield from (_is_missing(job, missing) for missing in answer["missing"])
+        if not answer["missing"]:
+            yield Finding("ok", "imports", "what it imports is there")
     yield from horovod.traps(answer["imported"], answer["keras"], {**os.environ, **job.env})
 
 
 def imported_of_horovod(checked: CheckedRun) -> list[str]:
     """Return the names that the script imports of Horovod, as far as that can be seen."""
-    job = checked.job
-    if job.script is None or job.script.kind not in {"file", "module"}:
-        return []
-    path, folder = _source(job)
-    answer = _look_at(job, path, folder) if path else None
+    answer = _look(checked)[0]
     return answer.get("imported", []) if isinstance(answer, dict) else []
 
 
-def _look_at(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
+def needed_of_workers(checked: CheckedRun) -> list[str]:
+    """Return the packages that the script cannot do without, as far as that can be seen."""
+    answer = _look(checked)[0]
+    return answer.get("needed", []) if isinstance(answer, dict) else []
+
+
+def _look(checked: CheckedRun) -> tuple[dict[str, Any] | Finding, Job, str | None]:
+    """Analyse the script: with the interpreter that will run it, or with this one where that is not to be had here.
+
+    Returns:
+        What was found, the job with the interpreter that found it, and the script's path: None where it has no source.
+    """
+    job = checked.job
+    if checked.platform.python:
+        job = replace(job, python=sys.executable)
+    nothing: dict[str, Any] = {"problem": None}
+    if job.script is None or job.script.kind not in {"file", "module"}:
+        return nothing, job, None
+    path, folder = _source(job)
+    if path is None:  # a module without source, or one that only the workers have
+        return {**nothing, "needed": [job.script.target.split(".")[0]]}, job, None
+    return _inspect(job, path, folder), job, path
+
+
+def _inspect(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
     """Have the worker's interpreter analyse a file; return its answer, or a finding that says why there is none."""
     command = [job.python, "-c", IMPORTS.read_text(), path, folder]
     environment = {**os.environ, **job.env}
@@ -75,8 +95,8 @@ def _look_at(job: Job, path: str, folder: str) -> dict[str, Any] | Finding:
         )
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        mend = "python= an interpreter that runs"
-        return Finding("error", "script", f"{job.python} cannot look at {path}", mend, details=error.stderr[-2000:])
+        fix = ArgumentText(Argument("python", ""), " an interpreter that runs")
+        return Finding("error", "script", f"{job.python} cannot look at {path}", fix, details=error.stderr[-2000:])
     except subprocess.TimeoutExpired:
         text = f"{job.python} has not looked at {path} within {PROBE_SECONDS:.0f} s"
         return Finding("error", "script", text, "try again")
@@ -96,7 +116,7 @@ def _does_not_compile(job: Job, problem: dict[str, Any]) -> Finding:
     where = f"{problem['file']}, line {problem['line']}," if problem["line"] else problem["file"]
     return Finding(
         "error", "script", f"{where} does not compile with {job.python}: {problem['message']}",
-        mend="write it for that Python, or python= an interpreter that knows this syntax",
+        fix=ArgumentText("write it for that Python, or ", Argument("python", ""), " one that knows this syntax"),
         details=problem["text"] or "",
     )  # fmt: skip
 
@@ -104,13 +124,17 @@ def _does_not_compile(job: Job, problem: dict[str, Any]) -> Finding:
 def _is_missing(job: Job, missing: dict[str, Any]) -> Finding:
     package = missing["name"].split(".")[0]
     text = f"{missing['file']}, line {missing['line']}, imports {missing['name']}, which {job.python} does not have"
-    mend = f"{job.python} -m pip install {DISTRIBUTIONS.get(package, package)}, or python= another interpreter"
+    fix: str = ArgumentText(
+        f"{job.python} -m pip install {DISTRIBUTIONS.get(package, package)}, or ",
+        Argument("python", ""),
+        " another interpreter",
+    )
     if package == "muster":
         text = (
             f"{missing['file']}, line {missing['line']}, imports {missing['name']}: workers have muster.training only"
         )
-        mend = "leave launching to the session, and import muster.training in the script"
-    return Finding("error" if missing["is_certain"] else "warning", "imports", text, mend)
+        fix = "leave launching to the session, and import muster.training in the script"
+    return Finding("error" if missing["is_certain"] else "warning", "imports", text, fix)
 
 
 def check_resources(checked: CheckedRun) -> Iterator[Finding]:
@@ -121,27 +145,44 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     found = []
     if slots and slots > max(resources.cpu, 1):
         text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and wait for one another"
-        found.append(Finding("warning", "resources", text, f"cpu={slots}, or fewer slots"))
+        found.append(
+            Finding(
+                "warning", "resources", text, ArgumentText(Argument("cpu", slots), ", or fewer ", Argument("slots"))
+            )
+        )
     if slots and resources.gpu and slots != resources.gpu:
         text = f"each worker has {resources.gpu} GPUs for {slots} processes"
-        found.append(Finding("warning", "resources", text, f"slots={resources.gpu}: a process for each GPU"))
+        found.append(
+            Finding(
+                "warning", "resources", text, ArgumentText(Argument("slots", resources.gpu), ": a process for each GPU")
+            )
+        )
     try:
         shortages = checked.shortages()
     except ResourceError as error:
         found.append(Finding.of_error("resources", error, "fewer workers, or less for each"))
     else:
         found += [Finding("warning", "resources", text, "fewer workers, or less for each") for text in shortages]
+    fix = "another name, if the script is to read it"
+    found += [Finding("warning", "environment", text, fix) for text in checked.without_effect()]
     yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
 
 
 def check_platform(checked: CheckedRun) -> Iterator[Finding]:
     """Tell where the workers will run, and which address of the session they will dial."""
     yield Finding("ok", "platform", describe_place(checked))
+    try:
+        missing = checked.platform.missing_rights()
+    except PlatformError as error:
+        yield Finding.of_error("rights", error)
+        return
+    fix = "have whoever runs the platform give them to you; its guide lists them"
+    yield from (Finding("error", "rights", text, fix) for text in missing)
 
 
 def check_address(checked: CheckedRun) -> Iterator[Finding]:
     """Check that the session can listen where workers are to reach it."""
-    host, port = checked.session_address
+    host, port = checked.listen, checked.session_address[1]
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe_socket:
@@ -150,7 +191,12 @@ def check_address(checked: CheckedRun) -> Iterator[Finding]:
             probe_socket.listen()
     except OSError as error:
         text = f"the session cannot listen on {host}:{port}: {error.strerror or error}"
-        yield Finding("error", "session", text, "session_address= another host:port, or none for any free port")
+        yield Finding(
+            "error",
+            "session",
+            text,
+            ArgumentText(Argument("session_address", ""), " another host:port, or none for any free port"),
+        )
     else:
         yield Finding("ok", "session", f"it can listen on {host}" + (f":{port}" if port else ""))
 
@@ -161,8 +207,8 @@ def check_disk(checked: CheckedRun) -> Iterator[Finding]:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         free = shutil.disk_usage(existing).free
         level = "error" if free < TOO_LITTLE else "warning" if free < LITTLE else "ok"
-        mend = "" if level == "ok" else f"make room there, or {variable}= a folder elsewhere"
-        yield Finding(level, "disk", f"{free / 1e9:.2f} GB are free in {path}", mend)
+        fix = "" if level == "ok" else f"make room there, or {variable}= a folder elsewhere"
+        yield Finding(level, "disk", f"{free / 1e9:.2f} GB are free in {path}", fix)
 
 
 def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
@@ -176,9 +222,29 @@ def check_idle_limit(checked: CheckedRun) -> Iterator[Finding]:
         return
     takes = f"and the run may take {length / 60:g}" if length else "and nothing limits how long the run takes"
     yield Finding(
-        "warning", "idle limit", f"the session is ended after {limit:g} minutes without activity in a browser, {takes}",
-        "keep the notebook open, have IDLE_MAXIMUM_MINUTES raised, or a shorter run_timeout=",
-    )  # fmt: skip
+        "warning",
+        "idle limit",
+        f"the session is ended after {limit:g} minutes without activity in a browser, {takes}",
+        ArgumentText("keep the notebook open, raise IDLE_MAXIMUM_MINUTES, or have a shorter ", Argument("run_timeout")),
+    )
+
+
+def check_logout(checked: CheckedRun) -> Iterator[Finding]:
+    """Warn where systemd ends everything of a user who logs out, detached runs among it."""
+    try:
+        ends = _of_logind("session", "KillUserProcesses")
+        stays = _of_logind("user", "Linger")
+    except (OSError, subprocess.SubprocessError):  # this system has no logind, which would do so
+        return
+    if ends == "yes" and stays != "yes":
+        text = "systemd ends all processes of a user who logs out, also those of a run with detach="
+        yield Finding("warning", "logout", text, "loginctl enable-linger")
+
+
+def _of_logind(of: str, name: str) -> str:
+    command = ["loginctl", f"show-{of}", f"--property={name}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    return done.stdout.strip().partition("=")[2]
 
 
 CHECKS: tuple[Callable[[CheckedRun], Iterator[Finding]], ...] = (
@@ -188,4 +254,5 @@ CHECKS: tuple[Callable[[CheckedRun], Iterator[Finding]], ...] = (
     check_address,
     check_disk,
     check_idle_limit,
+    check_logout,
 )

@@ -3,6 +3,7 @@
 Standard library only and Python 3.6 syntax: any interpreter that trains runs it.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -14,9 +15,14 @@ INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
 
 
 def packages() -> "dict[str, str]":
-    """The version of each installed distribution, the one first on the path where there are several."""
+    """The version of each installed distribution, the one first on the path where there are several.
+
+    What setuptools has brought along for itself, and puts on the path when it is imported, is not installed.
+    """
     found: "dict[str, str]" = {}
     for folder in sys.path:
+        if os.path.basename(folder) == "_vendor":
+            continue
         for entry in os.listdir(folder) if os.path.isdir(folder) else []:
             match = INSTALLED.match(entry)
             if match:
@@ -28,6 +34,7 @@ def main() -> None:
     """Write down what the worker has, and wait."""
     path = os.path.join(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"] + ".json")
     facts = {
+        "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "packages": packages(),
         "free": shutil.disk_usage(os.getcwd()).free,

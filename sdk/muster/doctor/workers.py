@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import platform
 import pwd
 import shutil
 import time
@@ -15,23 +16,28 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from muster.doctor.report import Finding, count_of
-from muster.doctor.session import LITTLE
-from muster.errors import MusterError
+from muster.doctor.session import LITTLE, needed_of_workers
+from muster.doctor.visitor import packages
+from muster.errors import ExtraMissing, MusterError
+from muster.failure.diagnosis import join_names
 from muster.job import Job, Limits, Member, Plan, Process
 from muster.run.cluster import Cluster
 from muster.run.request import CheckedRun, make_platform
 from muster.runtime.extras import extra
-from muster.security.ssh import CONNECT_SECONDS, log_in
+from muster.security.ssh import CONNECT_SECONDS, IDENTITY, log_in
 from muster.strategies.base import Facts, Strategy
-from muster.strategies.launching import identity
+from muster.text.arguments import Argument, ArgumentText
 
 VISITOR = Path(__file__).with_name("visitor.py")
 START_SECONDS = 60.0  # for the start, where the job itself has no limit
 ANSWER_SECONDS = 30.0  # for what the workers have to tell
 SSH_AT_ONCE = 16
+OTHERS_NAMED = 8
+IMPORTANT = {"python", "cloudpickle", "horovod", "keras", "numpy", "tensorflow", "torch"}  # each is told by itself
+INSTALL = ArgumentText("the same packages there, or ", Argument("python", ""), " another interpreter of the workers")
 
 
-class Visit(Strategy):
+class Inspection(Strategy):
     """The job's strategy in all that a launch needs, but its workers only tell what they have.
 
     Attributes:
@@ -41,8 +47,9 @@ class Visit(Strategy):
 
     name: ClassVar[str] = "doctor"
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, imports: Sequence[str] = ()) -> None:
         self._strategy = strategy
+        self._imports = imports
         self.members: Sequence[Member] = ()
         self.identity: Path | None = None
 
@@ -57,6 +64,11 @@ class Visit(Strategy):
         return self._strategy.needs_ssh
 
     @property
+    def uses_ssh(self) -> bool:
+        """True if the job's strategy uses ssh where it can."""
+        return self._strategy.uses_ssh
+
+    @property
     def ports_per_worker(self) -> int:
         """Number of ports that the job's strategy needs."""
         return self._strategy.ports_per_worker
@@ -67,15 +79,17 @@ class Visit(Strategy):
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """Return a plan that runs the visitor on every worker."""
-        self.members, self.identity = members, identity(facts)
-        visitor = Process((job.python, "-c", VISITOR.read_text()), facts.environment, job.cwd)
+        self.members, self.identity = members, facts.scratch / IDENTITY
+        visitor = Process(
+            (job.python, "-c", VISITOR.read_text(), *self.requires, *self._imports), facts.environment, job.cwd
+        )
         names = [member.name for member in members]
-        return Plan(processes=dict.fromkeys(names, visitor), decides=tuple(names))
+        return Plan(processes=dict.fromkeys(names, visitor), completed_by=tuple(names))
 
 
 def visit(checked: CheckedRun) -> list[Finding]:
     """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
-    strategy = Visit(checked.strategy)
+    strategy = Inspection(checked.strategy, needed_of_workers(checked) if checked.platform.python else ())
     began = time.monotonic()
     seconds = checked.limits.start or START_SECONDS
     try:
@@ -92,16 +106,18 @@ def visit(checked: CheckedRun) -> list[Finding]:
             took = time.monotonic() - began
             count = count_of(len(strategy.members))
             found = [Finding("ok", "launch", f"{count} came up and reached the session in {took:.1f} s")]
-            if strategy.needs_ssh and strategy.identity:
+            if strategy.uses_ssh and strategy.identity:
                 found += _check_interfaces(strategy.members, checked.strategy)
                 found += _check_logins(strategy.members, strategy.identity)
             facts = _await_facts(cluster, strategy.members)
             found += _check_versions(facts, checked.strategy.requires)
+            if checked.platform.python:  # else it is this session's, or has been looked at already
+                found += _compare_with_session(facts, checked.job)
             found += _check_facts(facts, strategy.members)
             return found
         finally:
             cluster.stop()
-            if cluster.run:
+            if cluster.run_id:
                 shutil.rmtree(cluster.run_dir, ignore_errors=True)
     except MusterError as error:
         return [Finding.of_error("launch", error, "fewer or smaller workers; muster.stop_workers() ends others")]
@@ -130,17 +146,37 @@ def _check_interfaces(members: Sequence[Member], strategy: Strategy) -> Iterator
     if wanted and wanted not in shared:
         lacking = ", ".join(member.name for member in members if wanted not in member.interfaces)
         yield Finding(
-            "error", "network", f"{lacking} has no interface {wanted}", "network_interface= one that all have"
+            "error",
+            "network",
+            f"{lacking} has no interface {wanted}",
+            ArgumentText(Argument("network_interface", ""), " one that all have"),
         )
     elif not shared:
         has = "; ".join(f"{member.name} has {', '.join(member.interfaces) or 'none'}" for member in members)
-        yield Finding("error", "network", f"no interface is common to all workers: {has}", "network_interface=")
+        yield Finding(
+            "error",
+            "network",
+            f"no interface is common to all workers: {has}",
+            ArgumentText(Argument("network_interface", "")),
+        )
     else:
         yield Finding("ok", "network", f"all workers have {', '.join(sorted(shared))}")
 
 
 def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding]:
     """Check that every worker's sshd proves to be the right one and lets the run's key in."""
+    without = [member for member in members if member.ssh_port is None]
+    for member in without:
+        text = f"nobody can log in to it: {member.no_ssh}" if member.no_ssh else "it runs no sshd"
+        yield Finding("warning", "ssh", text, "none needed: its agent starts the ranks", member.name)
+    if without:
+        return
+    try:
+        with extra("trust"):
+            import paramiko  # noqa: F401
+    except ExtraMissing as error:
+        yield Finding("warning", "ssh", f"no login is tried: {error.message}", error.advice or "")
+        return
     with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
         failures = list(pool.map(lambda member: _login_failure(member, identity), members))
     for member, failure in zip(members, failures, strict=True):
@@ -155,8 +191,7 @@ def _check_logins(members: Sequence[Member], identity: Path) -> Iterator[Finding
 
 def _login_failure(member: Member, identity: Path) -> str:
     """Log in to a worker; return the reason why that does not work, empty if it does."""
-    with extra("trust"):
-        import paramiko
+    import paramiko
 
     with paramiko.SSHClient() as client:
         kind, _, key = (member.host_key or "").partition(" ")
@@ -184,11 +219,44 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[s
             differ.append(package)
             text = "; ".join(f"{version} on {', '.join(names)}" for version, names in by_version.items())
             level = "error" if package in {"python", *requires} else "warning"
-            mend = "the same interpreter, or the same packages, on all of them"
-            yield Finding(level, "versions", f"{package} is {text}", mend)
+            fix = "the same interpreter, or the same packages, on all of them"
+            yield Finding(level, "versions", f"{package} is {text}", fix)
     if not differ and facts:
         python = next(iter(facts.values()))["python"]
         yield Finding("ok", "versions", f"the same Python {python} and packages on all workers")
+
+
+def _compare_with_session(facts: Mapping[str, Mapping[str, Any]], job: Job) -> Iterator[Finding]:
+    """Check that workers with an interpreter of their own have the packages that this session has."""
+    here = {"python": platform.python_version(), **packages()}
+    groups: dict[tuple[str, str], list[str]] = {}  # workers by what they have instead
+    for name, told in facts.items():
+        for package in told["missing"]:
+            yield Finding("error", "versions", f"{job.python} has no {package}", INSTALL, name)
+        there = {"python": told["python"], **told["packages"]}
+        for package, version in here.items():
+            if there.get(package) != version:
+                groups.setdefault((package, there.get(package, "missing")), []).append(name)
+    told_alone = [pair for pair in groups if pair[0] in IMPORTANT]
+    for package, version in sorted(told_alone):
+        is_fatal = package == "python" and _is_function(job) and _minor(version) != _minor(here[package])
+        where = join_names(groups[package, version])
+        text = f"{package} is {here[package]} in this session, and {version} on {where}"
+        yield Finding("error" if is_fatal else "warning", "versions", text, INSTALL)
+    others = sorted({package for package, _ in groups} - IMPORTANT)
+    if others:
+        shown = join_names(others, most=OTHERS_NAMED)
+        yield Finding("ok", "versions", f"other packages of this session that differ there, or are not there: {shown}")
+    if not groups and facts:
+        yield Finding("ok", "versions", "the workers have the packages of this session")
+
+
+def _is_function(job: Job) -> bool:
+    return job.script is not None and job.script.kind == "function"
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def _check_facts(facts: Mapping[str, Mapping[str, Any]], members: Sequence[Member]) -> Iterator[Finding]:
@@ -196,8 +264,8 @@ def _check_facts(facts: Mapping[str, Mapping[str, Any]], members: Sequence[Membe
     for name in (member.name for member in members):
         if name not in facts:
             text = f"it wrote nothing into the run's folder within {ANSWER_SECONDS:.0f} s"
-            mend = "MUSTER_HOME= a folder that the workers share with the session"
-            yield Finding("error", "folders", text, mend, name)
+            fix = "MUSTER_HOME= a folder that the workers share with the session"
+            yield Finding("error", "folders", text, fix, name)
         elif facts[name]["free"] < LITTLE:
             text = f"{facts[name]['free'] / 1e9:.2f} GB are free in {facts[name]['cwd']}"
             yield Finding("warning", "disk", text, "make room there", name)

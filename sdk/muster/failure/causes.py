@@ -13,6 +13,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from functools import cached_property
 from typing import Any
 
 
@@ -24,6 +25,9 @@ class FailureKind(str, Enum):
     SIGNAL = "signal"
     MEMORY = "memory"
     LOST = "lost"  # the worker's agent is gone
+    PREEMPTED = "preempted"  # the same, as others took its place
+    OVERTIME = "overtime"  # its platform ended it for the time that it took
+    CANCELLED = "cancelled"  # somebody had the platform end it
     ENDED = "ended"  # a server that should not end did
     STOPPED = "stopped"  # its agent ended it, and not because the session said so
     HUNG_UP = "hung_up"  # its launcher hung up
@@ -47,10 +51,12 @@ COLLECTIVE = re.compile(
     r"Connection (?:closed|reset) by peer \[|pair\.cc",
     re.IGNORECASE,
 )
+EXCEPTION_LINE = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$", re.MULTILINE)
 SENT = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}  # how one process asks another to end
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}  # how compiled code ends itself
 
 OF_LAUNCHER = {FailureKind.LAUNCHER, FailureKind.HUNG_UP, FailureKind.DAEMON}
+OF_WORKER = {FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.OVERTIME, FailureKind.CANCELLED}
 OF_PROCESS = {FailureKind.EXIT, FailureKind.SIGNAL, FailureKind.STOPPED}
 
 # Seconds by which the end of a process may be known later than it happened, where nothing but its time speaks for it,
@@ -80,7 +86,8 @@ class Failure:
         kind: what it was.
         time: when it happened, seconds by the session's monotonic clock.
         worker, rank: to whom; None for the launcher.
-        type, message, traceback: of the exception.
+        type, message, traceback: of the exception; for a worker that is gone ``message`` says why.
+        advice: what to try, where the platform knows.
         exit_code, signal: of the process.
         used, limit: memory in bytes.
         ended: when the process ended that had raised; None where it has not, and for everything else.
@@ -96,6 +103,7 @@ class Failure:
     type: str = ""
     message: str = ""
     traceback: str = ""
+    advice: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     used: int | None = None
@@ -105,12 +113,12 @@ class Failure:
     since: float | None = None
     uncertainty: float = 0.0
 
-    @property
+    @cached_property
     def is_echo(self) -> bool:
         """True if it looks like the consequence of another failure."""
         return self.bearing >= Bearing.BROKEN or (self.kind is FailureKind.SIGNAL and self.signal in SENT)
 
-    @property
+    @cached_property  # texts are searched for it, and each failure is compared with all others
     def bearing(self) -> Bearing:
         """The bearing that a peer's end may have on it."""
         if self.kind is FailureKind.EXCEPTION:
@@ -140,7 +148,12 @@ def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
-    """Return the number of processes that have raised just what ``cause`` did, its own among them."""
+    """Return the number of processes that have raised just what ``cause`` did, its own among them.
+
+    That is 1 for what is no exception: equal exit statuses are not the same words.
+    """
+    if cause.kind is not FailureKind.EXCEPTION:
+        return 1
     return sum(
         (failure.kind, failure.type, failure.message) == (cause.kind, cause.type, cause.message)
         for failure in _timelines(failures)
@@ -162,7 +175,7 @@ def _bearing_of_exception(failure: Failure) -> Bearing:
 
 def _raised_before(traceback: str) -> list[str]:
     """The exceptions of a traceback, with their messages: lines that are not indented, and end no heading."""
-    return [line for line in traceback.splitlines() if re.match(r"[A-Za-z_][\w.]*(?::|$)", line)]
+    return EXCEPTION_LINE.findall(traceback)
 
 
 def _bearing_of_signal(number: int | None) -> Bearing:
@@ -224,9 +237,9 @@ def _leads_to(cause: Failure, echo: Failure) -> bool:
 
 def _began(failure: Failure, late: float) -> float:
     """The earliest moment at which it may have happened, if ends of processes become known that late at most."""
-    if failure.since is not None:
-        return failure.since
-    return failure.time - (UNWINDING if failure.kind is FailureKind.EXCEPTION else late)
+    began = failure.time - (UNWINDING if failure.kind is FailureKind.EXCEPTION else late)
+    # What has last been heard may have waited to be read, too, where the session's machine is busy.
+    return began if failure.since is None else min(began, failure.since)
 
 
 def _was_gone(cause: Failure, echo: Failure) -> bool:
@@ -270,12 +283,12 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     after it had let go of ranks, which their agents end then: they say nothing of the process.
     """
     known = sorted(failures, key=_order)
-    lost = {failure.worker for failure in known if failure.kind is FailureKind.LOST}
-    let_go = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
+    lost = {failure.worker for failure in known if failure.kind in OF_WORKER}
+    launcher_failed_at = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
         was_sent = failure.kind is FailureKind.SIGNAL and failure.signal in SENT
-        if let_go < failure.time and (was_sent or failure.bearing is Bearing.BROKEN):
+        if launcher_failed_at < failure.time and (was_sent or failure.bearing is Bearing.BROKEN):
             failure = replace(failure, kind=FailureKind.STOPPED)
         rank = None if failure.worker in lost else failure.rank
         by_process.setdefault((failure.worker, rank, failure.kind is FailureKind.DAEMON), []).append(failure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.errors import (
-    DriverFailed,
+    LauncherFailed,
     LaunchRefused,
     RunFailed,
     RunStalled,
@@ -17,20 +19,32 @@ from muster.errors import (
     ScriptFailed,
     ServersNotListening,
     StartTimeout,
+    WorkerCancelled,
     WorkerKilled,
     WorkerLost,
     WorkerOutOfMemory,
+    WorkerPreempted,
     WorkersMissing,
 )
 from muster.failure.advice import HOROVOD_KERAS
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Bearing, Failure, FailureKind
 from muster.failure.waiting import Verdict
+from muster.text.arguments import Argument, ArgumentText
 
-OPEN_PORT = (
-    "open that port of the session for the workers (a firewall's rule, a network policy), "
-    "or session_address= an address and port that they reach"
+OPEN_PORT = ArgumentText(
+    "open that port of the session for the workers (a firewall's rule, a network policy), or ",
+    Argument("session_address", ""),
+    " an address and port that they reach",
 )
+GONE = {
+    FailureKind.LOST: (WorkerLost, "was lost"),
+    FailureKind.STOPPED: (WorkerLost, "was lost"),
+    FailureKind.PREEMPTED: (WorkerPreempted, "had to make way for others"),
+    FailureKind.OVERTIME: (RunTimeout, "ran out of time"),
+    FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
+}
 BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
+ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # where a later one begins in a log
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
 
@@ -44,35 +58,42 @@ def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1, tie
     """
     error = _explained(failure, logs, alike, total)
     if ties and alike == 1:
-        error.message = f"{error.message} {_told_as_ties(failure, ties)}"
+        error.message = f"{error.message} {_ties_text(failure, ties)}"
     return error
 
 
 def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFailed:
-    name = who(failure.worker or "the launcher", failure.rank)
+    name = process_label(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind is FailureKind.EXCEPTION:
         error: RunFailed = ScriptFailed(
-            f"{_who_raised(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
+            f"{_raised_by(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
             worker=failure.worker, log=log, details=failure.traceback, advice=_advice_on_exception(failure),
+        )  # fmt: skip
+    elif failure.kind is FailureKind.MEMORY and failure.used is None:
+        error = WorkerOutOfMemory(
+            f"{name} was ended for its memory: {failure.message}", worker=failure.worker, log=log, details=tail(log),
+            advice=failure.advice or ArgumentText("a larger ", Argument("memory"), ", or smaller batches"),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY:
         used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
         error = WorkerOutOfMemory(
-            f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so Muster ended it.",
+            f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so it was ended.",
             worker=failure.worker, log=log, details=tail(log),
-            advice=f"memory={max(limit + 1, round(used * 1.5 + 0.5)):g}, or a smaller batch size",
+            advice=ArgumentText(Argument("memory", max(limit + 1, round(used * 1.5 + 0.5))), ", or smaller batches"),
         )  # fmt: skip
     elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(
             f"{name} was ended by {signal_name(failure.signal)}.",
-            worker=failure.worker, log=log, details=tail(log), advice=_advice_on_signal(failure.signal),
+            worker=failure.worker, log=log, details=crash_report(log) or tail(log),
+            advice=_advice_on_signal(failure.signal),
         )  # fmt: skip
-    elif failure.kind in (FailureKind.LOST, FailureKind.STOPPED):
-        error = WorkerLost(
-            f"{name} was lost: {failure.message or 'its agent was told to end, and not by this session'}",
+    elif failure.kind in GONE:
+        kind, what = GONE[failure.kind]
+        error = kind(
+            f"{name} {what}: {failure.message or 'its agent was told to end, and not by this session'}",
             worker=failure.worker, log=log, details=tail(log),
-            advice=_advice_on_loss(failure.message),
+            advice=failure.advice or _advice_on_loss(failure.message),
         )  # fmt: skip
     elif failure.kind in OF_LAUNCHER:
         return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
@@ -90,9 +111,9 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
     return error
 
 
-def _told_as_ties(failure: Failure, ties: Sequence[Failure]) -> str:
+def _ties_text(failure: Failure, ties: Sequence[Failure]) -> str:
     """Name the others that may have failed first: ends of processes are known to some hundredths of a second."""
-    names = some([who(other.worker or "the launcher", other.rank) for other in ties])
+    names = join_names([process_label(other.worker or "the launcher", other.rank) for other in ties])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
     verb = "failed" if len(ties) > 1 else _how_it_failed(ties[0])
     return f"Within {within:.0f} ms {names} {verb}; nothing tells which of them came first."
@@ -104,13 +125,14 @@ def _how_it_failed(failure: Failure) -> str:
     return f"ended with {_how(failure)}" if failure.kind in OF_PROCESS else "failed"
 
 
-def _who_raised(failure: Failure, alike: int, total: int) -> str:
+def _raised_by(failure: Failure, alike: int, total: int) -> str:
     """The process that raised first, and how many raised the same."""
-    name = who(failure.worker or "the launcher", failure.rank)
+    name = process_label(failure.worker or "the launcher", failure.rank)
     if alike == 1:
         return f"{name} failed first"
-    count = f"All {alike}" if alike >= total else f"{alike} of {total}"
-    return f"{count} {'workers' if failure.rank is None else 'ranks'} failed alike, {name} first"
+    kind = "workers" if failure.rank is None else "ranks"
+    count = f"{alike} of {total}" if alike < total else "Both" if alike == 2 else f"All {alike}"
+    return f"{count} {kind} failed alike, {name} first"
 
 
 def _log_of(failure: Failure, logs: Path) -> Path:
@@ -122,9 +144,9 @@ def _log_of(failure: Failure, logs: Path) -> Path:
 def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     """The error for a launcher, or for what it had started on a worker; its own words say more."""
     log = logs / "driver.log"
-    advice = _advice_on_driver(tail(log))
+    advice = _advice_on_launcher(tail(log))
     if failure.kind is FailureKind.HUNG_UP:
-        name = who(str(failure.worker), failure.rank)
+        name = process_label(str(failure.worker), failure.rank)
         message = f"The launcher dropped {name}: what it had started on {failure.worker} ended before the rank did."
     elif failure.kind is FailureKind.LAUNCHER:
         message = f"{failure.message or 'The launcher'} itself failed: it ended with {_how(failure)}"
@@ -135,7 +157,7 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     else:
         message = f"What the launcher starts on {failure.worker} cannot be run there."
         advice = "the workers need the same MPI as the session, in the same place"
-    error = DriverFailed(message, worker=failure.worker, log=log, details=tail(log), advice=advice)
+    error = LauncherFailed(message, worker=failure.worker, log=log, details=tail(log), advice=advice)
     error.rank = failure.rank
     return error
 
@@ -146,7 +168,9 @@ def _aborted(logs: Path) -> RunFailed | None:
         found = MPI_ABORT.search(tail(log))
         if found:
             rank = int(found.group(1))
-            error = ScriptFailed(f"{who(log.stem, rank)} ended all: {found.group()}", worker=log.stem, log=log)
+            error = ScriptFailed(
+                f"{process_label(log.stem, rank)} ended all: {found.group()}", worker=log.stem, log=log
+            )
             error.rank = rank
             return error
     return None
@@ -161,69 +185,108 @@ def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
         worker=failure.worker,
         log=log,
         details=tail(log),
-        advice=OPEN_PORT if "cannot reach the session" in why else None,
+        advice=failure.advice or (OPEN_PORT if "cannot reach the session" in why else None),
     )
 
 
 def workers_missing(
-    missing: Mapping[str, object], total: int, seconds: float | None, logs: Path, trouble: str = ""
+    missing: Mapping[str, object],
+    total: int,
+    seconds: float,
+    logs: Path,
+    trouble: str = "",
+    waits: Sequence[str] = (),
+    *,
+    is_here: bool = False,
 ) -> WorkersMissing:
     """The error for workers (name to status, None if not launched) that never reported an address.
 
     Args:
+        waits: what the platform says that they wait for.
         trouble: what the platform last said when it could not tell how they are.
+        is_here: whether they come up on this machine, so that nothing can be in their way to the session.
     """
     by_status: dict[str, list[str]] = {}
     for name, status in missing.items():
         by_status.setdefault(str(status or "not launched"), []).append(name)
     known = "; ".join(
-        f"{some(names)} {'is' if len(names) == 1 else 'are'} {status}" for status, names in by_status.items()
+        f"{join_names(names)} {'is' if len(names) == 1 else 'are'} {status}" for status, names in by_status.items()
     )
     first = next(iter(missing))
     return WorkersMissing(
-        f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}.",
+        f"{len(missing)} of {total} workers did not report an address within {seconds:g} s: {known}."
+        + _waits_text(waits),
         worker=first,
         log=logs / f"{first}.log",
         details=f"The platform could not be asked about them.\n{trouble}" if trouble else None,
-        advice="a longer timeout_seconds; and see whether workers can reach the session (session_address=)",
+        advice=_advice_on_missing(missing, total, seconds, is_here),
     )
 
 
-def still_queued(queued: Sequence[str], total: int, seconds: float) -> WorkersMissing:
-    """The error for workers that their platform had no place for in time."""
+def _advice_on_missing(missing: Mapping[str, object], total: int, seconds: float, is_here: bool) -> ArgumentText:
+    """Say what to try: workers that nothing keeps from the session are too many, or need longer."""
+    if not is_here and any(missing.values()):
+        return ArgumentText(
+            "a longer ",
+            Argument("timeout_seconds"),
+            "; and see whether workers can reach the session (",
+            Argument("session_address"),
+            ")",
+        )
+    came = total - len(missing)
+    where = "this machine" if is_here else "the platform"
+    if not came:
+        return ArgumentText("fewer workers, or a longer ", Argument("timeout_seconds"), f": {where} is slow")
+    needed = math.ceil(seconds * total / came * 1.5 / 60) * 60  # half as much again as at the pace so far, in minutes
+    return ArgumentText(
+        Argument("timeout_seconds", needed), f", or fewer workers: {where} brought up {came} in {seconds:g} s"
+    )
+
+
+def _waits_text(waits: Sequence[str]) -> str:
+    return "".join(f" {text}" for text in waits)
+
+
+def still_queued(queued: Sequence[str], total: int, seconds: float, waits: Sequence[str] = ()) -> WorkersMissing:
+    """The error for workers that their platform had no place for in time, and what it says that they wait for."""
     return WorkersMissing(
-        f"{len(queued)} of {total} workers were still queued after {seconds:g} s: {some(queued)}.",
+        f"{len(queued)} of {total} workers were still queued after {seconds:g} s: {join_names(queued)}."
+        + _waits_text(waits),
         worker=queued[0],
-        advice="a longer queue_timeout, fewer or smaller workers, or another time",
+        advice=ArgumentText("a longer ", Argument("queue_timeout"), ", fewer or smaller workers, or another time"),
     )
 
 
 def not_up(
-    missing: Sequence[tuple[str, int | None]], driver: str | None, seconds: float | None, logs: Path
+    missing: Sequence[tuple[str, int | None]], launcher: str | None, seconds: float | None, logs: Path
 ) -> StartTimeout:
-    """The error for ranks that the driver (none: the agent) never started, or servers that never listened."""
-    names = some([who(worker, rank) for worker, rank in missing])
-    log = logs / ("driver.log" if driver else f"{missing[0][0]}.log")
+    """The error for ranks that the launcher (none: the agent) never started, or servers that never listened."""
+    names = join_names([process_label(worker, rank) for worker, rank in missing])
+    log = logs / ("driver.log" if launcher else f"{missing[0][0]}.log")
     are_ranks = missing[0][1] is not None
     was, its, port = ("was", "its", "port") if len(missing) == 1 else ("were", "their", "ports")
-    what = f"{was} not started by {driver or f'{its} agent'}" if are_ranks else f"{was} not listening on {its} {port}"
+    what = f"{was} not started by {launcher or f'{its} agent'}" if are_ranks else f"{was} not listening on {its} {port}"
     kind = StartTimeout if are_ranks else ServersNotListening
     return kind(
         f"After {seconds:g} s {names} {what}.",
         worker=missing[0][0],
         log=log,
         details=tail(log),
-        advice="a longer timeout_seconds: importing TensorFlow takes some seconds, more on a busy machine",
+        advice=ArgumentText(
+            "a longer ",
+            Argument("timeout_seconds"),
+            ": importing TensorFlow takes some seconds, more on a busy machine",
+        ),
     )
 
 
 def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunStalled:
     """The error for a run in which nothing moves any more, with the process that the others wait for."""
     worker, rank = verdict.source
-    names = who(*verdict.source) + (f" and {who(*verdict.other)}" if verdict.other else "")
+    names = process_label(*verdict.source) + (f" and {process_label(*verdict.other)}" if verdict.other else "")
     have = "have" if verdict.other else "has"
     error = RunStalled(
-        f"{names} {have} shown no progress for {seconds:g} s. {verdict.why}".rstrip(),
+        f"{names} {have} shown no progress for {seconds:.4g} s. {verdict.why}".rstrip(),
         worker=worker,
         log=logs / f"{worker}.log",
         details=_joined(stacks),
@@ -236,18 +299,20 @@ def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], 
 def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunTimeout:
     """The error for a run that took too long."""
     message = f"The run took longer than its {seconds:g} s."
-    return RunTimeout(message, log=logs, details=_joined(stacks), advice="a longer run_timeout")
+    return RunTimeout(
+        message, log=logs, details=_joined(stacks), advice=ArgumentText("a longer ", Argument("run_timeout"))
+    )
 
 
-def who(worker: str, rank: int | None) -> str:
+def process_label(worker: str, rank: int | None) -> str:
     """Return the name of a process in messages."""
     return worker if rank is None else f"rank {rank} ({worker})"
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def join_names(names: Sequence[str], most: int = 5) -> str:
     """The names in words, or the first of them.
 
-    >>> some(["worker-0", "worker-1"]), some(["worker-0", "worker-1", "worker-2"], most=1)
+    >>> join_names(["worker-0", "worker-1"]), join_names(["worker-0", "worker-1", "worker-2"], most=1)
     ('worker-0 and worker-1', 'worker-0 and 2 more')
     """
     shown = list(names[:most])
@@ -256,14 +321,35 @@ def some(names: Sequence[str], most: int = 5) -> str:
 
 
 def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
-    """The end of a log, leniently decoded; empty where there is none."""
+    """The end of a log, of the last attempt alone, leniently decoded; empty where there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - size))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    *_, last = ATTEMPT.split(text)  # what an earlier one has printed says nothing of how this one ended
+    return "\n".join(last.splitlines()[-lines:])
+
+
+def mark_attempt(logs: Path, number: int) -> None:
+    """Say in all logs that an attempt begins, as far as the disk has room: what was printed before is not its own."""
+    for log in logs.rglob("*.log"):
+        with contextlib.suppress(OSError), log.open("a+b") as file:
+            file.seek(max(0, file.seek(0, 2) - 1))
+            torn = b"" if file.read() in (b"", b"\n") else b"\n"
+            file.write(torn + f"--- attempt {number} ---\n".encode())
+
+
+def crash_report(log: Path, lines: int = 20) -> str:
+    """The beginning of what faulthandler has written at the end of a log, with the thread that crashed first."""
+    _, heading, report = tail(log, 2000, 65536).rpartition("Fatal Python error: ")
+    threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report)
+    crashed = [thread for thread in threads[1:] if thread.startswith("Current thread")]
+    if not heading or not crashed:
+        return ""
+    stack = re.sub(r'\n  File "[^"]*/runner\.py".*|\n  File "<frozen runpy>".*', "", crashed[0]).strip().splitlines()
+    return "\n".join([heading + threads[0].strip(), *stack[:lines]])
 
 
 def signal_name(number: int | None) -> str:
@@ -294,11 +380,25 @@ def _advice_on_exception(failure: Failure) -> str | None:
     if "Horovod has not been initialized" in failure.message:
         return "hvd.init() at the beginning of the script, before anything else of Horovod"
     if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
-        return "workers have no standard input: in place of input() give the script args= or env="
+        return ArgumentText(
+            "workers have no standard input: in place of input() give the script ",
+            Argument("args"),
+            " or ",
+            Argument("env"),
+        )
     if failure.type == "ImportError" and "relative import" in failure.message:
-        return "a file of a package runs as a module: worker_script= its dotted name (`muster run -m pkg.train`)"
+        return "a file of a package runs as a module: give its dotted name (`muster run -m pkg.train`)"
+    if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):
+        missing = re.search(r"\b(?:name|attribute) '(\w+)'", failure.message)
+        return f"{found[1]} in place of {missing[1]}" if missing else f"{found[1]}, which is near"
     if failure.type == "ModuleNotFoundError":
-        return "install the package for the script's interpreter, or python= one that has it"
+        return ArgumentText(
+            "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
+        )
+    if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
+        return (
+            f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (args=, env=)"
+        )
     if failure.type == "FileNotFoundError":
         return "scripts run in the session's working directory; an absolute path is the same everywhere"
     if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
@@ -307,9 +407,11 @@ def _advice_on_exception(failure: Failure) -> str | None:
                 "the script itself listens on a port that is taken, perhaps by another rank of it: bind port 0, which "
                 "is any free one, or a port of each rank's own"
             )
-        return "another process took the port; run again, or give ports of their own with worker_ports="
+        return ArgumentText(
+            "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
+        )
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
-        return "more memory= for the workers, or a smaller batch size"
+        return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
     if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # by its own words
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None
@@ -319,7 +421,10 @@ def _advice_on_exit(failure: Failure) -> str | None:
     if failure.kind is FailureKind.ENDED:
         return "see the end of its log for what ended it"
     if failure.exit_code == 2:
-        return "a script that does not know its arguments ends like this; see the end of its log, and args="
+        return ArgumentText(
+            "a script that does not know its arguments ends so; see the end of its log, and ",
+            Argument("args", ""),
+        )
     if failure.exit_code == 127:
         return "a command that the script starts is not there; see the end of its log"
     return (
@@ -344,9 +449,13 @@ def _advice_on_signal(number: int | None) -> str:
     return "somebody sent it; run again"
 
 
-def _advice_on_driver(text: str) -> str:
+def _advice_on_launcher(text: str) -> str:
     if "Host key verification failed" in text or "could not connect to some hosts" in text:
         return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
     if "has not been built" in text:
-        return "Horovod was built without gloo; set up again, or python= an interpreter whose Horovod has it"
+        return ArgumentText(
+            "Horovod was built without gloo; set up again, or ",
+            Argument("python", ""),
+            " an interpreter whose Horovod has it",
+        )
     return "the launcher's own words above say more"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from muster.agent import wire
@@ -19,20 +19,26 @@ class Verdict(NamedTuple):
     other: Source | None = None
 
 
-def who_holds_up(silent: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -> Verdict:
+def find_blocker(
+    silent: Sequence[Source], answers: Mapping[Source, wire.Stacks], servers: Collection[Source] = ()
+) -> Verdict:
     """The process that the others wait for.
 
     Args:
-        silent: the processes of which nothing has been heard, longest ago first.
+        silent: the processes that train of which nothing has been heard, longest ago first.
         answers: what their agents say of them.
+        servers: processes that never say anything, and for which others wait all the same.
     """
     known = [source for source in silent if source in answers]
-    stopped = [source for source in known if answers[source].is_stopped]
+    stopped = [source for source in (*known, *servers) if source in answers and answers[source].is_stopped]
     if stopped:
         return Verdict(stopped[0], "It has been stopped: by SIGSTOP, or by a debugger.")
     cut = _cut_link(answers)
     if cut:
         return cut
+    awaited = _awaited([*silent, *servers], answers)
+    if awaited:
+        return Verdict(awaited, "It has not sent what the others wait for.")
     unread = {source: sum(bool(c.unread) for c in answers[source].connections) for source in known}
     most = max(unread.values(), default=0)
     readers = [source for source in silent if unread.get(source) == most]
@@ -40,6 +46,20 @@ def who_holds_up(silent: Sequence[Source], answers: Mapping[Source, wire.Stacks]
         return Verdict(readers[0], "It does not read what the others have sent.")
     stuck = [source for source in known if is_in_own_code(answers[source].text)]
     return Verdict((stuck or list(silent))[0])
+
+
+def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -> Source | None:
+    """The only process that others wait to hear from and that waits for none of them."""
+    owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
+    waits_for = {
+        source: owners.get((connection.remote, connection.local))
+        for source in sources
+        if source in answers
+        for connection in answers[source].connections
+        if connection.is_awaited and not connection.unread
+    }
+    found = {other for other in waits_for.values() if other in sources and other not in waits_for}
+    return found.pop() if len(found) == 1 else None
 
 
 def _cut_link(answers: Mapping[Source, wire.Stacks]) -> Verdict | None:
@@ -54,11 +74,13 @@ def _cut_link(answers: Mapping[Source, wire.Stacks]) -> Verdict | None:
 
 
 def is_in_own_code(stack: str) -> bool:
-    """Return whether the innermost frame of the main thread, whose stack is the last one, is in no installed package.
+    """Return whether the innermost frame of the main thread, whose stack is the first one, is in no installed package.
+
+    Frames of code that has no file count as those that called them: TensorFlow makes such wrappers.
 
     >>> is_in_own_code('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 7 in step')
     True
     """
-    _, _, main_thread = stack.rpartition("(most recent call first)")
-    frame = re.search(r'File "(.*?)"', main_thread)
+    _, _, main_thread = stack.partition("(most recent call first)")
+    frame = re.search(r'File "(?!<string>|<frozen )(.*?)"', main_thread)
     return frame is not None and not re.search(r"/(site|dist)-packages/", frame.group(1))

@@ -11,10 +11,15 @@ from muster.errors import JobError
 from muster.options.fields import options_of
 from muster.platforms.base import Platform
 from muster.platforms.workbench.detection import is_session
+from muster.text.arguments import Argument, ArgumentText, listed
 
 PLATFORMS = {
     "local": "muster.platforms.local:LocalPlatform",
+    "hosts": "muster.platforms.hosts.platform:HostsPlatform",
     "workbench": "muster.platforms.workbench.platform:WorkbenchPlatform",
+    "containers": "muster.platforms.containers.platform:ContainersPlatform",
+    "kubernetes": "muster.platforms.kubernetes.platform:KubernetesPlatform",
+    "slurm": "muster.platforms.slurm.platform:SlurmPlatform",
 }
 
 
@@ -40,10 +45,10 @@ def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
     if unknown:
         having = [other for other in PLATFORMS if unknown[0] in option_names(other)]
         raise JobError(
-            f"Platform {name!r} has no such option: {', '.join(unknown)}.",
-            advice=f"{unknown[0]} is an option of {', '.join(having)}"
+            ArgumentText(f"Platform {name!r} has no such option: ", listed(unknown), "."),
+            advice=ArgumentText(Argument(unknown[0]), f" is an option of {', '.join(having)}")
             if having
-            else f"its options are {', '.join(known) or 'none'}",
+            else ArgumentText("its options are ", listed(known) or "none"),
         )
     made: Platform = platform_class(name)(**options)
     return made
@@ -58,12 +63,13 @@ def platform_name(platform: str | None) -> str:
     if platform is not None and not isinstance(platform, str):
         raise JobError(
             f"platform is of type {type(platform).__name__}; it must be a name or a platform.",
-            advice=f"platform= one of {', '.join(sorted(PLATFORMS))}",
+            advice=ArgumentText(Argument("platform", ""), f" one of {', '.join(sorted(PLATFORMS))}"),
         )
     name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if is_session(os.environ) else "local")
     if name not in PLATFORMS:
         near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
-        advice = f'platform="{near[0]}"' if near else f"platform= one of {', '.join(sorted(PLATFORMS))}"
+        known = f" one of {', '.join(sorted(PLATFORMS))}"
+        advice = ArgumentText(Argument("platform", near[0])) if near else ArgumentText(Argument("platform", ""), known)
         raise JobError(f"There is no platform {name!r}.", advice=advice)
     return name
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from muster.job import Process, WorkerSpec
+from muster.agent.fields import one_of, optional, text, whole
+from muster.agent.places import is_symbolic, resolve, symbol
+from muster.job import Process, Status, WorkerSpec
 
 LOG_CAP = 64 << 20  # bytes
+LARGEST_NEWS = 1 << 20  # bytes of what an agent has left for its platform
+ENDS = {
+    "status": one_of("succeeded", "failed", "stopped"),
+    "exit_code": optional(whole(0, 255)),
+    "signal": optional(whole(1, 127)),
+    "reason": optional(text(4000)),
+}
 
 
 def default_log_cap() -> int:
@@ -15,34 +26,67 @@ def default_log_cap() -> int:
     return int(os.environ.get("MUSTER_LOG_CAP") or LOG_CAP)
 
 
-def agent_config(spec: WorkerSpec, cap: int) -> dict[str, Any]:
+def agent_config(spec: WorkerSpec, cap: int, places: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the config of a worker's agent; the platform adds where the worker is, and what it has.
 
     Args:
         spec: the worker.
         cap: largest size of its log in bytes.
+        places: paths on the worker of the places that its platform has for it, where it shares no files with the
+            session: any of ``library``, ``run``, ``scratch`` and ``project``. For others the agent of a worker that is
+            a machine of its own makes a new folder, and removes it in the end.
     """
+    known = {**spec.places, **(places or {})}
+    shares = bool(spec.places) or not is_symbolic(str(spec.scratch))
+    run = known.get("run") or ("" if shares else symbol("run"))
     return {
         "name": spec.name,
         "role": spec.role,
         "index": spec.index,
         "generation": spec.generation,
-        "run": spec.run,
+        "run": spec.run_id,
         "cpu": spec.resources.cpu,
         "memory": spec.resources.memory_bytes,
         "gpu": spec.resources.gpu,
-        "log": f"{spec.places['run']}/logs/{spec.log.name}" if "run" in spec.places else str(spec.log),
+        "log": f"{run}/logs/{spec.log.name}" if run else str(spec.log),
         "log_cap": cap,
-        "scratch": str(spec.scratch),
-        "cwd": spec.cwd,
+        "scratch": resolve(str(spec.scratch), known),
+        "cwd": resolve(spec.cwd, known),
         "env": dict(spec.env),
         "session": spec.session and vars(spec.session),
         "ssh": spec.ssh and vars(spec.ssh),
         "process": spec.process and _process(spec.process),
         "ports": spec.ports,
         "port_range": spec.port_range,
-        "places": dict(spec.places),
+        "places": known,
+        "needs": spec.needs and vars(spec.needs),
+        "imports": spec.imports and vars(spec.imports),
     }
+
+
+def news_of(data: bytes) -> list[dict[str, Any]]:
+    """Return what an agent has left for its platform, oldest first; lines that make no sense are left out."""
+    found: list[dict[str, Any]] = []
+    for line in data.splitlines():
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict):
+            found.append(said)
+    return found
+
+
+def outcome_of(data: bytes) -> dict[str, Any]:
+    """A worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
+    for said in news_of(data):
+        try:
+            found = {name: check(said.get(name)) for name, check in ENDS.items()}
+        except ValueError:
+            continue
+        told = {name: value for name, value in found.items() if value is not None}
+        return {**told, "status": Status(found["status"])}
+    return {}
 
 
 def _process(process: Process) -> dict[str, Any]:

@@ -31,13 +31,36 @@ class Reach:
     Attributes:
         listen: address that the session listens on.
         advertise: address that agents dial.
-        relayed: whether the platform carries their connections, because they cannot dial the session. It then gives
-            each agent the address of its own end of the relay, and ``listen`` is where the other end comes out.
+        relayed: whether agents cannot dial the session. Then ``Platform.open_relay`` makes what carries their
+            connections to where the session listens, and says what each of them dials instead.
+        is_coming: whether this machine may get the address ``listen`` only with the workers, as with their network.
     """
 
     listen: str
     advertise: str
     relayed: bool = False
+    is_coming: bool = False
+
+
+class Relay(ABC):
+    """Carries the connections of a pool's agents to a session that they cannot dial, such as ``ssh -R`` does.
+
+    It carries bytes, and needs to be trusted with nothing: agents speak TLS with the session through it, and know its
+    certificate. An agent whose connection breaks dials the same address again until its lease has passed, so that a
+    relay may be mended meanwhile.
+    """
+
+    @abstractmethod
+    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
+        """Return the host and port that this worker's agent dials, called just before the worker is submitted.
+
+        Raises:
+            PlatformError: there is no way to the session from where the worker would run.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, once its workers are gone. Idempotent."""
 
 
 def read_log(path: Path) -> Iterator[str]:
@@ -82,6 +105,11 @@ class Platform(ABC):
         explain_seconds: how long it may take to learn why a worker's agent has hung up.
         storage: the files that workers share with the session.
         lease_seconds: how long an agent that has lost the session waits for it before it ends everything.
+        python: path or name of the interpreter on the workers that runs scripts there, unless the user names another;
+            empty where it is the session's own. One of the workers' cannot be looked at before a launch.
+        keeps_templates: whether it keeps, from one run to the next, a process that has imported what scripts import.
+        launches_there: whether launchers run on the first worker, also where agents dial the session: that may have
+            other networks than the workers, of which launchers would choose one.
     """
 
     name: str
@@ -89,9 +117,27 @@ class Platform(ABC):
     explain_seconds: float = 0.2
     storage: Storage = Storage.ALL
     lease_seconds: float = 15.0
+    python: str = ""
+    launches_there: bool = False
+    keeps_templates: bool = False
+
+    def describe(self) -> str:
+        """Return, in words, where the workers run: its name, and what else a plan should say."""
+        return self.name
 
     def check(self) -> None:  # noqa: B027  most systems can host most platforms
         """Raise PlatformUnsupported where this system cannot host the platform."""
+
+    def check_sshd(self) -> None:  # noqa: B027  mostly only a worker itself knows
+        """Raise PlatformUnsupported where it is known beforehand that no worker could run sshd."""
+
+    def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Run a short command where workers will run, if that can be done before they do.
+
+        Returns:
+            Its exit status and what it printed, by the name of the machine; nothing where only workers can run one.
+        """
+        return {}
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return, in words, what so many workers would have to share that each is to have for itself.
@@ -100,6 +146,10 @@ class Platform(ABC):
             ResourceError: the platform could never grant what is asked.
         """
         return []
+
+    def is_warming(self) -> bool:
+        """Return whether what it keeps for the next run will soon be ready, so that waiting for it saves time."""
+        return False
 
     def warm_up(self) -> None:  # noqa: B027  most platforms have nothing to warm up
         """Start what takes time, without waiting for it, as a submission is near."""
@@ -120,6 +170,25 @@ class Platform(ABC):
             ResourceError: the platform could never grant what was asked.
             PlatformUnsupported: this system cannot host the platform.
         """
+
+    def missing_rights(self) -> list[str]:
+        """Return, in words, the rights that a run needs and this user does not have, as far as that can be asked.
+
+        Raises:
+            PlatformError: it cannot be asked.
+        """
+        return []
+
+    def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
+        """Return what submitting these workers gives to the engine below, in its own language and without secrets.
+
+        Returns:
+            A batch script, manifests, or the like; empty where there is nothing of the kind.
+
+        Raises:
+            PlatformError: it cannot be found out.
+        """
+        return ""
 
     def launch(self, specs: Sequence[WorkerSpec], run_key: str = "") -> list[Worker]:
         """Submit workers, and return how they are just after; stops them again where that cannot be found out.
@@ -142,7 +211,10 @@ class Platform(ABC):
     def poll(self, handles: Sequence[str]) -> list[Worker]:
         """The current state of the workers with these handles, in the same order, by one request.
 
-        A worker that the platform no longer knows comes back as failed, with that as its reason.
+        A worker that has not started yet may say in ``reason`` what it waits for, in words, with the platform's own
+        beside them: this is told live, and in the error where a limit passes. One that has ended may say what ended it
+        (``cause``) and what to try (``advice``). One that the platform no longer knows comes back as failed, with that
+        as its reason.
         """
 
     @abstractmethod
@@ -167,6 +239,21 @@ class Platform(ABC):
 
     def close(self) -> None:  # noqa: B027  (there may be nothing to release)
         """End all workers of this platform object, wait until they are gone, and release everything. Idempotent."""
+
+    def open_relay(self, host: str, port: int) -> Relay:
+        """Make what carries agents' connections to this address of the session; called where reach is ``relayed``.
+
+        Each pool has one of its own, from before its first submission until its workers are gone. It is made, asked
+        and closed on the thread that makes all of the pool's calls, and that ends after them: a process that is started
+        here may ask for a signal at the death of its parent, and so cannot outlive the session.
+
+        Args:
+            host, port: where the session listens.
+
+        Raises:
+            PlatformError: it cannot be made.
+        """
+        raise NotImplementedError(f"the platform {self.name} relays no connections")
 
     def reach(self) -> Reach:
         """Return the addresses by which this platform's workers reach the session.

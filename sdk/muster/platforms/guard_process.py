@@ -49,6 +49,11 @@ class GuardProcess:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
+    @property
     def is_ours(self) -> bool:
         """True if this process started it, rather than one that this process was forked from."""
         return self._owner == os.getpid()

@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from muster.agent import linux
+from muster.agent.places import is_symbolic, resolve
 from muster.agent.ports import random_loopback_address
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec
@@ -26,6 +28,7 @@ from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Storage, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.runs import muster_home
+from muster.records.scratch import make_scratch, scratch_of_this_session
 
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 
@@ -52,14 +55,21 @@ class LocalPlatform(Platform):
         self._log_cap = self.log_cap or default_log_cap()
         self._guard: GuardProcess | None = None
         self._starting = threading.Lock()
+        self._sshd: machine.SshServer | None = None
         self._workers: dict[str, Worker] = {}
         self._specs: dict[str, WorkerSpec] = {}
         self._reattached: dict[str, Worker] = {}
+        self._places_folder: Path | None = None
 
     @property
     def guard_pid(self) -> int | None:
         """Process id of the guard; None before the first launch and after ``close``."""
         return self._guard.pid if self._guard else None
+
+    @property
+    def has_lost_guard(self) -> bool:
+        """True if the guard has been killed, so that nothing can be launched any more before ``close``."""
+        return self._guard is not None and not self._guard.is_running
 
     def check(self) -> None:
         """Raise PlatformUnsupported anywhere but on Linux."""
@@ -68,6 +78,10 @@ class LocalPlatform(Platform):
                 f"Local workers need Linux; this is {sys.platform}.",
                 advice="run the notebook on Linux, or in a Linux container or virtual machine",
             )
+
+    def check_sshd(self) -> None:
+        """Raise PlatformUnsupported where this machine has no sshd, or it would let this user in nowhere."""
+        self._find_sshd()
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return the cores and memory that workers would have to share; GPUs are never shared."""
@@ -94,11 +108,12 @@ class LocalPlatform(Platform):
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
         """Fork one agent per spec, each with a loopback address of its own. Takes some hundredths of a second."""
         self.check()
+        specs = [self._placed(spec) for spec in specs]
         gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
         _check_resources({spec.name: spec.resources for spec in specs})
         _check_gpus(sum(spec.resources.gpu for spec in specs), gpus)
         self.warm_up()
-        sshd = machine.ssh_server() if any(spec.ssh for spec in specs) else None
+        sshd = self._find_sshd() if any(spec.ssh for spec in specs) else None
         try:
             for spec in specs:
                 _make_folders(spec)
@@ -153,8 +168,16 @@ class LocalPlatform(Platform):
         self._refresh_from(guard)
         guard.close()
         self._sweep()
+        if self._places_folder is not None:
+            shutil.rmtree(self._places_folder, ignore_errors=True)
+            self._places_folder = None
         for worker in self._workers.values():
             self._workers[worker.id] = worker.moved(Status.STOPPED, finished_at=time.time())
+
+    def _find_sshd(self) -> machine.SshServer:
+        """Return this machine's sshd; asked for its version once. Raises PlatformUnsupported."""
+        self._sshd = self._sshd or machine.ssh_server()
+        return self._sshd
 
     def _ask_for_agents(
         self, specs: Sequence[WorkerSpec], run_key: str, gpus: Sequence[str], sshd: machine.SshServer | None
@@ -178,6 +201,16 @@ class LocalPlatform(Platform):
             )
         return answer
 
+    @property
+    def warmth(self) -> dict[str, Any]:
+        """State of the guard's template, why it is so, and its process id."""
+        guard = self._guard
+        return guard.ask("warmth") if guard is not None else {"state": "none", "why": "", "pid": 0}
+
+    def is_warming(self) -> bool:
+        """Return whether the template imports."""
+        return bool(self.warmth["state"] == "importing")
+
     def _start_guard(self) -> GuardProcess:
         with self._starting:
             self._guard = self._guard or GuardProcess()
@@ -200,14 +233,25 @@ class LocalPlatform(Platform):
         """Folders of the session that the worker does not see, where it shares nothing with it."""
         if self.storage is not Storage.NOTHING:
             return ()
-        run_dir = (str(spec.log.parent.parent),) if spec.places else ()
-        return (str(spec.scratch.parent), *run_dir)
+        run_dir = [str(spec.log.parent.parent)] if spec.places else []
+        return tuple({str(spec.scratch.parent), *run_dir, *map(str, scratch_of_this_session())})
+
+    def _placed(self, spec: WorkerSpec) -> WorkerSpec:
+        """The worker with paths for its places, where it shares nothing with the session."""
+        if not is_symbolic(str(spec.scratch)):
+            return spec
+        if self._places_folder is None:
+            self._places_folder = make_scratch()
+        scratch = self._places_folder / _place_of(spec)
+        places = {name: str(scratch / name) for name in ("library", "run", "project")}
+        places.update(scratch=str(scratch))
+        return replace(spec, scratch=scratch, cwd=resolve(spec.cwd, places), places=places)
 
     def _identity(self, spec: WorkerSpec, handle: str) -> dict[str, str]:
         """Return the variables that the workbench would set for the worker: scripts written for it run here, too."""
         return {
             "CDSW_ENGINE_ID": handle,
-            "CDSW_MASTER_ID": os.environ.get("CDSW_ENGINE_ID", spec.run),
+            "CDSW_MASTER_ID": os.environ.get("CDSW_ENGINE_ID", spec.run_id),
             "CDSW_MASTER_IP": self.reach().advertise,
             "CDSW_CPU_MILLICORES": str(int(spec.resources.cpu * 1000)),
             "CDSW_MEMORY_MB": str(spec.resources.memory_bytes // 1000000),
@@ -219,14 +263,17 @@ class LocalPlatform(Platform):
             self._refresh_from(self._guard)
 
     def _refresh_from(self, guard: GuardProcess) -> None:
+        # Not of those that have ended, of which there are more and more where one run follows another.
+        alive = [worker.id for worker in self._workers.values() if not worker.status.is_final]
         try:
-            answer = guard.ask("poll")
+            answer = guard.ask("poll", ids=alive)
         except GuardGone as error:
+            # Their agents hear of it from the kernel, end their processes, and say so: if those were killed here, that
+            # would look like a failure of their own. Whatever is left then is ended by ``close``.
             for worker in self._workers.values():
                 self._workers[worker.id] = worker.moved(
-                    Status.FAILED, reason=f"{error} Its workers have been ended.", finished_at=time.time()
+                    Status.FAILED, reason=f"{error} Its workers are ended.", finished_at=time.time()
                 )
-            self._sweep()
             return
         for facts in answer["workers"]:
             if facts["id"] in self._workers:
@@ -236,9 +283,8 @@ class LocalPlatform(Platform):
 
     def _sweep(self) -> None:
         """End what even the guard may have left, where the guard itself was killed."""
-        for run in {spec.run for spec in self._specs.values()}:
-            for pid in linux.marked("MUSTER_RUN_ID", run):
-                linux.kill(pid)
+        for pid in linux.marked("MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}):
+            linux.kill(pid)
         for spec in self._specs.values():
             shutil.rmtree(spec.scratch, ignore_errors=True)
 
@@ -292,4 +338,4 @@ def _changes(worker: Worker) -> dict[str, Any]:
 
 def _place_of(spec: WorkerSpec) -> str:
     """A worker's name on this machine: that of its place in its run, and how often that was taken before."""
-    return f"{spec.run}.{spec.name}" + (f".{spec.generation}" if spec.generation else "")
+    return f"{spec.run_id}.{spec.name}" + (f".{spec.generation}" if spec.generation else "")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.agent.hardware import cores, gpus, memory_bytes, parse_gpus
 from muster.agent.ssh_server import SSHD_PATHS, find_sshd
 from muster.errors import PlatformUnsupported
 
-GPU_LINE = re.compile(r"^(?P<indent>\s*)(?:GPU \d+|MIG .*): ?.*\(UUID: (?P<uuid>[\w-]+)\)$")
-QUERY_TIMEOUT = 20  # seconds
+__all__ = ["SshServer", "cores", "gpus", "memory_bytes", "parse_gpus", "ssh_server"]
 
 
 @dataclass(frozen=True)
@@ -23,54 +21,6 @@ class SshServer:
 
     path: str
     version: str
-
-
-def cores() -> list[int]:
-    """The CPUs that this process may use."""
-    return sorted(os.sched_getaffinity(0))
-
-
-def memory_bytes() -> int:
-    """The machine's physical memory in bytes, or what the container around it may use."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_cgroup_limits()])
-
-
-def _cgroup_limits() -> list[int]:
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    return found
-
-
-def gpus() -> list[str]:
-    """The UUIDs of the NVIDIA GPUs; of a GPU that is partitioned (MIG), those of its parts."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT, check=True)
-    except (OSError, subprocess.SubprocessError):  # a driver that is missing or broken: nothing can be used
-        return []
-    return parse_gpus(listing.stdout)
-
-
-def parse_gpus(listing: str) -> list[str]:
-    """The UUIDs in what ``nvidia-smi -L`` prints."""
-    found: list[str] = []
-    for line in listing.splitlines():
-        match = GPU_LINE.match(line)
-        if not match:
-            continue
-        if match["indent"] and found and found[-1].startswith("GPU-"):
-            found.pop()  # the whole GPU that this part, the first of it, belongs to
-        found.append(match["uuid"])
-    return found
 
 
 def ssh_server() -> SshServer:

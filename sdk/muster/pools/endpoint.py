@@ -23,10 +23,13 @@ from muster.pools.leases import Leases
 from muster.pools.listener import Guest, Listener
 from muster.runtime import clock
 from muster.runtime.forks import in_forked_children
+from muster.text.arguments import Argument, ArgumentText
 
 logger = logging.getLogger("muster")
 
 NO_TOKEN = "not the token of this run"
+MOST_UNSENT = 1 << 26  # bytes that may wait for one agent to take them: more than it can have asked for
+REPORTS_PER_SECOND = 1000  # of a kind, that all workers together are to send
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
 
 
@@ -43,7 +46,7 @@ class Endpoint:
         on_lost: called with the name of a worker whose connection has ended, and its lease too. The same.
         on_cut: called with the name of a worker whose connection has ended, but not its lease.
         on_back: called with the name of such a worker when it has a connection again.
-        on_defect: called with whatever ``on_message`` raises.
+        on_defect: called with whatever any of these raises.
         leases: which generation of each worker may act.
     """
 
@@ -57,6 +60,7 @@ class Endpoint:
         self._secret = secrets.token_bytes(32)
         self._host = ""
         self._port = 0
+        self._listens_on = ""
         self._places: dict[str, Place] = {}
         for worker in workers:
             self.leases.add(worker)
@@ -64,10 +68,11 @@ class Endpoint:
         self._inbox: list[tuple[Connection, bytes, float]] = []
         self._warned: set[str] = set()
         self._is_closed = False
+        self._connected: set[str] = set()  # as to count them among ten thousand, for each that comes, takes long
         self._listener = Listener(self._connect, self._missing)
         _endpoints.add(self)
 
-    async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "") -> None:
+    async def open(self, scratch: Path, host: str, port: int = 0, listen: str = "", is_coming: bool = False) -> None:
         """Start to listen.
 
         Args:
@@ -75,6 +80,7 @@ class Endpoint:
             host: address that agents dial.
             port: the port; 0 for any that is free.
             listen: address to listen on, where that is another one.
+            is_coming: whether this machine may get that address only later.
 
         Raises:
             JobError: the address cannot be listened on.
@@ -82,13 +88,19 @@ class Endpoint:
         made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has one of its own
         self._listener = made(self._connect, self._missing)
         try:
-            self._port = await self._listener.open(scratch, host, port, listen or host)
+            self._port = await self._listener.open(scratch, host, port, listen or host, is_coming)
         except OSError as error:
             raise JobError(
                 f"The session cannot listen on {listen or host}:{port}: {error.strerror or error}.",
-                advice="session_address= another host:port, or none for any free port",
+                advice=ArgumentText(Argument("session_address", ""), " another host:port, or none for any free port"),
             ) from error
         self._host = host
+        self._listens_on = listen or host
+
+    @property
+    def listening(self) -> tuple[str, int]:
+        """Host and port that it listens on."""
+        return self._listens_on, self._port
 
     def address_for(self, worker: str) -> SessionAddress:
         """Return the address and credentials with which the agent of a worker's present generation dials."""
@@ -103,12 +115,25 @@ class Endpoint:
         """
         generation = self.leases.renew(worker)
         self._places[worker] = Place()
+        self._connected.discard(worker)
         return generation
+
+    def ended(self, worker: str) -> None:
+        """Note that nothing of a worker acts any more, as its platform knows. Nobody is told."""
+        place = self._places[worker]
+        if place.timer is not None:
+            place.timer.cancel()
+            place.timer = None
+        if place.connection is not None:
+            connection, place.connection = place.connection, None
+            self._connected.discard(worker)
+            connection.abort()
+        self.leases.ended(worker)
 
     @property
     def connected(self) -> frozenset[str]:
         """Names of the workers whose agents are connected."""
-        return frozenset(name for name, place in self._places.items() if place.connection is not None)
+        return frozenset(self._connected)
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
         """Send a message to a worker's agent, at once or when it is back; False if it is not there and will not be."""
@@ -116,14 +141,28 @@ class Endpoint:
         if place is None or (place.connection is None and not self._may_come_back(place)):
             return False
         if self.leases.seconds and type(message) in wire.LASTING:
-            data = place.outbox.add(message)
+            try:
+                data = place.outbox.add(message)
+            except frames.ProtocolError as error:
+                self._end_deaf(worker, place, str(error))
+                return False
         else:
             data = wire.encode(message)
         if isinstance(message, wire.End):
             place.is_leaving = True
-        if place.connection is not None:
+        if place.connection is not None and not place.connection.is_dismissed:
             place.connection.write(data)
+            unsent = place.connection.transport.get_write_buffer_size()
+            if unsent > MOST_UNSENT:
+                self._end_deaf(worker, place, f"{unsent} bytes wait to be sent")
         return True
+
+    @staticmethod
+    def _end_deaf(worker: str, place: Place, why: str) -> None:
+        """End the connection of an agent that does not take what is sent to it."""
+        if place.connection is not None and not place.connection.is_dismissed:
+            logger.warning("the connection of %s was ended: %s", worker, why)
+            place.connection.abort()
 
     def close(self) -> None:
         """End all connections and stop to listen."""
@@ -140,7 +179,7 @@ class Endpoint:
 
     def _missing(self) -> int:
         """Return the number of agents that are still to come."""
-        return sum(place.connection is None for place in self._places.values())
+        return len(self._places) - len(self._connected)
 
     def _may_come_back(self, place: Place) -> bool:
         return place.timer is not None
@@ -205,9 +244,12 @@ class Endpoint:
             self._tell(connection.worker, message)
 
     def _tell(self, worker: str, message: Any) -> None:
-        """Pass a message on. What that raises is no fault of the worker's, whose connection stays."""
+        self._call(self.on_message, worker, message)
+
+    def _call(self, callback: Callable[..., None], *args: Any) -> None:
+        """Tell whoever listens. What that raises is no fault of the worker's, whose connection stays."""
         try:
-            self.on_message(worker, message)
+            callback(*args)
         except Exception as error:
             self.on_defect(error)
 
@@ -228,6 +270,7 @@ class Endpoint:
         self._listener.forget(connection.guest)
         place = self._places[hello.worker]
         before, place.connection = place.connection, connection
+        self._connected.add(hello.worker)
         if before is not None:
             before.abort()
         if place.timer is not None:
@@ -238,7 +281,7 @@ class Endpoint:
         connection.decoder.payload_limit = frames.MAX_PAYLOAD
         self.leases.connected(hello.worker)
         place.outbox.has(hello.received)
-        connection.send(wire.Welcome(place.inbox.received))
+        connection.send(wire.Welcome(place.inbox.received, max(1.0, len(self._places) / REPORTS_PER_SECOND)))
         connection.write(place.outbox.rest())
         connection.ping()
         if place.hello is None:
@@ -246,7 +289,7 @@ class Endpoint:
             self._tell(hello.worker, hello)
         else:
             logger.info("the connection of %s is back", hello.worker)
-            self.on_back(hello.worker)
+            self._call(self.on_back, hello.worker)
 
     def _drop(self, worker: str, error: wire.Misfit) -> None:
         """Ignore a message, and warn once for each worker: whoever sends one sends many."""
@@ -261,6 +304,7 @@ class Endpoint:
         if worker is None or place is None or place.connection is not connection:
             return
         place.connection = None
+        self._connected.discard(worker)
         self.leases.cut(worker)
         if not self.leases.seconds or place.is_leaving or self._is_closed:
             self._lose(worker, place)
@@ -268,14 +312,14 @@ class Endpoint:
         left = self.leases.seconds_left(worker)
         logger.info("the connection of %s has ended; it has %.0f s to come back", worker, left)
         place.timer = asyncio.get_running_loop().call_later(left, self._lose, worker, place)
-        self.on_cut(worker)
+        self._call(self.on_cut, worker)
 
     def _lose(self, worker: str, place: Place) -> None:
         """Give a worker up: nothing of it acts any more."""
         place.timer = None
         if self._places[worker] is place:
             self.leases.ended(worker)
-            self.on_lost(worker)
+            self._call(self.on_lost, worker)
 
     def _abandon(self) -> None:
         """Close the sockets in a forked child, which would otherwise keep the port and the connections open."""
@@ -326,5 +370,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     is_bare_ipv6 = ":" in host and not host.startswith("[")
     if not host or is_bare_ipv6 or not port.isdigit() or int(port) > 65535:
-        raise JobError(f"session_address is {text!r}; it must be host:port, or [host]:port for IPv6.")
+        raise JobError(
+            ArgumentText(Argument("session_address"), f" is {text!r}; it must be host:port, or [host]:port for IPv6.")
+        )
     return host.strip("[]"), int(port)

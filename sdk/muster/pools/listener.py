@@ -8,21 +8,26 @@ safe: an agent says hello within it, and so gets in however many others knock. W
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import logging
+import select
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from muster.pools.tls import TlsTransport
 from muster.runtime import clock
 from muster.runtime.background import in_thread
 from muster.security.certificates import make_certificate
 from muster.security.ssh import write_private
 
-HELLO_SECONDS = 10.0  # how long a connection may stay unidentified
+HELLO_SECONDS = 10.0  # how long a connection may stay unidentified,
+EACH_SECONDS = 0.02  # and for each agent that is still to come so much longer: when all come at once they wait in turn
 SAFE_SECONDS = 0.5  # how long none has to make room for another
+UNREAD_SECONDS = 3.0  # the same for one that has sent what has yet to be read: the session is slow, not its guest
 BACKLOG = 1024  # connections that wait in the kernel: in a storm to wait in turn is quicker than to be turned away
 SPARE = 64  # connections that may be held beside those of the agents that are expected
 FULL_SECONDS = 0.1  # until it is looked again whether there is room
@@ -31,6 +36,8 @@ RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
 SILENT_SECONDS = 5  # until a machine that does not answer is asked for a sign of life; as long again until it is lost
 WARNINGS = 5  # that are written in
 WARNING_SECONDS = 10.0  # so many seconds; others are counted
+
+IP_FREEBIND = 15  # Linux's, which the socket module has no name for before Python 3.14
 
 logger = logging.getLogger("muster")
 
@@ -48,13 +55,23 @@ class Guest:
         self.came_at = clock.now()
         self.socket = connection
         self.task: asyncio.Task[None] | None = None
+        self.transport: TlsTransport | None = None  # which has the socket
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection; -1 once that is closed."""
+        return (self.transport or self.socket).fileno()
+
+    def close_unless_begun(self, _: object = None) -> None:
+        """Close the connection, unless its transport does."""
+        if self.transport is None:
+            self.socket.close()
 
     def send_away(self) -> None:
         """End the connection, also in the middle of its handshake."""
         if self.task is not None:
             self.task.cancel()
-        with contextlib.suppress(OSError):  # its transport finds that it has ended, and closes it
-            self.socket.shutdown(socket.SHUT_RDWR)
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class Listener:
@@ -78,8 +95,11 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self._warnings = RareWarnings()
 
-    async def open(self, scratch: Path, host: str, port: int, listen: str) -> int:
+    async def open(self, scratch: Path, host: str, port: int, listen: str, is_coming: bool = False) -> int:
         """Start to listen on the address ``listen``, for agents that dial ``host``, and return the port.
+
+        Args:
+            is_coming: whether this machine may get that address only later.
 
         Raises:
             OSError: that cannot be listened on.
@@ -88,7 +108,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(listen, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
-        self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        self._socket = listening_socket(address[:2], family, is_coming)
         self._socket.setblocking(False)
         self._accept_again()
         return int(self._socket.getsockname()[1])
@@ -109,8 +129,7 @@ class Listener:
 
     def descriptors(self) -> list[int]:
         """Descriptors of all sockets that a forked child must not keep."""
-        sockets = [guest.socket for guest in self._guests] + ([self._socket] if self._socket else [])
-        return [held.fileno() for held in sockets]
+        return [guest.fileno() for guest in self._guests] + ([self._socket.fileno()] if self._socket else [])
 
     def warn(self, text: str, *values: object) -> None:
         """Write a warning, unless there were many of late."""
@@ -136,19 +155,19 @@ class Listener:
             guest = Guest(connection, str(address[0]))
             self._guests[guest] = None
             guest.task = asyncio.get_running_loop().create_task(self._shake_hands(guest))
+            guest.task.add_done_callback(guest.close_unless_begun)
 
     def _make_room(self) -> bool:
         """End a connection that has had its safe time; if none has, accept again once the first one has."""
         held = Counter(guest.address for guest in self._guests)
         now = clock.now()
-        safe_at = next(iter(self._guests)).came_at + SAFE_SECONDS
-        if safe_at > now:
-            self._wait_to_accept(min(safe_at - now, FULL_SECONDS))  # some may leave by themselves before
+        unsafe = [guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now]
+        unread = _unread(unsafe)
+        unsafe = [guest for guest in unsafe if guest.fileno() not in unread or guest.came_at + UNREAD_SECONDS <= now]
+        if not unsafe:
+            self._wait_to_accept(FULL_SECONDS)  # some may leave by themselves before
             return False
-        goes = max(
-            (guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now),
-            key=lambda guest: held[guest.address],  # the first of those, which is the oldest
-        )
+        goes = max(unsafe, key=lambda guest: held[guest.address])  # the first of those, which is the oldest
         self.warn("a connection from %s was ended to make room: it had not identified itself", goes.address)
         self._end(goes)
         return True
@@ -158,18 +177,20 @@ class Listener:
         loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, guest)  # behind a hello that lies in the inbox
         try:
             _configure(guest.socket)
-            await loop.connect_accepted_socket(
-                lambda: self._make_protocol(guest),
-                guest.socket,
-                ssl=self._context,
-                ssl_handshake_timeout=HELLO_SECONDS,
-            )
+            assert self._context is not None
+            guest.transport = TlsTransport(guest.socket, self._context, lambda: self._make_protocol(guest))
+            await guest.transport.open()
         except Exception as error:  # whatever it has sent in place of a handshake
-            self.warn("a connection from %s came to nothing: %s", guest.address, error or type(error).__name__)
+            self.warn("a connection from %s came to nothing: %s", guest.address, str(error) or type(error).__name__)
             self._end(guest)
 
     def _expire(self, guest: Guest) -> None:
         if guest in self._guests:
+            left = guest.came_at + HELLO_SECONDS + EACH_SECONDS * (self._expected() - 1) - clock.now()
+            if left > 0:
+                loop = asyncio.get_running_loop()
+                loop.call_later(left, loop.call_soon, self._expire, guest)
+                return
             self.warn("a connection from %s was ended: it has not identified itself", guest.address)
             self._end(guest)
 
@@ -193,6 +214,15 @@ class Listener:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
 
+def _unread(guests: Sequence[Guest]) -> set[int]:
+    """Return the descriptors of the guests of whom something waits to be read."""
+    looking = select.poll()
+    for guest in guests:
+        if guest.fileno() >= 0:
+            looking.register(guest.fileno(), select.POLLIN)
+    return {descriptor for descriptor, _ in looking.poll(0)}
+
+
 def _configure(connection: socket.socket) -> None:
     """Send at once, and notice a machine that is gone without a word; one that is only suspended answers all the same.
 
@@ -204,6 +234,25 @@ def _configure(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * SILENT_SECONDS * 1000)
+
+
+def listening_socket(address: tuple[Any, ...], family: int, is_coming: bool) -> socket.socket:
+    """A socket that listens on an address, also on one that this machine does not have yet. Raises OSError."""
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        if not is_coming or error.errno != errno.EADDRNOTAVAIL:
+            raise
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 class RareWarnings:
@@ -232,6 +281,7 @@ def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0  # for connections that are resumed, as none is
     context.load_cert_chain(path)
     path.unlink()
     return context, certificate

@@ -7,19 +7,24 @@ say. Today each run makes a pool of its own and ends it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from muster.errors import PlatformError
 from muster.job import Worker, WorkerSpec
-from muster.platforms.base import Platform
+from muster.platforms.base import Platform, Relay
 from muster.pools.endpoint import Endpoint
 from muster.runtime import clock
 from muster.runtime.background import BlockingCalls
 
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
+ANSWER_SECONDS = 5.0  # that the platform gets to tell of a worker that is to be replaced, or to stop it
 CLOSE_SECONDS = 30.0  # how long the platform may take to release everything
-LOOKS_AT_THE_END = 10  # at workers that were just stopped, for one at those that run
+WARM_SECONDS = 30.0  # how long a run waits for the imports of its template: they have begun before its own would
+WARM_POLL_SECONDS = 0.02
+FASTER_AT_THE_END = 10  # times as often workers that were just stopped are polled
 
 
 class Pool:
@@ -33,17 +38,22 @@ class Pool:
         platform: where the workers run.
         owns_platform: whether that ends with the pool.
         endpoint: where the agents dial in. It listens already.
+        is_relayed: whether the platform carries their connections there, as they cannot dial it.
 
     Attributes:
         platform, endpoint: the same.
         handles: of all workers that the platform has taken.
     """
 
-    def __init__(self, name: str, platform: Platform, endpoint: Endpoint, *, owns_platform: bool) -> None:
+    def __init__(
+        self, name: str, platform: Platform, endpoint: Endpoint, *, owns_platform: bool, is_relayed: bool = False
+    ) -> None:
         self.platform = platform
         self.endpoint = endpoint
         self.handles: list[str] = []
         self._owns_platform = owns_platform
+        self._is_relayed = is_relayed
+        self._relay: Relay | None = None
         self._calls = BlockingCalls(f"muster-platform-{name}")
         self._generations: dict[str, tuple[str, WorkerSpec]] = {}  # the handle of each worker's present one
 
@@ -64,7 +74,7 @@ class Pool:
     ) -> None:  # fmt: skip
         """Have the run that borrows the workers told what they say and what becomes of their connections.
 
-        ``on_defect`` is called with whatever ``on_message`` raises.
+        ``on_defect`` is called with whatever any of the others raises.
         """
         self.endpoint.on_message, self.endpoint.on_lost = on_message, on_lost
         self.endpoint.on_cut, self.endpoint.on_back = on_cut, on_back
@@ -80,8 +90,10 @@ class Pool:
             PlatformError: it refuses.
         """
 
+        await self._until_warm(specs, WARM_SECONDS if seconds is None else min(seconds, WARM_SECONDS))
+
         def submit() -> list[str]:  # where that takes too long nobody waits, and its workers are ended all the same
-            handles = self.platform.submit(specs, run_key)
+            handles = self.platform.submit([self._dialling(spec) for spec in specs], run_key)
             self.handles += handles
             for spec, handle in zip(specs, handles, strict=True):
                 self._generations[spec.name] = (handle, spec)
@@ -89,22 +101,51 @@ class Pool:
 
         return await self._calls.call(submit, seconds=seconds)
 
+    async def _until_warm(self, specs: Sequence[WorkerSpec], seconds: float) -> None:
+        """Wait while a template imports: here, and not in a call of the platform's, which nothing could interrupt."""
+        if not any(spec.imports for spec in specs):
+            return
+        deadline = clock.now() + seconds
+        while clock.now() < deadline and await self._calls.call(self.platform.is_warming):
+            await asyncio.sleep(WARM_POLL_SECONDS)
+
     async def poll(self, handles: Iterable[str], seconds: float) -> list[Worker]:
         """Return the workers with these handles as the platform knows them. Raises what it raises, or TimeoutError."""
         return await self._calls.call(self.platform.poll, list(handles), seconds=seconds)
 
     async def replace(self, worker: str, run_key: str, seconds: float | None = None) -> str:
-        """Submit the next generation of a worker, and return its handle.
+        """Submit the next generation of a worker, and return its handle. What is left of the one before is stopped.
 
         Raises:
-            LeaseHeld: the one before may still act.
-            TimeoutError, PlatformError: as ``submit``.
+            LeaseHeld: the one before may still act, as far as its lease and the platform tell.
+            TimeoutError, PlatformError: as ``submit``. It may be called again, with another key.
         """
-        _, spec = self._generations[worker]
+        before, spec = self._generations[worker]
+        if self.endpoint.leases.seconds_left(worker) > 0 and await self._has_ended(before):
+            self.endpoint.ended(worker)
         generation = self.endpoint.renew(worker)
+        with contextlib.suppress(PlatformError, TimeoutError):  # it can do nothing any more; the pool's end asks again
+            await self._calls.call(self.platform.stop, [before], seconds=ANSWER_SECONDS)
         spec = replace(spec, generation=generation, session=self.endpoint.address_for(worker))
         (handle,) = await self.submit([spec], run_key, seconds)
         return handle
+
+    async def _has_ended(self, handle: str) -> bool:
+        """Return whether the platform knows that nothing of a worker is left."""
+        try:
+            polled = await self.poll([handle], ANSWER_SECONDS)
+        except (PlatformError, TimeoutError):
+            return False
+        return any(worker.id == handle and worker.status.is_final for worker in polled)
+
+    def _dialling(self, spec: WorkerSpec) -> WorkerSpec:
+        """The worker with the address that its agent dials: the session's, or one of the platform's relay."""
+        if not self._is_relayed or spec.session is None:
+            return spec
+        if self._relay is None:
+            self._relay = self.platform.open_relay(*self.endpoint.listening)
+        host, port = self._relay.address_for(spec)
+        return replace(spec, session=replace(spec.session, host=host, port=port))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +159,15 @@ class Pool:
                 await self._calls.call(lambda: self.platform.stop(self.handles), seconds=CLOSE_SECONDS)
                 await self._wait_until_gone()
         finally:
-            self._calls.close()
+            try:
+                if self._is_relayed:
+                    await self._calls.call(self._close_relay, seconds=CLOSE_SECONDS)
+            finally:
+                self._calls.close()
+
+    def _close_relay(self) -> None:
+        if self._relay is not None:
+            self._relay.close()
 
     async def _wait_until_gone(self) -> None:
         deadline = clock.now() + GONE_SECONDS
@@ -126,4 +175,4 @@ class Pool:
             polled = await self.poll(self.handles, CLOSE_SECONDS)
             if all(worker.status.is_final for worker in polled if worker.id in self.handles):
                 return
-            await asyncio.sleep(self.platform.poll_seconds[0] / LOOKS_AT_THE_END)
+            await asyncio.sleep(self.platform.poll_seconds[0] / FASTER_AT_THE_END)

@@ -13,10 +13,11 @@ from muster.runtime.background import on_background_thread
 
 SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
 SECONDS_TO_ANSWER = 10.0
+SECONDS_TO_OPEN = 40.0
 MOST_BYTES = 64 * 1024 * 1024  # of an answer
 
 
-def where(run_dir: Path) -> Path:
+def control_file(run_dir: Path) -> Path:
     """The file, which only its owner can read, that names the control socket of a run under way and its token."""
     return run_dir / "control.json"
 
@@ -54,11 +55,47 @@ def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
     return answer
 
 
+def open_stream(run_dir: Path, question: str, **details: object) -> tuple[socket.socket, dict[str, Any]]:
+    """Ask a run under way for a stream to one of its workers; return the connection, and how the stream has begun.
+
+    Over the connection go the messages of ``muster.agent.streams``, unless it says ``closed``.
+
+    Raises:
+        RunUnreachable: it does not answer, or refuses.
+    """
+    control = _await_control(run_dir) or {}
+    request = json.dumps({"token": control.get("token"), "ask": question, **details}).encode() + b"\n"
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(SECONDS_TO_OPEN)
+        connection.connect(str(control.get("socket")))
+        connection.sendall(request)
+        data = bytearray()
+        while not data.endswith(b"\n"):  # a byte at a time, as a stream follows
+            part = connection.recv(1)
+            if not part:
+                raise ValueError("it hung up")
+            data += part
+        answer = json.loads(data)
+        if "error" in answer:
+            raise RunUnreachable(f"Run {run_dir.name} refuses: {answer['error']}")
+    except (OSError, ValueError) as error:
+        connection.close()
+        raise RunUnreachable(
+            f"Run {run_dir.name} cannot be asked: {error}.",
+            advice="it has ended, or its session hangs or is on another machine",
+        ) from None
+    except RunUnreachable:
+        connection.close()
+        raise
+    return connection, answer
+
+
 def _await_control(run_dir: Path) -> dict[str, Any] | None:
     deadline = time.monotonic() + SECONDS_TO_APPEAR
     while True:
         try:
-            found = json.loads(where(run_dir).read_text(encoding="utf-8"))
+            found = json.loads(control_file(run_dir).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             found = None
         if isinstance(found, dict) or time.monotonic() > deadline:

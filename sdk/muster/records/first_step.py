@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muster.events import Event, EventKind
+from muster.events import Event
+from muster.events.data import ProcessStarted, Progress, RunAttempt, RunRequested, Stage
 
 STARTING = "starting workers"  # Muster's own part
 TRAINING = "training"
@@ -25,25 +26,28 @@ class _Process:
 def first_step(events: Iterable[Event]) -> str:
     """A line that says what the first step had to wait for; empty where it came soon, or nobody told of one.
 
-    It is that of the process which was last to take its first step, as the others wait for it.
+    It is that of the process which was last to take its first step, as the others wait for it; in the last attempt.
     """
     began: float | None = None
-    processes: dict[tuple[str | None, object], _Process] = {}
+    processes: dict[tuple[str | None, int | None], _Process] = {}
     for event in events:
-        if event.kind == EventKind.RUN_REQUESTED:
+        data = event.data
+        if isinstance(data, (RunRequested, RunAttempt)):
             began = event.time
-        source = (event.worker, event.data.get("rank"))
-        if event.kind == EventKind.PROCESS_STARTED:
+            processes.clear()
+        if not isinstance(data, (ProcessStarted, Stage, Progress)):
+            continue
+        source = (event.worker, data.rank)
+        if isinstance(data, ProcessStarted):
             processes[source] = _Process(event.time)
         process = processes.get(source)
         if process is None or process.stepped is not None:
             continue
-        if event.kind == EventKind.STAGE:
-            seconds = event.data.get("seconds")
-            if process.stage and isinstance(seconds, (int, float)):
-                process.parts[process.stage] = process.parts.get(process.stage, 0.0) + seconds
-            process.stage = str(event.data.get("stage"))
-        if process.stage == TRAINING or (event.kind == EventKind.PROGRESS and event.data.get("step") is not None):
+        if isinstance(data, Stage):
+            if process.stage and data.seconds is not None:
+                process.parts[process.stage] = process.parts.get(process.stage, 0.0) + data.seconds
+            process.stage = data.stage
+        if process.stage == TRAINING or (isinstance(data, Progress) and data.step is not None):
             process.stepped = event.time
     stepped = [process for process in processes.values() if process.stepped is not None]
     if began is None or not stepped:

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from muster.events import Event, EventKind
+from muster.events.data import Note, Progress
 
 logger = logging.getLogger("muster")
 
-NOT_JOURNALLED = frozenset({EventKind.OUTPUT, EventKind.USAGE})
+NOT_JOURNALLED = frozenset({EventKind.OUTPUT, EventKind.TRANSFER, EventKind.USAGE})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
 PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
 RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
@@ -39,20 +39,20 @@ class Journal:
         self._lost = 0
         self._held: dict[tuple[str | None, str], Event] = {}
         self._flushed_at = float("-inf")
-        self._last: dict[tuple[str | None, str], tuple[float, Any]] = {}
+        self._last: dict[tuple[str | None, str], tuple[float, int | None]] = {}
 
     def __call__(self, event: Event) -> None:
         """Write ``event``, or hold it back where a newer one of its kind will say more."""
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
-        if event.kind == EventKind.PROGRESS:
-            source = (event.worker, str(event.data.get("rank")))
+        if isinstance(event.data, Progress):
+            source = (event.worker, str(event.data.rank))
             written, epoch = self._last.get(source, (float("-inf"), None))
             interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
-            if event.time - written < interval and event.data.get("epoch") == epoch:
+            if event.time - written < interval and event.data.epoch == epoch:
                 self._held[source] = event
                 return
-            self._last[source] = (event.time, event.data.get("epoch"))
+            self._last[source] = (event.time, event.data.epoch)
             self._held.pop(source, None)
         else:
             self._write_held(event.worker)
@@ -95,7 +95,7 @@ class Journal:
                 if self._lost and not self._waiting:
                     text = f"{self._lost} events are missing here: the journal could not be written ({self._trouble})."
                     self._lost = 0
-                    self._waiting += Event(EventKind.NOTE, data={"text": text}).to_json().encode() + b"\n"
+                    self._waiting += Event.of(Note(text)).to_json().encode() + b"\n"
         except OSError as error:
             if self._trouble is None:
                 logger.warning("the journal %s cannot be written, and will be tried again: %s", self.path, error)

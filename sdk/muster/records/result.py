@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.errors import JobError, MusterError
-from muster.events import metrics_to_json
+from muster import errors
+from muster.errors import JobError, MusterError, RunFailed
+from muster.events import metrics_from_json, metrics_to_json
+from muster.text.arguments import ArgumentText
+from muster.text.cleaning import is_file_name
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
@@ -25,22 +28,30 @@ def exit_codes(exits: Mapping[tuple[str, int | None], int]) -> dict[str, int]:
     return {worker if rank is None else f"rank {rank}": code for (worker, rank), code in ordered}
 
 
+def discard_values(run_dir: Path) -> None:
+    """Delete what functions have returned in an attempt that has failed: the next may return it as another kind."""
+    for path in (run_dir / "results").glob("*"):
+        if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
+            path.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a run.
 
     Attributes:
         status: ``succeeded``, ``failed`` or ``stopped``.
-        run, run_dir: the run's id, and the folder that keeps its events, logs and results.
+        run_id, run_dir: the id of the run, and the folder that keeps its events, logs and results.
         exit_codes: exit status by ``rank 0`` or worker name; minus the number of a signal that ended it.
         timings: seconds that each phase took; and ``first_step``, from the start to the first step that was reported.
-        seconds: all of them together.
+            Of a run that was tried again, those of its last attempt.
+        seconds: from the call to the end.
         metrics: what the script last reported, by name.
         error: what went wrong, where something did.
     """
 
     status: str
-    run: str
+    run_id: str
     run_dir: Path
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +81,22 @@ class Result:
         """Value that the function returned on the first rank; None for scripts."""
         return next(iter(self.values), None)
 
+    @classmethod
+    def from_dict(cls, recorded: Mapping[str, Any], run_id: str, run_dir: Path) -> Result:
+        """The result that ``to_dict`` recorded."""
+        worker = recorded.get("worker")
+        log = run_dir / "logs" / f"{worker}.log" if worker and is_file_name(str(worker)) else run_dir / "logs"
+        return cls(
+            status=str(recorded.get("status", "failed")),
+            run_id=run_id,
+            run_dir=run_dir,
+            exit_codes=recorded.get("exit_codes") or {},
+            timings=recorded.get("timings") or {},
+            seconds=float(recorded.get("seconds") or 0.0),
+            metrics=metrics_from_json(recorded.get("metrics") or {}),
+            error=_recorded_error(recorded, log),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, as ``result.json`` keeps it."""
         error = self.error
@@ -82,9 +109,28 @@ class Result:
             "error": type(error).__name__ if error else None,
             "reason": error.message if error else None,
             "advice": error.advice if error else None,
+            "advice_parts": error.advice.to_json() if error and isinstance(error.advice, ArgumentText) else None,
             "worker": error.worker if error else None,
             "details": error.details if error else None,
         }
+
+
+def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | None:
+    """The error that ``to_dict`` recorded; None where there was none."""
+    name = recorded.get("error")
+    if not name:
+        return None
+    kind = getattr(errors, str(name), RunFailed)
+    if not (isinstance(kind, type) and issubclass(kind, MusterError)):
+        kind = RunFailed
+    parts = recorded.get("advice_parts")
+    return kind(
+        str(recorded.get("reason") or name),
+        worker=recorded.get("worker"),
+        log=log,
+        advice=ArgumentText.from_json(parts) if isinstance(parts, list) else recorded.get("advice"),
+        details=recorded.get("details"),
+    )
 
 
 def _read(path: Path) -> Any:

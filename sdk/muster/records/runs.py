@@ -17,29 +17,38 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.errors import RunNotFound, RunUnreachable
-from muster.events import Event, EventKind, metrics_from_json
+from muster.errors import RunLost, RunNotFound, RunUnreachable, without_inner_frames
+from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, ScriptRaised, metrics_from_json
 from muster.records import control
 from muster.records.first_step import first_step
+from muster.records.result import Result
+from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean, is_file_name
+
+logger = logging.getLogger("muster")
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 TENSORBOARD = "tensorboard"
-DRIVER = "driver"  # the log of the launcher, beside those of the workers
+LAUNCHER_LOG = "driver"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
 JOURNAL_END_BYTES = 64 * 1024
+NOTES = (Note, RunAttempt)  # events that tell the user something
 START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
+LOST_REASON = "its session is gone and left no result: it was killed, or its machine went down"
+LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the last of them (muster.training.checkpoint)"
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
 
@@ -52,7 +61,7 @@ def create(name: str) -> Path:
     """Make the folder of a new run, readable by its owner only, and return it. Its name is the run's id."""
     parent = muster_home() / "runs"
     parent.mkdir(parents=True, exist_ok=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-") or "run"
+    slug = slug_of(name) or "run"
     while True:
         path = parent / f"{time.strftime(ID_TIME)}-{slug}-{secrets.token_hex(2)}"
         try:
@@ -62,6 +71,16 @@ def create(name: str) -> Path:
         (path / "logs").mkdir()
         (path / "results").mkdir()
         return path
+
+
+def slug_of(name: str) -> str:
+    """The part of a run's id that tells its name, in ASCII, which every shell, path and variable takes.
+
+    >>> slug_of("My model: MNIST!"), slug_of("Übung_2"), slug_of("обучение")
+    ('my-model-mnist', 'ubung-2', '')
+    """
+    plain = unicodedata.normalize("NFKD", name.lower()).encode("ascii", "ignore").decode()  # without accents
+    return re.sub(r"[^a-z0-9]+", "-", plain)[:40].strip("-")
 
 
 def library(run_dir: Path) -> Path:
@@ -98,6 +117,7 @@ class Run:
         self.path = path
         self.id = path.name
         self._first_event: Event | None = None
+        self._warned: set[str] = set()
 
     @property
     def status(self) -> str:
@@ -106,7 +126,7 @@ class Run:
             return str(self.result.get("status", "failed"))
         if self._request is None:
             return "running" if time.time() - self.started_at < START_GRACE else "lost"
-        return "running" if is_alive(self._request.data.get("session")) else "lost"
+        return "running" if is_alive(self._asked.session) else "lost"
 
     @property
     def name(self) -> str:
@@ -116,13 +136,17 @@ class Run:
     @property
     def strategy(self) -> str:
         """Name of the strategy, such as ``horovod``; empty where it was not recorded."""
-        data = self._request.data if self._request else {}
-        return str(data.get("strategy") or self._job.get("strategy") or "")
+        return str(self._asked.strategy or self._job.get("strategy") or "")
 
     @property
     def started_at(self) -> float:
         """Time at which the run was asked for, in seconds since the epoch."""
         return self._request.time if self._request else time.mktime(time.strptime(self.id[:15], ID_TIME))
+
+    @property
+    def detached_until(self) -> float | None:
+        """Time at which a detached run is ended at the latest; None for one that ends with its session."""
+        return self._asked.detached_until
 
     @property
     def seconds(self) -> float:
@@ -137,7 +161,7 @@ class Run:
     def workers(self) -> list[str]:
         """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
         planned = list(filter(is_file_name, self._planned("processes")))
-        logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != DRIVER)
+        logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
         return list(dict.fromkeys(planned + logged))
 
     def _planned(self, what: str) -> Mapping[str, Any]:
@@ -148,6 +172,13 @@ class Run:
     def result(self) -> Mapping[str, Any] | None:
         """Contents of ``result.json``, or else the end of the journal; None until the run has ended."""
         return _read_json(self.path / "result.json") or self._journalled_result()
+
+    @property
+    def advice(self) -> str:
+        """Advice on a run that failed, an ``ArgumentText`` where that names arguments; empty otherwise."""
+        result = self.result or ({"advice": LOST_ADVICE} if self.status == "lost" else {})
+        parts = result.get("advice_parts")
+        return ArgumentText.from_json(parts) if isinstance(parts, list) else str(result.get("advice") or "")
 
     def _journalled_result(self) -> Mapping[str, Any] | None:
         """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
@@ -160,8 +191,8 @@ class Run:
         for line in reversed(lines):
             with contextlib.suppress(ValueError):
                 event = Event.from_json(line.decode("utf-8", errors="replace"))
-                if event.kind == EventKind.RUN_ENDED:
-                    return {**event.data, "worker": event.worker, "seconds": event.time - self.started_at}
+                if isinstance(event.data, RunEnded):
+                    return {**vars(event.data), "worker": event.worker, "seconds": event.time - self.started_at}
         return None
 
     @property
@@ -178,9 +209,15 @@ class Run:
         with file:
             for line in file:
                 try:
-                    yield Event.from_json(line)
+                    yield Event.from_json(line, self._warn)
                 except ValueError:
                     continue
+
+    def _warn(self, text: str) -> None:
+        """Say once what of the journal does not fit this version of Muster, and so is passed over."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s: %s", self.path / "events.jsonl", text)
 
     def log_path(self, name: str) -> Path:
         """Return the path of the log of a worker, a rank (``rank-1``) or the ``driver``; a lone rank has its worker's.
@@ -195,7 +232,7 @@ class Run:
             name = self._planned("ranks").get(rank.group(1), name)
             if own.exists():
                 return own
-        if name not in (*self.workers, DRIVER):
+        if name not in (*self.workers, LAUNCHER_LOG):
             known = ", ".join(self.workers) or "none that are known"
             raise RunNotFound(f"Run {self.id} has no worker {name!r}.", advice=f"its workers: {known}")
         return folder / f"{name}.log"
@@ -209,6 +246,7 @@ class Run:
         newer = self.log_path(worker)
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.exists()]
 
+    @without_inner_frames
     def log(self, worker: str) -> str:
         """Return the output of a worker, a rank (``rank-1``) or the ``driver``; bytes that are not UTF-8 as U+FFFD.
 
@@ -226,6 +264,35 @@ class Run:
             file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
             return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
 
+    @without_inner_frames
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait until the run has ended, in whatever process it lives, and return what came out. It goes on if you stop.
+
+        Args:
+            timeout: seconds to wait; None for any time.
+
+        Raises:
+            RunFailed, RunStopped, ...: what ended the run, as whoever started it is told.
+            RunLost: its session is gone and left no result.
+            TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.status == "running":
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
+            time.sleep(0.2)
+        if self.result is None:
+            raise RunLost(
+                f"Run {self.id} was lost: its session is gone and left no result.",
+                log=self.path / "logs",
+                advice=LOST_ADVICE,
+            )
+        result = Result.from_dict(self.result, self.id, self.path)
+        if result.error is not None:
+            raise result.error
+        return result
+
+    @without_inner_frames
     def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
         """End a run under way, in whatever process, and wait until nothing of it is left. Does nothing if it has ended.
 
@@ -248,6 +315,7 @@ class Run:
         """Ask a run that is under way to end, as ``stop`` does, without waiting for it. Raises as ``stop``."""
         self._ask("stop", now=now)
 
+    @without_inner_frames
     def stacks(self) -> dict[str, str]:
         """The Python stacks of all ranks or tasks right now, by rank or worker; empty once the run has ended.
 
@@ -267,11 +335,14 @@ class Run:
                 return {}
             raise
 
-    def explain(self) -> str:
-        """Return an account of the run, in words: what failed first and why, the end of that log, and what to try."""
-        return clean(self._explanation())
+    def explain(self, write: Callable[[str], str] = str) -> str:
+        """Return an account of the run, in words: what failed first and why, the end of that log, and what to try.
 
-    def _explanation(self) -> str:
+        ``write`` is given what to try, an ``ArgumentText`` where that names arguments, and returns it in other words.
+        """
+        return clean(self._explanation(write))
+
+    def _explanation(self, write: Callable[[str], str]) -> str:
         headline = f"{self.name} ({self.id})"
         remarks = self._remarks()
         if self.status == "succeeded":
@@ -279,13 +350,15 @@ class Run:
         if self.status == "running":
             return "\n".join([f"{headline} is running, since {self.seconds:.1f} s.", *remarks])
         if self.status == "lost":
-            lost = f"{headline} was lost: its session is gone and left no result."
-            return "\n".join([lost, f"It was last heard of after {self.seconds:.1f} s.", *remarks, *self._cause()])
-        return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause()])
+            heard = f"It was last heard of after {self.seconds:.1f} s."
+            return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *self._cause(write)])
+        return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause(write)])
 
     def _remarks(self) -> list[str]:
         """Return remarks: what the first step had to wait for, and notes for the user."""
-        notes = [f"Note: {event.data.get('text')}" for event in self.events() if event.kind == EventKind.NOTE]
+        said = (event.data for event in self.events())
+        told = [data.text if isinstance(data, Note) else data.reason for data in said if isinstance(data, NOTES)]
+        notes = [f"Note: {text}" for text in told]
         return [*filter(None, [first_step(self.events())]), *notes]
 
     def _outcome(self) -> list[str]:
@@ -296,25 +369,30 @@ class Run:
             lines.append(f"Results: {self.path / 'results'}")
         return [*lines, f"Logs: {self.path / 'logs'}"]
 
-    def _cause(self) -> list[str]:
+    def _cause(self, write: Callable[[str], str]) -> list[str]:
         """Return lines about the cause: what failed first and why, the end of that log, and what to try."""
         result = self.result or {}
-        first = next((event for event in self.events() if event.kind == EventKind.EXCEPTION), None)
+        first: tuple[str | None, ScriptRaised] | None = None
+        for event in self.events():
+            if isinstance(event.data, RunAttempt):  # what ended the one before is told with the notes
+                first = None
+            elif isinstance(event.data, ScriptRaised) and first is None:
+                first = event.worker, event.data
         worker, reason, details = result.get("worker"), result.get("reason"), result.get("details")
         if first is not None:
-            worker = worker or first.worker
-            reason = reason or f"{first.data.get('type')}: {first.data.get('message')}"
-            details = details or (first.data.get("traceback") if worker == first.worker else None)
+            worker = worker or first[0]
+            reason = reason or f"{first[1].type}: {first[1].message}"
+            details = details or (first[1].traceback if worker == first[0] else None)
         lines = [f"Cause: {reason}"] if reason else []
         if details:
             lines += ["", str(details).rstrip(), ""]
-        log = worker if worker in self.workers else DRIVER
+        log = worker if worker in self.workers else LAUNCHER_LOG
         files = self.log_files(log)
         end = self.log_end(log)
         if end and not details:
             lines += ["", f"The end of {files[-1].name}:", *(f"  {line}" for line in end), ""]
-        if result.get("advice"):
-            lines.append(f"Try: {result['advice']}")
+        if self.advice:
+            lines.append(f"Try: {write(self.advice)}")
         return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.path / 'logs'}"]
 
     def _last_sign_of_life(self) -> float:
@@ -333,9 +411,14 @@ class Run:
         return self._first_event
 
     @property
+    def _asked(self) -> RunRequested:
+        """The request that the first event tells of, as far as there is one."""
+        data = self._request.data if self._request else None
+        return data if isinstance(data, RunRequested) else RunRequested()
+
+    @property
     def _job(self) -> Mapping[str, Any]:
-        job = self._request.data.get("job") if self._request else None
-        return job if isinstance(job, dict) else {}
+        return self._asked.job
 
     def __repr__(self) -> str:
         return f"<Run {self.id} {self.status} {self.seconds:.1f}s>"
@@ -354,6 +437,7 @@ def list_runs() -> list[Run]:
     return sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True)
 
 
+@without_inner_frames
 def open_run(name: str = "last") -> Run:
     """The run of that id, or whose id alone begins that way, or the ``last`` one.
 

@@ -29,6 +29,16 @@ def make_scratch() -> Path:
     return path
 
 
+def scratch_of_this_session() -> list[Path]:
+    """The scratch folders that this process has made, and that are still there."""
+    found = []
+    for owner in Path(_temporary_folder()).glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(owner.read_text()) == runs.this_session():
+                found.append(owner.parent)
+    return found
+
+
 def sweep(around: Path) -> None:
     """Remove the scratch folders whose session is gone: it, its guard and its agents were killed together."""
     for owner in around.glob(f"{PREFIX}*/{OWNER}"):

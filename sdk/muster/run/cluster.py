@@ -13,29 +13,30 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from muster.checks.planning import command_line, preview
-from muster.errors import JobError, RunStopped
-from muster.events import Observer, Observers
+from muster.checks.arguments import patterns
+from muster.checks.planning import command_line
+from muster.errors import JobError, PlatformError, RunStopped, without_inner_frames
+from muster.events import Observer
+from muster.events.observers import Observers
 from muster.job import Job, Plan, Worker
 from muster.platforms.base import Platform
 from muster.records import runs
 from muster.records.result import Result
 from muster.run.execution import Execution
-from muster.run.orchestrator import AT_ONCE
+from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
 from muster.strategies.base import Strategy
 
-__all__ = ["Cluster", "preview"]
-
 logger = logging.getLogger("muster")
 
+T = TypeVar("T")
 STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
 
 
@@ -43,10 +44,12 @@ class Cluster:
     """A job, the workers that it runs on, and its run.
 
     Making one starts nothing and looks at nothing: :meth:`check` does, and :meth:`start` before it starts anything.
-    Use it as a context manager, which starts it and leaves nothing behind, or call :meth:`start` and :meth:`stop`::
+    Use it as a context manager, which starts it and leaves nothing behind, or call :meth:`start` and :meth:`stop`:
 
-        with Cluster(job, strategy="horovod") as cluster:
-            result = cluster.wait()
+    >>> from muster.job import Job, Script
+    >>> with Cluster(Job(Script("module", "calendar"), n_workers=2), strategy="processes") as cluster:
+    ...     cluster.wait().status
+    'succeeded'
 
     Args:
         job: what to run.
@@ -60,8 +63,20 @@ class Cluster:
         queue_timeout: how long workers may wait until the platform has a place for them, in seconds. None: any time.
         session_address: ``host:port`` that workers reach this session at; the port may be 0 for any.
         worker_ports: first and last port that servers of workers may use; None for any.
-        observers: called with every event, on the background thread. One that raises is logged and dropped. It may
-            call ``stop()``, which then only asks.
+        project: files that go to workers which share none with this session: a folder, or a list of files, folders and
+            patterns in the working directory, or an empty list. None: what git would track in the folder of the script.
+        project_limit: how many MB that may be.
+        collect: a pattern, or several, for files in the working directories of such workers, which are brought into
+            the run's folder at the end, also after a failure: ``"checkpoints/**"``.
+        restarts: how often all ranks are started again after a failure that another attempt may not meet, to go on
+            from the script's checkpoint. The attempt's number, from 1, is ``MUSTER_ATTEMPT`` in its environment.
+        restart_on: those failures: ``lost`` and ``killed`` workers by default; also ``memory``, ``failed`` (by the
+            script), ``crashed`` and ``stalled``.
+        from_scratch: whether a script that keeps no checkpoint may begin again from nothing.
+        observers: called with every event, in order, on a thread of its own each, so that a slow one holds up nothing.
+            Where 10,000 events wait for it (or 16 MB of output) it is not told of further output, usage, progress and
+            transfers, and of nothing else where twice as many do; a ``note`` says how many are left out. The run's end
+            waits up to 5 s for it. One that raises is logged and dropped. It may call ``stop()``, which then only asks.
     """
 
     def __init__(
@@ -76,6 +91,12 @@ class Cluster:
         queue_timeout: float | None = None,
         session_address: str | None = None,
         worker_ports: tuple[int, int] | None = None,
+        project: str | Path | Sequence[str | Path] | None = None,
+        project_limit: float = 100,
+        collect: str | Sequence[str] = (),
+        restarts: int = 0,
+        restart_on: str | Sequence[str] | None = None,
+        from_scratch: bool = False,
         observers: Iterable[Observer] = (),
     ) -> None:
         request = RunRequest.of_job(
@@ -88,6 +109,12 @@ class Cluster:
             queue_timeout=queue_timeout,
             session_address=session_address,
             worker_ports=worker_ports,
+            project=project,
+            project_limit=project_limit,
+            collect=collect,
+            restarts=restarts,
+            restart_on=restart_on,
+            from_scratch=from_scratch,
         )
         self._set_up(request, observers)
 
@@ -100,11 +127,14 @@ class Cluster:
 
     def _set_up(self, run: RunRequest | CheckedRun, observers: Iterable[Observer]) -> None:
         self._wanted = run
-        self._observers = Observers(observers)
+        self._observers = Observers()
+        for observer in observers:
+            self._observers.add_queued(observer)
         self._execution = Execution(self._observers)
         self._pid = os.getpid()
         self._is_told = False  # whether the caller has been given the outcome
 
+    @without_inner_frames
     def check(self) -> CheckedRun:
         """Find out once whether all of this can be run, as ``start`` does before anything else. Starts nothing.
 
@@ -134,15 +164,16 @@ class Cluster:
         return self.check().platform
 
     @property
-    def run(self) -> str:
+    def run_id(self) -> str:
         """Id of the run; empty before the start."""
-        return self._execution.run
+        return self._execution.run_id
 
     @property
     def run_dir(self) -> Path:
         """Folder of the run, with all logs."""
         return self._execution.run_dir
 
+    @without_inner_frames
     def start(self) -> Cluster:
         """Launch everything, and return once every server listens or every rank runs.
 
@@ -152,10 +183,10 @@ class Cluster:
             StartTimeout: not everything was up in time.
             RunFailed: something failed on the way.
         """
-        if self.run:
+        if self.run_id:
             raise JobError("This cluster has been started already.", advice="make another one from the same job")
         if on_background_thread():
-            raise JobError("An observer cannot start a cluster.", advice="start it on a thread of your own")
+            raise JobError("A cluster cannot be started here, on the background thread.", advice="start it on another")
         checked = self.check()
         with self._ending_at_interrupt():
             self._execution.begin(checked)
@@ -167,6 +198,7 @@ class Cluster:
                 raise outcome.error.with_traceback(None)
         return self
 
+    @without_inner_frames
     def wait(self, timeout: float | None = None) -> Result:
         """Wait until the run has ended, and return what came out.
 
@@ -176,10 +208,12 @@ class Cluster:
             TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
         """
         self._refuse_unless_usable()
+        if self._observers.are_calling():
+            raise JobError("An observer cannot wait for what it observes.", advice="cluster.stop() only asks there")
         with self._ending_at_interrupt():
             self._block_on(self._wait_for_end, None if timeout is None else time.monotonic() + timeout)
         if self._execution.outcome is None:
-            raise TimeoutError(f"run {self.run} has not ended after {timeout:g} s")
+            raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
         return self.result
 
     def stop(self) -> None:
@@ -187,9 +221,9 @@ class Cluster:
 
         An observer may call it, too; there it returns at once, and the run ends behind it.
         """
-        if not self.run or self._pid != os.getpid():
+        if not self.run_id or self._pid != os.getpid():
             return
-        if on_background_thread():
+        if on_background_thread() or self._observers.are_calling():
             self._execution.ask_to_stop("by an observer")
             return
         with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE)):
@@ -235,7 +269,7 @@ class Cluster:
         self._refuse_unless_usable()
         result = self._execution.outcome
         if result is None:
-            raise JobError(f"Run {self.run} has not ended.", advice="cluster.wait()")
+            raise JobError(f"Run {self.run_id} has not ended.", advice="cluster.wait()")
         self._is_told = True
         if result.error is not None and not (isinstance(result.error, RunStopped) and self.job.script is None):
             raise result.error.with_traceback(None)  # the frames of the background thread say nothing to the caller
@@ -250,19 +284,29 @@ class Cluster:
     @property
     def is_running(self) -> bool:
         """True if it has been started and has not ended."""
-        return bool(self.run) and self._execution.outcome is None
+        return bool(self.run_id) and self._execution.outcome is None
 
     @property
     def plan(self) -> Plan:
         """The plan of what is started; with placeholders for addresses as long as these are not known."""
         known = self._execution.orchestrator.plan if self._execution.orchestrator else None
         checked = self.check()
-        return known or preview(checked.job, checked.strategy, checked.probed)
+        return known or checked.preview()
 
     @property
     def command(self) -> str:
         """The command line of the plan, as a person could paste it."""
         return command_line(self.plan)
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Have something called once nothing of the run is left; at once where it has not been started, or has ended.
+
+        It is called on the background thread, and must not wait.
+        """
+        if self.is_running:
+            self._execution.ended.add_done_callback(lambda _: call())
+        else:
+            call()
 
     @property
     def cluster_spec(self) -> dict[str, list[str]]:
@@ -270,6 +314,7 @@ class Cluster:
         plan = self._execution.orchestrator.plan if self._execution.orchestrator else None
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
+    @without_inner_frames
     def logs(self, worker: str) -> str:
         """Return the output so far of a worker, a rank (``rank-1``) or the ``driver``."""
         return runs.Run(self.run_dir).log(worker)
@@ -278,6 +323,7 @@ class Cluster:
         """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
         return runs.Run(self.run_dir).explain()
 
+    @without_inner_frames
     def stacks(self) -> dict[str, str]:
         """The Python stacks of all ranks or tasks right now, by rank or worker: where a run hangs."""
         self._refuse_unless_usable()
@@ -287,6 +333,7 @@ class Cluster:
         future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
         return future.result(timeout=10)
 
+    @without_inner_frames
     def collect(self) -> None:
         """Get what the workers have written so far: their results, their TensorBoard files, and their ranks' logs.
 
@@ -300,18 +347,83 @@ class Cluster:
         if orchestrator is not None and self.is_running:
             asyncio.run_coroutine_threadsafe(orchestrator.collect(), background_loop()).result()
 
-    def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Have ``observer`` called with every event from now on. Returns what ends that."""
-        self._observers.add(observer)
+    @without_inner_frames
+    def get(self, worker: str, path: str | Path, to: str | Path | None = None) -> Path:
+        """Get a file or a folder from a worker while it runs, and return its path here.
+
+        Args:
+            worker: its name, such as ``worker-0``.
+            path: relative to the worker's working directory.
+            to: the folder here that it comes into, by the same relative path. None: ``collected/<worker>`` in the
+                run's folder.
+
+        Raises:
+            JobError: the run is not under way, it has no such worker, or the path is not relative.
+            PlatformError: there is no such file, or it cannot be got.
+        """
+        (name,) = patterns("path", path)
+        target = self.run_dir / "collected" / worker if to is None else Path(to).expanduser()
+        return self._exchange_files(worker, lambda orchestrator: orchestrator.get(worker, name, target))
+
+    @without_inner_frames
+    def put(self, path: str | Path, worker: str, to: str | Path | None = None) -> None:
+        """Put a file or a folder onto a worker while it runs.
+
+        Args:
+            path: of the file or folder here.
+            worker: its name, such as ``worker-0``.
+            to: its name in the worker's working directory, perhaps with folders. None: its own.
+
+        Raises:
+            JobError: the run is not under way, or it has no such worker; or there is nothing at ``path``.
+            PlatformError: it cannot be put there.
+        """
+        source = Path(path).expanduser()
+        if not source.exists():
+            raise JobError(f"There is no {source} to put onto {worker}.")
+        (name,) = patterns("to", source.resolve().name if to is None else to)
+        self._exchange_files(worker, lambda orchestrator: orchestrator.put(source, worker, name))
+
+    def _exchange_files(self, worker: str, exchange: Callable[[Orchestrator], Coroutine[Any, Any, T]]) -> T:
+        """Have the orchestrator get or put files, and wait for that."""
+        self._refuse_unless_usable()
+        orchestrator = self._execution.orchestrator
+        if orchestrator is None or not self.is_running:
+            raise JobError(
+                f"Run {self.run_id} is not under way: files go to and from workers while they run.",
+                advice=f"what it has left is in {self.run_dir}; collect= brings more at the end",
+            )
+        if worker not in orchestrator.state.members:
+            known = ", ".join(orchestrator.state.members) or "none yet"
+            raise JobError(f"Run {self.run_id} has no worker {worker!r} that can be reached.", advice=f"it has {known}")
+        future = asyncio.run_coroutine_threadsafe(exchange(orchestrator), background_loop())
+        try:
+            return future.result()
+        except OSError as error:
+            raise PlatformError(f"Files of {worker} could not be copied: {error}.", worker=worker) from error
+        finally:
+            future.cancel()
+
+    def subscribe(self, observer: Observer, *, at_once: bool = False) -> Callable[[], None]:
+        """Have ``observer`` called with every event from now on. Returns what ends that.
+
+        Args:
+            at_once: whether on the background thread, which all runs need, in place of a thread of its own: for one
+                that never waits for anything, as dashboards do not.
+        """
+        if at_once:
+            self._observers.add(observer)
+        else:
+            self._observers.add_queued(observer)
         return functools.partial(self._observers.drop, observer)
 
     def __repr__(self) -> str:
         outcome = self._execution.outcome
-        state = outcome.status if outcome else "running" if self.run else "not started"
+        state = outcome.status if outcome else "running" if self.run_id else "not started"
         if isinstance(self._wanted, RunRequest):
             return f"<Cluster: {state}>"  # showing it must not look for files, or fail
         job, strategy, members = self._wanted.job, self._wanted.strategy, self._wanted.members
-        return f"<Cluster {self.run or job.name}: {strategy.name}, {len(members)} workers, {state}>"
+        return f"<Cluster {self.run_id or job.name}: {strategy.name}, {len(members)} workers, {state}>"
 
     # -- waiting on the calling thread --------------------------------------------------------------------------------
 
@@ -337,8 +449,8 @@ class Cluster:
     def _refuse_unless_usable(self) -> None:
         """Refuse to wait where the wait would never end."""
         if on_background_thread():
-            raise JobError("An observer cannot wait for what it observes.", advice="cluster.stop() only asks there")
-        if not self.run:
+            raise JobError("The background thread cannot wait for a run.", advice="cluster.stop() only asks there")
+        if not self.run_id:
             raise JobError("This cluster has not been started.", advice="cluster.start(), or with cluster: ...")
         if self._pid != os.getpid():
             raise JobError("This cluster belongs to the process that this one was forked from.")
@@ -350,7 +462,7 @@ class Cluster:
 _live: set[Cluster] = set()
 
 
-def living_clusters(name: str) -> list[Cluster]:
+def running_clusters(name: str) -> list[Cluster]:
     """The clusters of this session by that name which have been started and have not ended."""
     return [cluster for cluster in list(_live) if cluster.job.name == name and cluster.is_running]
 

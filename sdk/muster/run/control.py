@@ -8,6 +8,10 @@ where it is, and the token that requests need. Each connection is one request an
     {"token": "...", "ask": "stacks"}                     -> {"stacks": {"rank 0": "..."}}
     {"token": "...", "ask": "logs", "name": "worker-0"}   -> {"lines": ["the last ones"]}
 
+    {"token": "...", "ask": "exec", "worker": "worker-0", "argv": ["ls"]}       -> {"opened": true}, and its streams
+    {"token": "...", "ask": "forward", "worker": "worker-0", "port": 6006}      -> {"opened": true}, and the port's
+
+The last two stay open (``streams.py``); what has not even begun is ``{"closed": {"exit_code": 127, "text": "..."}}``.
 What went wrong is ``{"error": "..."}``. The client is ``muster.records.control``.
 """
 
@@ -24,16 +28,18 @@ from typing import Any
 
 from muster.errors import MusterError
 from muster.records import control, runs
+from muster.run.streams import Stream
 from muster.runtime.background import in_thread
 
-MOST_BYTES = 4096  # of a request
+MOST_BYTES = 1 << 16  # of a request
 MOST_CONNECTIONS = 8  # at once; for one more the oldest has to go
+MOST_STREAMS = 64  # connections that stay open, beside those
 SECONDS = 5.0  # that a request may take to come in, and an answer to be read
 NO_REQUEST = (
     ValueError, KeyError, TypeError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
 )  # fmt: skip
 
-Answer = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Answer = Callable[[Mapping[str, Any]], Awaitable["Mapping[str, Any] | Stream"]]
 
 
 class Control:
@@ -43,11 +49,12 @@ class Control:
     """
 
     def __init__(self, run_dir: Path, answers: Mapping[str, Answer]) -> None:
-        self._where = control.where(run_dir)
+        self._path = control.control_file(run_dir)
         self._answers = answers
         self._token = secrets.token_hex(16)
         self._server: asyncio.AbstractServer | None = None
         self._connections: dict[asyncio.Task[Any], None] = {}  # oldest first
+        self._relays: set[asyncio.Task[Any]] = set()
 
     async def open(self, scratch: Path) -> None:
         """Listen in ``scratch``, and say so in the run's folder.
@@ -64,13 +71,13 @@ class Control:
         """Answer nothing more, and leave nothing behind."""
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
+        for connection in [*self._connections, *self._relays]:
             connection.cancel()
         with contextlib.suppress(OSError):
-            self._where.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
 
     def _say_where(self, path: Path) -> None:
-        runs.write_json(self._where, {"socket": str(path), "token": self._token}, mode=0o600)
+        runs.write_json(self._path, {"socket": str(path), "token": self._token}, mode=0o600)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -81,13 +88,35 @@ class Control:
         try:
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
                 answer = await self._answer(reader)
+                if isinstance(answer, Stream):
+                    await self._relay(task, answer, reader, writer)
+                    return
                 writer.write(json.dumps(answer, default=str).encode() + b"\n")
                 await asyncio.wait_for(writer.drain(), SECONDS)
         finally:
-            del self._connections[task]
+            self._connections.pop(task, None)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any]:
+    async def _relay(
+        self, task: asyncio.Task[Any], stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Say how a stream has begun, and pass on what goes over it."""
+        self._connections.pop(task, None)
+        self._relays.add(task)
+        try:
+            answer: dict[str, Any] = {"opened": True}
+            if stream.failure is not None:
+                answer = {"closed": stream.failure._asdict()}
+            elif len(self._relays) > MOST_STREAMS:
+                answer = {"error": f"there are {MOST_STREAMS} streams to its workers already"}
+            writer.write(json.dumps(answer).encode() + b"\n")
+            if "opened" in answer:
+                await stream.relay(reader, writer)
+        finally:
+            self._relays.discard(task)
+            stream.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Mapping[str, Any] | Stream:
         try:
             request = json.loads(await asyncio.wait_for(reader.readuntil(b"\n"), SECONDS))
             token, ask = str(request["token"]), request["ask"]

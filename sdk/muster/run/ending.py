@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
+from muster import events
 from muster.agent import wire
 from muster.errors import MusterError
-from muster.events import EventKind
 from muster.job import Plan, Status
 from muster.pools.pool import Pool
-from muster.run.launcher import LauncherProcess
+from muster.run.launcher import RunLauncher
 from muster.run.state import RunState
 from muster.runtime import clock
 
@@ -28,14 +28,14 @@ class Ending:
     """Ends everything of a run.
 
     Args:
-        pool, state, launcher: the run's workers, what is known of them, and what has started their ranks.
+        pool, state, launcher: the run's workers, what is known of them, and what has started or serves their ranks.
 
     Attributes:
         collect: gets what the workers have written, before their agents leave; None where that is not needed.
         is_urgent: whether processes get no time to end by themselves; may be set while they have it.
     """
 
-    def __init__(self, pool: Pool, state: RunState, launcher: LauncherProcess) -> None:
+    def __init__(self, pool: Pool, state: RunState, launcher: RunLauncher) -> None:
         self.is_urgent = False
         self.collect: Callable[[], Awaitable[None]] | None = None
         self._pool = pool
@@ -46,10 +46,14 @@ class Ending:
         """Stop whatever runs: first the workers that complete the run, then those they depend on, then the agents."""
         self._state.ending = True
         deadline = clock.now() + STOP_GRACE
-        await self._stop_launcher(deadline)
-        decisive = list(plan.decides or plan.processes) if plan else []
-        for names in (decisive, [name for name in self._state.members if name not in decisive]):
+        serves = plan is not None and plan.starter is None  # then ranks that lose it would complain
+        if not serves:
+            await self._stop_launcher(deadline)
+        completing = list(plan.completed_by or plan.processes) if plan else []
+        for names in (completing, [name for name in self._state.members if name not in completing]):
             await self._stop_those_of(names, deadline)
+        if serves:
+            await self._stop_launcher(max(deadline, clock.now() + LEAST_GRACE))
         if self.collect is not None and not self.is_urgent:
             await self._collect(self.collect)
         for name in self._state.members:
@@ -72,21 +76,21 @@ class Ending:
             why = str(error) or repr(error)
             if not isinstance(error, (MusterError, OSError)):
                 logger.warning("the results of the workers could not be got", exc_info=error)
-        self._state.emit(EventKind.NOTE, text=f"Not all results of the workers could be got: {why}")
+        self._state.emit(events.Note(f"Not all results of the workers could be got: {why}"))
 
     async def release(self) -> None:
         """End the workers, and the platform with them where it is the run's own. Never raises."""
         try:
             await self._pool.close()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
-            self._state.emit(EventKind.NOTE, text=f"The platform did not release the workers as it should: {error}")
+            self._state.emit(events.Note(f"The platform did not release the workers as it should: {error}"))
             logger.warning("the platform did not release the workers as it should: %r", error)
         for name in self._state.workers:
             self._state.move(name, Status.STOPPED, finished_at=clock.wall_time())
 
     async def _stop_launcher(self, deadline: float) -> None:
-        self._launcher.terminate()
         remaining = deadline - clock.now()
+        self._launcher.terminate(remaining)
         await self._state.wait_while(lambda: self._launcher.is_running and not self.is_urgent, remaining)
         await self._launcher.kill()
 

@@ -7,25 +7,39 @@ written here into the very log files that they would write themselves.
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
 import os
+import posixpath
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from muster import events
 from muster.agent import wire
+from muster.agent.places import symbol
+from muster.checks.project import Project
 from muster.errors import PlatformError
-from muster.events import Event, EventKind
+from muster.events import Event, EventData
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
 from muster.records.runs import TENSORBOARD
-from muster.run.files import FileFailed, Transfers, all_of
+from muster.run.files import FileFailed, Transfers, gather_or_cancel
+from muster.run.project import ProjectSync, read_contents, write_list
 from muster.run.request import RunContext
+from muster.runtime import clock
+from muster.runtime.background import in_thread
+
+Emit = Callable[[EventData, str | None], None]
 
 logger = logging.getLogger("muster")
 
+PROGRESS_SECONDS = 0.25  # between two events about the files on their way to a worker
+COLLECTED = "collected"  # folder of the run's that has what is collected, in one for each worker
+COLLECTED_BYTES = 1 << 30  # most that is collected from each worker for one pattern
 RESULTS_BYTES = 1 << 30  # most that is got from each folder of a worker
 FOLDERS = ("results", TENSORBOARD, "logs/ranks")  # of a worker's place for the run
-TRANSFERS = (wire.Found, wire.Have, wire.Missing, wire.Chunk)
+TRANSFERS = (wire.Found, wire.Have, wire.Missing, wire.Chunk, wire.Lacks, wire.Synced)
 
 
 class Exchange:
@@ -37,6 +51,7 @@ class Exchange:
     """
 
     def __init__(self, context: RunContext, session: Endpoint) -> None:
+        self._context = context
         self._library = context.facts.library_here
         self._run_dir = context.run_dir
         self._session = session
@@ -68,18 +83,33 @@ class Exchange:
         """Return a function that emits events, and writes the output among them to the workers' logs first."""
 
         def emit_and_write(event: Event) -> None:
-            if event.kind == EventKind.OUTPUT and event.worker in self._logs:
-                self._logs[event.worker].write(event.data["text"])
+            if isinstance(event.data, events.Output) and event.worker in self._logs:
+                self._logs[event.worker].write(event.data.text)
             emit(event)
 
         return emit_and_write
 
-    async def ship(self) -> None:
-        """Put what scripts import and what starts them onto every worker. Raises PlatformError."""
+    async def ship(self, emit: Emit) -> None:
+        """Lay out what scripts import, what starts them, and the project on every worker. Raises PlatformError."""
         try:
-            await all_of(self._transfers.put_folder(name, "library", self._library) for name in self._names)
-        except OSError as error:
+            library = await in_thread(_whole_folder, self._library)
+            await self._lay_out(library, "library")
+            if self._context.checked.project is not None:
+                kept = await self._lay_out(self._context.checked.project, "project", Sending(emit))
+                if kept:
+                    text = f"The workers keep the project's files in {kept}: the next run sends only what has changed."
+                    emit(events.Note(text), None)
+        except (OSError, ValueError) as error:
             raise PlatformError(f"What workers need cannot be sent to them: {error}.") from error
+
+    async def _lay_out(self, project: Project, place: str, sending: Sending | None = None) -> str:
+        """Lay files out on every worker. Returns the folder in which one keeps them for later; empty if none does."""
+        contents = await in_thread(read_contents, project)
+        list_file = self._context.facts.scratch / f"{place}.list"
+        await in_thread(write_list, contents, list_file)
+        sync = ProjectSync(self._transfers, contents, list_file, sending)
+        kept = await gather_or_cancel(sync.send_to(name, place, is_kept=sending is not None) for name in self._names)
+        return next(filter(None, kept), "")
 
     async def collect(self, gone: Collection[str] = ()) -> None:
         """Get what the workers have written for the run, as far as it can be got. One that is cut off is waited for.
@@ -91,7 +121,7 @@ class Exchange:
             PlatformError: something cannot be got; says what, and of whom.
         """
         async with self._is_collecting:
-            troubles = await all_of(
+            troubles = await gather_or_cancel(
                 self._collect_from(name, name in gone) for name in self._names if name in self._have_come
             )
         if any(troubles):
@@ -112,10 +142,84 @@ class Exchange:
                 return f"{worker}: {error}"
             else:
                 left_out += [f"{folder}/{name} ({why})" for name, why in skipped.items()]
+        target = self._run_dir / COLLECTED / worker
+        for pattern in self._context.checked.collect:
+            try:
+                skipped = await self._transfers.get_matching(
+                    worker, "project", self._in_project(pattern), target, COLLECTED_BYTES
+                )
+            except FileFailed as error:
+                left_out.append(f"{pattern} ({error})")
+            except (PlatformError, OSError) as error:
+                return f"{worker}: {error}"
+            else:
+                left_out += [f"{name} ({why})" for name, why in skipped.items()]
         if not left_out:
             return ""
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         return f"Of {worker} could not be got: {', '.join(left_out[:5])}{more}."
+
+    # -- single files, while it runs ----------------------------------------------------------------------------------
+
+    async def get(self, worker: str, path: str, target: Path) -> Path:
+        """Get a file or a folder from a worker's working directory into ``target``, and return its path there.
+
+        Raises:
+            PlatformError: there is none, or it cannot be got in full.
+            OSError: it cannot be written.
+        """
+        inner = self._in_project(path)
+        found = await self._transfers.find(worker, "project", glob.escape(inner))
+        if not found:
+            raise PlatformError(f"{worker} has no {path} in its working directory, or nothing is in it.", worker=worker)
+        skipped = await self._transfers.get_matching(worker, "project", glob.escape(inner), target, sys.maxsize)
+        if skipped:
+            name, why = next(iter(skipped.items()))
+            raise PlatformError(f"Not all of {path} of {worker} could be got: {name} ({why}).", worker=worker)
+        return target / inner
+
+    async def put(self, source: Path, worker: str, to: str) -> None:
+        """Put a file or a folder into a worker's working directory, by this name.
+
+        Raises:
+            PlatformError: the worker cannot take it.
+            OSError: it cannot be read.
+        """
+        inner = self._in_project(to)
+        if source.is_dir():
+            await self._transfers.put_folder(worker, "project", source, inner)
+        else:
+            await self._transfers.put(worker, "project", inner, source)
+
+    def _in_project(self, path: str) -> str:
+        """A path relative to the workers' working directory as one in the project."""
+        folder = self._context.job.cwd.removeprefix(symbol("project")).strip("/")
+        return posixpath.normpath(posixpath.join(folder, path))
+
+
+class Sending:
+    """Tells how much of the project has come to each worker, a few times a second.
+
+    Args:
+        emit: called with what an event tells, and the worker.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._next: dict[str, float] = {}
+
+    def __call__(self, worker: str, done: int, total: int) -> None:
+        """Tell, unless this was told only just now."""
+        now = clock.now()
+        if done in (0, total) or now >= self._next.get(worker, 0.0):
+            self._next[worker] = now + PROGRESS_SECONDS
+            self._emit(events.Transfer(done, total), worker)
+
+
+def _whole_folder(folder: Path) -> Project:
+    """All files of a folder."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return Project(folder, [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files])
 
 
 def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:

@@ -16,21 +16,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from muster import events
+from muster.agent import wire
+from muster.agent.fields import items, port, string, text, whole
 from muster.checks.planning import describe_job
-from muster.errors import MusterError, PlatformError, RunFailed, RunStopped
-from muster.events import Event, EventKind, Observers
+from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunStopped
+from muster.events import Event
+from muster.events.observers import Observers
+from muster.failure.diagnosis import mark_attempt
 from muster.records import runs
 from muster.records.journal import Journal
-from muster.records.result import Result, exit_codes
+from muster.records.result import Result, discard_values, exit_codes
 from muster.records.scratch import make_scratch
-from muster.run.control import Control
+from muster.run.attempts import Attempts
+from muster.run.control import Answer, Control
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.preparation import prepare
 from muster.run.request import CheckedRun
+from muster.run.streams import Stream
 from muster.runtime import descriptors
 from muster.runtime.background import background_loop, in_thread
 
 logger = logging.getLogger("muster")
+
+OBSERVERS_SECONDS = 5.0  # how long the end of a run waits for observers that have not taken all events
+MOST_STEP = 0.05  # seconds from one look at them to the next
 
 
 class Execution:
@@ -49,7 +59,7 @@ class Execution:
     """
 
     def __init__(self, observers: Observers) -> None:
-        self.run = ""
+        self.run_id = ""
         self.run_dir = Path()
         self.orchestrator: Orchestrator | None = None
         self.up = threading.Event()
@@ -59,7 +69,10 @@ class Execution:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at = 0.0
         self._controlled_by: Control | None = None
-        self._shortages: list[str] = []
+        self._scratch = Path()
+        self._attempts = Attempts()
+        self._metrics: dict[str, float] = {}  # of the attempts before
+        self._remarks: list[str] = []
 
     @property
     def outcome(self) -> Result | None:
@@ -74,11 +87,11 @@ class Execution:
             PlatformError: its folders cannot be made.
         """
         self._started_at = time.time()
-        self._shortages = checked.shortages()
-        journal, scratch = self._make_folders(checked.job.name)
-        self.run = self.run_dir.name
+        self._remarks = checked.remarks()
+        journal, self._scratch = self._make_folders(checked.job.name)
+        self.run_id = self.run_dir.name
         self._loop = background_loop()
-        asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal, scratch), self._loop)
+        asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal), self._loop)
 
     def ask_to_stop(self, reason: str) -> None:
         """Have the run end, however far it has come, for the first reason given, or ``AT_ONCE``.
@@ -94,42 +107,41 @@ class Execution:
         if self.orchestrator and self.stop_reason:
             self.orchestrator.stop(self.stop_reason)
 
-    async def _live_and_record(self, checked: CheckedRun, journal: Journal, scratch: Path) -> None:
+    async def _live_and_record(self, checked: CheckedRun, journal: Journal) -> None:
         """Run it to its end, and record it. Whatever fails on the way: ``ended`` is set."""
-        result = Result("failed", self.run, self.run_dir)
+        result = Result("failed", self.run_id, self.run_dir)
         try:
             try:
-                error = await self._live(checked, journal, scratch)
+                error = await self._live(checked, journal)
                 result = replace(result, error=error)
-                await self._leave_nothing(checked, scratch)
+                await self._leave_nothing(checked)
                 result = self._sum_up(error)
             except Exception as raised:  # a defect of ours
                 result = replace(result, error=result.error or _own_failure(raised))
             await self._record(result, journal)
         except Exception as raised:  # whoever waits for the end must hear of it all the same
-            logger.warning("the end of run %s could not be recorded: %r", self.run, raised)
+            logger.warning("the end of run %s could not be recorded: %r", self.run_id, raised)
         finally:
-            self.ended.set_result(result)
-            self.up.set()
+            try:
+                await self._release_observers()
+            finally:
+                self.ended.set_result(result)
+                self.up.set()
 
-    async def _live(self, checked: CheckedRun, journal: Journal, scratch: Path) -> MusterError | None:
+    async def _live(self, checked: CheckedRun, journal: Journal) -> MusterError | None:
         """Run it; return the error that ended it, None where it has succeeded. Nothing of it runs any more."""
         try:
             self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
-            asked = {"job": job, "session": runs.this_session(), "python": checked.job.python, "run": self.run}
-            self._observers.tell(Event(EventKind.RUN_REQUESTED, data=asked))
-            await self._control(scratch)
-            for shortage in self._shortages:
-                self._observers.tell(Event(EventKind.NOTE, data={"text": shortage}))
+            until = self._started_at + checked.limits.detached if checked.limits.detached is not None else None
+            session = runs.this_session()
+            asked = events.RunRequested(job, session, checked.job.python, self.run_id, detached_until=until)
+            self._observers.tell(Event.of(asked))
+            await self._control()
+            for remark in self._remarks:
+                self._observers.tell(Event.of(events.Note(remark)))
             descriptors.make_room(len(checked.members))  # for what the platform starts, too
-            checked.platform.warm_up()
-            self.orchestrator = await prepare(
-                checked, self.run_dir, scratch, emit=self._observers.tell, on_up=self.up.set
-            )
-            if self.stop_reason:
-                self.orchestrator.stop(self.stop_reason)
-            await self.orchestrator.run()
+            await self._attempt_until_done(checked)
         except MusterError as raised:
             return raised
         except OSError as raised:
@@ -143,10 +155,56 @@ class Execution:
             return _own_failure(raised)
         return None
 
-    async def _leave_nothing(self, checked: CheckedRun, scratch: Path) -> None:
+    async def _attempt_until_done(self, checked: CheckedRun) -> None:
+        """Run it, and again after failures as its policy has it. Raises what ended the last attempt."""
+        trained = 0.0
+        self._observers.add(self._attempts)
+        self._attempts.policy = checked.restart_policy
+        while True:
+            try:
+                await self._attempt(checked, trained)
+                return
+            except MusterError as error:
+                cause = self.orchestrator.cause if self.orchestrator else None
+                reason = None if self.stop_reason else self._attempts.another(error, cause)
+                if reason is None:
+                    raise
+                if self.orchestrator is not None:
+                    trained += self.orchestrator.timings.get("training", 0.0)
+                    self._metrics.update(self.orchestrator.state.metrics)
+                again = events.RunAttempt(self._attempts.number, reason)
+                self._observers.tell(Event.of(again, error.worker))
+            await self._clear_up()
+
+    async def _clear_up(self) -> None:
+        """Remove what an attempt has left. The next has another scratch folder, which no late agent of this one has."""
+        before, self._scratch = self._scratch, await in_thread(make_scratch)
+        await self._control()  # whose socket goes with its folder: whatever kills the session, its guard removes one
+        for folder in (before, runs.library(self.run_dir)):
+            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+        await in_thread(discard_values, self.run_dir)
+        await in_thread(mark_attempt, self.run_dir / "logs", self._attempts.number)
+
+    async def _attempt(self, checked: CheckedRun, trained: float) -> None:
+        """Start all workers and ranks, and live until none is left. Raises what ended them."""
+        self.orchestrator = None
+        attempt = await in_thread(checked.attempt, self._attempts.number, trained)
+        try:
+            attempt.platform.warm_up()
+            self.orchestrator = await prepare(
+                attempt, self.run_dir, self._scratch, emit=self._observers.tell, on_up=self.up.set
+            )
+        finally:
+            if self.orchestrator is None and attempt.owns_platform:  # it ends what it was given, and nobody else would
+                await in_thread(attempt.platform.close)
+        if self.stop_reason:
+            self.orchestrator.stop(self.stop_reason)
+        await self.orchestrator.run()
+
+    async def _leave_nothing(self, checked: CheckedRun) -> None:
         """Remove what ends with the run."""
         async with contextlib.AsyncExitStack() as last:  # the last first, and each of them whatever the others do
-            for folder in (scratch, runs.library(self.run_dir)):
+            for folder in (self._scratch, runs.library(self.run_dir)):
                 last.push_async_callback(in_thread, partial(shutil.rmtree, folder, ignore_errors=True))
             if self._controlled_by is not None:
                 last.push_async_callback(self._controlled_by.close)
@@ -155,15 +213,24 @@ class Execution:
 
     # -- questions of other processes --------------------------------------------------------------------------------
 
-    async def _control(self, scratch: Path) -> None:
+    async def _control(self) -> None:
         """Let other processes of the user ask; a run that they cannot ask runs all the same."""
-        answers = {"state": self._say_state, "stop": self._stop_for, "stacks": self._say_stacks, "logs": self._say_log}
+        if self._controlled_by is not None:
+            await self._controlled_by.close()
+        answers: dict[str, Answer] = {
+            "state": self._say_state,
+            "stop": self._stop_for,
+            "stacks": self._say_stacks,
+            "logs": self._say_log,
+            "exec": self._open_command,
+            "forward": self._open_port,
+        }
         self._controlled_by = Control(self.run_dir, answers)
         try:
-            await self._controlled_by.open(scratch)
+            await self._controlled_by.open(self._scratch)
         except OSError as error:
             text = f"Only this session can stop the run: its control socket cannot be made ({error})."
-            self._observers.tell(Event(EventKind.NOTE, data={"text": text}))
+            self._observers.tell(Event.of(events.Note(text)))
 
     async def _say_state(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         workers = self.orchestrator.state.workers if self.orchestrator else {}
@@ -180,17 +247,38 @@ class Execution:
     async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"lines": runs.Run(self.run_dir).log_end(str(request.get("name")))}
 
+    async def _open_command(self, request: Mapping[str, Any]) -> Stream:
+        try:
+            words = items(string, 1 << 16)(request.get("argv", []))
+            size = items(whole(0, 10000), 2)(request.get("size", [0, 0]))
+            terminal = text(100)(request.get("terminal", ""))
+        except ValueError as error:
+            raise JobError(f"The request makes no sense: it must be {error}.") from None
+        order = wire.Execute(0, words, {"TERM": terminal} if terminal else {}, None, *size)
+        return await self._open_stream(request, order)
+
+    async def _open_port(self, request: Mapping[str, Any]) -> Stream:
+        try:
+            return await self._open_stream(request, wire.Dial(0, port(request.get("port"))))
+        except ValueError as error:
+            raise JobError(f"The port must be {error}.") from None
+
+    async def _open_stream(self, request: Mapping[str, Any], order: wire.Execute | wire.Dial) -> Stream:
+        if self.orchestrator is None:
+            raise JobError(f"Run {self.run_id} has no workers yet.")
+        return await self.orchestrator.open_stream(str(request.get("worker")), order)
+
     def _sum_up(self, error: MusterError | None) -> Result:
         orchestrator = self.orchestrator
         stopped = isinstance(error, RunStopped)
         return Result(
             status="stopped" if stopped else "failed" if error else "succeeded",
-            run=self.run,
+            run_id=self.run_id,
             run_dir=self.run_dir,
             exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
             timings=orchestrator.timings if orchestrator else {},
             seconds=time.time() - self._started_at,
-            metrics=orchestrator.state.metrics if orchestrator else {},
+            metrics={**self._metrics, **(orchestrator.state.metrics if orchestrator else {})},
             error=error,
         )
 
@@ -199,13 +287,23 @@ class Execution:
         try:
             await in_thread(runs.write_json, self.run_dir / "result.json", recorded)
         except OSError as error:  # whoever waits for the end must hear of it all the same
-            logger.warning("the end of run %s could not be recorded: %s", self.run, error)
-        told = {key: recorded[key] for key in ("status", "error", "reason", "advice")}
+            logger.warning("the end of run %s could not be recorded: %s", self.run_id, error)
+        keys = ("status", "reason", "advice", "error", "advice_parts")
+        told = events.RunEnded(*(recorded[key] for key in keys))
         try:
-            self._observers.tell(Event(EventKind.RUN_ENDED, recorded["worker"], told))
+            self._observers.tell(Event.of(told, recorded["worker"]))
         finally:
             with contextlib.suppress(OSError):
                 journal.close()
+
+    async def _release_observers(self) -> None:
+        """Let observers take the last events, as long as there is time, and tell them nothing more."""
+        self._observers.close()
+        deadline, step = time.monotonic() + OBSERVERS_SECONDS, 0.001
+        while not self._observers.are_done() and time.monotonic() < deadline and self.stop_reason != AT_ONCE:
+            await asyncio.sleep(step)
+            step = min(2 * step, MOST_STEP)
+        self._observers.end()
 
     def _make_folders(self, name: str) -> tuple[Journal, Path]:
         """The run's folder, with its journal, and the scratch folder of everything that ends with it."""

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import os
-import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,19 @@ from typing import Any
 from muster.agent import wire
 from muster.agent.fields import optional, relative_path, whole
 from muster.agent.files import CHUNK, WINDOW
-from muster.agent.places import MOST_FILES, open_file, open_folder, part_name, split
+from muster.agent.parts import SLICE, PartFile
+from muster.agent.places import MOST_FILES, matcher, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 
-SLICE = 1 << 22  # bytes that are hashed at once
 MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to be taken
 AT_ONCE = 8  # transfers of one worker
 ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
+MOST_LISTINGS = 100  # of one folder
 LISTING_BYTES = 8 << 20  # largest listing
+
+
+Files = list[tuple[str, int | None]]  # relative paths and sizes; None for what is there but cannot be got
 
 
 class TransferFailed(PlatformError):
@@ -59,7 +63,7 @@ async def _within(answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
         task.cancel()
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Await all calls, and return what they return. The first that fails ends the others before it is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -85,10 +89,11 @@ class Transfers:
         self._inboxes: dict[tuple[str, int], asyncio.Queue[Any]] = {}
         self._connected: dict[str, asyncio.Event] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
+        self._getting: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = weakref.WeakValueDictionary()
 
     # -- from the endpoint --------------------------------------------------------------------------------------------
 
-    def on_message(self, worker: str, message: wire.Found | wire.Have | wire.Missing | wire.Chunk) -> None:
+    def on_message(self, worker: str, message: Any) -> None:
         """Handle a message about a transfer; ignored if nobody waits for it any more."""
         inbox = self._inboxes.get((worker, message.transfer))
         if inbox is not None:
@@ -125,11 +130,11 @@ class Transfers:
         order = wire.Put(0, place, path, size, digest, mode)
 
         async def attempt(number: int, inbox: asyncio.Queue[Any]) -> None:
-            self._tell(worker, order._replace(transfer=number))
+            self.tell(worker, order._replace(transfer=number))
             with source.open("rb") as file:
                 sent = acknowledged = -1
                 while acknowledged < size:
-                    answer = await self._next(worker, inbox, wire.Have)
+                    answer = await self.next_message(worker, inbox, wire.Have)
                     acknowledged = answer.offset
                     if sent < 0:
                         sent = acknowledged
@@ -138,15 +143,18 @@ class Transfers:
                         data = await in_thread(file.read, min(CHUNK, size - sent))
                         if not data:
                             raise TransferFailed(f"{source} has become shorter while it was sent to {worker}.")
-                        self._tell(worker, wire.Chunk(number, sent, data))
+                        self.tell(worker, wire.Chunk(number, sent, data))
                         sent += len(data)
 
-        await self._repeated(worker, attempt)
+        await self.repeated(worker, attempt)
 
-    async def put_folder(self, worker: str, place: str, source: Path) -> None:
-        """Put every file of a folder onto a worker, and those of the folders in it. Raises as ``put`` does."""
+    async def put_folder(self, worker: str, place: str, source: Path, to: str = "") -> None:
+        """Put every file of a folder, and of the folders in it, into a worker's folder. Raises as ``put`` does."""
+        prefix = f"{to}/" if to else ""
         files = await in_thread(lambda: [path for path in sorted(source.rglob("*")) if path.is_file()])
-        await all_of(self.put(worker, place, path.relative_to(source).as_posix(), path) for path in files)
+        await gather_or_cancel(
+            self.put(worker, place, prefix + path.relative_to(source).as_posix(), path) for path in files
+        )
 
     async def get(self, worker: str, place: str, path: str, target: Path, limit: int | None = None) -> None:
         """Get a file from a worker into the folder ``target``, where it has the same relative path.
@@ -161,28 +169,28 @@ class Transfers:
         parts = split(path)
 
         async def attempt(number: int, inbox: asyncio.Queue[Any]) -> None:
-            self._tell(worker, wire.Get(number, place, path))
-            found = await self._next(worker, inbox, wire.Found)
+            self.tell(worker, wire.Get(number, place, path))
+            found = await self.next_message(worker, inbox, wire.Found)
             if limit is not None and found.size > limit:
-                self._tell(worker, wire.Missing(number, "it is too large"))
+                self.tell(worker, wire.Missing(number, "it is too large"))
                 raise FileFailed(f"{path} of {worker} is too large: {found.size} bytes.", worker=worker)
-            if await in_thread(_is_there, target / path, found):
-                self._tell(worker, wire.Have(number, found.size))
-                return
-            part = await in_thread(_Part, target, parts, found, worker)
+            part = PartFile(str(target), parts, found.size, found.sha256, worker)
             try:
-                self._tell(worker, wire.Have(number, part.offset))
+                await in_thread(_open, part)
+                self.tell(worker, wire.Have(number, part.offset))
                 while part.offset < found.size:
-                    chunk = await self._next(worker, inbox, wire.Chunk)
-                    await in_thread(part.write, chunk)
-                    self._tell(worker, wire.Have(number, part.offset))
+                    chunk = await self.next_message(worker, inbox, wire.Chunk)
+                    await in_thread(part.write, chunk.offset, chunk.payload)
+                    self.tell(worker, wire.Have(number, part.offset))
                 await in_thread(part.finish)
             except ValueError as error:
                 raise FileFailed(f"{path} of {worker} did not come as announced: {error}.", worker=worker) from None
             finally:
                 part.close()
 
-        await self._repeated(worker, attempt)
+        lock = self._getting.setdefault((worker, str(target / path)), asyncio.Lock())
+        async with lock:  # whoever comes second finds it there
+            await self.repeated(worker, attempt)
 
     async def get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
         """Get every file that is in a worker's folder into ``target``; none where there is no such folder.
@@ -197,15 +205,36 @@ class Transfers:
             TransferFailed, OSError: as ``get``, but for what concerns one file alone.
         """
         left_out: dict[str, str] = {}
+        after: str | None = None
+        for _ in range(MOST_LISTINGS):
+            listed = await self._listing(worker, wire.Get(0, place, path, after))
+            skipped = await self._get_listed(worker, place, listed, target, limit, f"{path}/")
+            left_out.update(skipped)
+            limit -= sum(size for name, size in listed if size is not None and name not in skipped)
+            if len(listed) < MOST_FILES:
+                return left_out
+            after = max((name for name, _ in listed), key=lambda name: name.split("/"))
+        left_out[f"what comes after {after}"] = f"more than {MOST_LISTINGS * MOST_FILES} files"
+        return left_out
+
+    async def get_matching(self, worker: str, place: str, pattern: str, target: Path, limit: int) -> dict[str, str]:
+        """Get every file of a worker's place that a pattern matches (``places.find``). Like ``get_folder``."""
+        listed = await self.find(worker, place, pattern)
+        return await self._get_listed(worker, place, listed, target, limit)
+
+    async def _get_listed(
+        self, worker: str, place: str, listed: Files, target: Path, limit: int, folder: str = ""
+    ) -> dict[str, str]:
+        left_out: dict[str, str] = {}
 
         async def get(name: str, size: int) -> None:
             try:
-                await self.get(worker, place, f"{path}/{name}", target, limit=size + CHUNK)
+                await self.get(worker, place, folder + name, target, limit=size + CHUNK)
             except FileFailed as error:  # it has gone, perhaps, or is written to
                 left_out[name] = str(error)
 
         chosen: list[tuple[str, int]] = []
-        for name, size in await self._listing(worker, place, path):
+        for name, size in listed:
             if size is None:
                 left_out[name] = "its name is not UTF-8, or it cannot be read"
             elif size > limit:
@@ -213,29 +242,43 @@ class Transfers:
             else:
                 limit -= size
                 chosen.append((name, size))
-        await all_of(get(name, size) for name, size in chosen)
+        await gather_or_cancel(get(name, size) for name, size in chosen)
         return left_out
 
-    async def _listing(self, worker: str, place: str, path: str) -> list[tuple[str, int | None]]:
+    async def find(self, worker: str, place: str, pattern: str) -> Files:
+        """List the files of a worker's place that a pattern matches, with their sizes (None: it cannot be got).
+
+        Raises:
+            TransferFailed: as ``get``; or the worker names others, which could take the place of any file here.
+        """
+        listed = await self._listing(worker, wire.Find(0, place, pattern))
+        matches = matcher(pattern)
+        for name, _ in listed:
+            if not matches.match(name):
+                raise TransferFailed(f"{worker} offers {name!r}, which {pattern} does not match.", worker=worker)
+        return listed
+
+    async def _listing(self, worker: str, order: wire.Get | wire.Find) -> Files:
         """Relative paths and sizes of the files in a worker's folder, if there is one; None for what cannot be got."""
+        path = order.path if isinstance(order, wire.Get) else order.pattern
         received = bytearray()
 
         async def attempt(number: int, inbox: asyncio.Queue[Any]) -> None:
             received.clear()
-            self._tell(worker, wire.Get(number, place, path))
-            found = await self._next(worker, inbox, wire.Found)
+            self.tell(worker, order._replace(transfer=number))
+            found = await self.next_message(worker, inbox, wire.Found)
             if found.size > LISTING_BYTES:
                 raise TransferFailed(f"The listing of {path} of {worker} is too large.", worker=worker)
-            self._tell(worker, wire.Have(number, 0))
+            self.tell(worker, wire.Have(number, 0))
             while len(received) < found.size:
-                chunk = await self._next(worker, inbox, wire.Chunk)
+                chunk = await self.next_message(worker, inbox, wire.Chunk)
                 if chunk.offset != len(received) or len(received) + len(chunk.payload) > found.size:
                     raise TransferFailed(f"The listing of {path} of {worker} did not come as announced.", worker=worker)
                 received.extend(chunk.payload)
-                self._tell(worker, wire.Have(number, len(received)))
+                self.tell(worker, wire.Have(number, len(received)))
 
         try:
-            await self._repeated(worker, attempt)
+            await self.repeated(worker, attempt)
             return _read_listing(bytes(received))
         except FileFailed as error:
             if error.is_absent:
@@ -246,13 +289,15 @@ class Transfers:
 
     # -- one transfer -------------------------------------------------------------------------------------------------
 
-    async def _repeated(self, worker: str, attempt: Callable[[int, asyncio.Queue[Any]], Any]) -> None:
+    async def repeated(
+        self, worker: str, attempt: Callable[[int, asyncio.Queue[Any]], Any], most_waiting: int = MOST_WAITING
+    ) -> None:
         """Make a transfer, again from where it ended as often as its connection ends and comes back."""
         async with self._turns.setdefault(worker, asyncio.Semaphore(AT_ONCE)):
             while True:
                 await self._await_connection(worker)
                 number = next(self._numbers)
-                inbox: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
+                inbox: asyncio.Queue[Any] = asyncio.Queue(most_waiting)
                 self._inboxes[worker, number] = inbox
                 try:
                     await attempt(number, inbox)
@@ -273,7 +318,7 @@ class Transfers:
                 worker=worker,
             ) from None
 
-    async def _next(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
+    async def next_message(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
         """The next message of a transfer, which must be of this kind."""
         try:
             message = await _within(inbox.get(), ANSWER_SECONDS)
@@ -291,73 +336,14 @@ class Transfers:
             raise TransferFailed(f"{worker} has lost its place in a transfer.", worker=worker)
         return message
 
-    def _tell(self, worker: str, message: tuple[Any, ...]) -> None:
+    def tell(self, worker: str, message: tuple[Any, ...]) -> None:
+        """Send a message of a transfer; ``repeated`` begins it again where the connection has ended."""
         if not self._send(worker, message):
             self._link(worker).clear()
             raise _Torn
 
     def _link(self, worker: str) -> asyncio.Event:
         return self._connected.setdefault(worker, asyncio.Event())
-
-
-class _Part:
-    """A file of a worker's that comes, beside its place. Raises OSError where it cannot, ValueError for a wrong one."""
-
-    def __init__(self, target: Path, parts: list[str], found: wire.Found, worker: str) -> None:
-        self._found = found
-        self._name = parts[-1]
-        self._part = part_name(worker, self._name, found.sha256)
-        self._hash = hashlib.sha256()
-        self._file = -1
-        self._lock = threading.Lock()
-        self._folder = open_folder(str(target), parts[:-1], make=True)
-        try:
-            self._file = open_file(self._folder, self._part, os.O_RDWR | os.O_CREAT)
-        except OSError:
-            self.close()
-            raise
-        self.offset = 0
-        while data := os.pread(self._file, SLICE, self.offset):
-            self._hash.update(data)
-            self.offset += len(data)
-        if self.offset > found.size:
-            os.ftruncate(self._file, 0)
-            self._hash, self.offset = hashlib.sha256(), 0
-
-    def write(self, chunk: wire.Chunk) -> None:
-        """Take the next piece."""
-        with self._lock:
-            self._write(chunk)
-
-    def _write(self, chunk: wire.Chunk) -> None:
-        if self._file < 0:
-            raise ValueError("it has been given up")
-        if chunk.offset != self.offset or self.offset + len(chunk.payload) > self._found.size:
-            raise ValueError("a piece is not the next one")
-        data = memoryview(chunk.payload)
-        while data:
-            written = os.pwrite(self._file, data, self.offset)
-            self._hash.update(data[:written])
-            self.offset += written
-            data = data[written:]
-
-    def finish(self) -> None:
-        """Give it its name, if it is what was announced."""
-        with self._lock:
-            if self._folder < 0:
-                raise ValueError("it has been given up")
-            if self._hash.hexdigest() != self._found.sha256:
-                os.unlink(self._part, dir_fd=self._folder)
-                raise ValueError("its content is another one")
-            os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-
-    def close(self) -> None:
-        """Close it; what has come stays for the next attempt."""
-        with self._lock:  # a thread may be writing still for a transfer that was cancelled
-            for descriptor in (self._file, self._folder):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._file = self._folder = -1
 
 
 def _read_listing(data: bytes) -> list[tuple[str, int | None]]:
@@ -372,12 +358,11 @@ def _read_listing(data: bytes) -> list[tuple[str, int | None]]:
     return files
 
 
-def _is_there(path: Path, found: wire.Found) -> bool:
-    """Return whether a file has been got already."""
-    try:
-        return path.stat().st_size == found.size and _describe(path)[1] == found.sha256
-    except OSError:
-        return False
+def _open(part: PartFile) -> None:
+    """Open what is there of a file, and find out how much that is."""
+    part.open()
+    while part.hash_slice():
+        pass
 
 
 def _describe(source: Path) -> tuple[int, str, int]:

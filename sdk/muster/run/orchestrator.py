@@ -3,7 +3,7 @@
 launching   the platform launches one agent per worker
 connecting  the agents say hello with their addresses
 starting    the strategy plans every process; they are started, and servers must listen
-training    until those that decide have ended, or something fails
+training    until those that complete the run have ended, or something fails
 ending      all that is left is stopped, and the platform releases everything
 """
 
@@ -11,34 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from muster import events
 from muster.agent import wire
-from muster.agent.places import resolve
-from muster.errors import MusterError, RunStopped
-from muster.events import EventKind
+from muster.errors import JobError, MusterError, RunStopped
 from muster.failure import causes
-from muster.failure.causes import Failure, FailureKind
-from muster.failure.diagnosis import who
-from muster.job import Plan, Process, Status
+from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.diagnosis import process_label
+from muster.job import SESSION, Plan, Status
+from muster.platforms.base import Storage
 from muster.pools.pool import Pool
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
-from muster.run.launcher import LauncherProcess
+from muster.run.launcher import RunLauncher
+from muster.run.logins import with_reachable_sshd
 from muster.run.reasons import Reasons
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
+from muster.run.streams import Stream, Streams
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
 from muster.runtime.background import in_thread
-from muster.security.ssh import write_private
 
 logger = logging.getLogger("muster")
 
 SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
+HEARSAY_SECONDS = 3.0  # the same where all that is known is that frameworks have been told of another process's failure
 STACKS_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
@@ -58,6 +61,7 @@ class Orchestrator:
     Attributes:
         state: what is known of its workers.
         plan: everything it starts; None until the workers' addresses are known.
+        cause: the failure that ended it; None where none has.
         watch: learns from the platform what the workers cannot say.
         timings: seconds that each phase took.
     """
@@ -81,13 +85,15 @@ class Orchestrator:
         self.pool = pool
         self.state = state
         self.plan: Plan | None = None
+        self.cause: Failure | None = None
         self.timings: dict[str, float] = {}
         self._on_plan = on_plan
         self._on_up = on_up
         self._tasks = Tasks(state.changed.set)
-        self._launcher = LauncherProcess(self._log("driver"), self._launcher_ended, self._tasks)
+        self._launcher = RunLauncher(self._log("driver"), self.facts, pool, self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
         self._submitted_at = 0.0
+        self._shipped_for = 0.0  # seconds, which do not count as those of the start
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
         self._ending = Ending(pool, state, self._launcher)
@@ -95,7 +101,8 @@ class Orchestrator:
         if exchange is not None:
             self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
-        pool.listen(state.on_message, self.watch.on_lost, self.watch.on_cut, self.watch.on_back, self._tasks.fail)
+        self._streams = Streams(pool.send)
+        pool.listen(self._on_message, self._on_lost, self.watch.on_cut, self.watch.on_back, self._tasks.fail)
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
@@ -131,14 +138,11 @@ class Orchestrator:
     async def _launch(self) -> None:
         self._enter("launching")
         self._raise_if_over()
-        launcher = self.strategy.launcher(self.job, self.facts)
-        if launcher:
-            await self._launcher.start(Process(self._resolved(launcher.prestart), launcher.env, launcher.cwd))
-
+        await self._launcher.prestart(self.strategy.launcher_for(self.job, self.facts))
         self._submitted_at = clock.now()
         try:
             specs = list(self.state.specs.values())
-            submission = asyncio.ensure_future(self.pool.submit(specs, self.context.run_id, self.limits.start))
+            submission = asyncio.ensure_future(self.pool.submit(specs, self.context.submission, self.limits.start))
             submission.add_done_callback(lambda _: self.state.changed.set())
             try:
                 await self._until(submission.done, lambda: None)
@@ -170,26 +174,30 @@ class Orchestrator:
                 deadlines.append(self.watch.silent_since + self.limits.start)
             placed = [self.state.placed_at(name) for name in missing or self.state.specs if name not in queued]
             chosen = min if missing else max
-            deadlines += [chosen(placed) + self.limits.start] if placed else []
+            deadlines += [chosen(placed) + self.limits.start + self._shipped_for] if placed else []
         return min(deadlines, default=None)
 
     async def _start(self) -> None:
         self._enter("starting")
+        if self._asks_who_is_reached():
+            self.state.members.update(await with_reachable_sshd(self.state.members))
         self.plan = plan = self.strategy.plan(
             self.job, [self.state.members[name] for name in self.state.specs], self.facts
         )
-        if not plan.launcher:
-            self.state.servers = frozenset(plan.processes) - frozenset(plan.decides)
+        if not plan.starter:
+            self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
         self.state.expected = Counter(plan.ranks.values())
-        await in_thread(self._write_files, plan)
+        await in_thread(self._on_plan, plan)
+        for note in plan.notes:
+            self.state.emit(events.Note(note))
         self._raise_if_over()
         if self._exchange is not None:
             await self._ship(self._exchange)
-        if plan.launcher:
+        if plan.starter:
             for name, process in plan.processes.items():
                 self.pool.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
-            self._launcher.go(self._resolved(plan.launcher.argv))
-        else:
+        await self._launcher.go(plan)
+        if not plan.starter:
             for name, rank, process in plan.starts():
                 order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
                 self.pool.send(name, order)
@@ -198,13 +206,20 @@ class Orchestrator:
         if not await self._until(self._is_up, self._start_deadline):
             raise await self._reasons.not_up(plan)
 
+    def _asks_who_is_reached(self) -> bool:
+        """Return whether it matters that the workers' sshd is reached from here, and is not certain."""
+        has_choice = self.strategy.uses_ssh and not self.strategy.needs_ssh
+        logs_in = has_choice and self.facts.launcher_at == SESSION and not self.facts.no_ssh
+        return logs_in and self.platform.storage is not Storage.ALL  # else all are one machine
+
     async def _ship(self, exchange: Exchange) -> None:
         """Have everything brought to the workers that these need, while it is watched how they are."""
-        shipping = asyncio.ensure_future(exchange.ship())
+        began = clock.now()
+        shipping = asyncio.ensure_future(exchange.ship(self.state.emit))
         shipping.add_done_callback(lambda _: self.state.changed.set())
         try:
-            if not await self._until(shipping.done, self._start_deadline):
-                raise await self._reasons.not_up(self._planned())
+            await self._until(shipping.done, lambda: None)  # each transfer has a limit, as long as nothing comes
+            self._shipped_for = clock.now() - began
             error = shipping.exception()
             if error is not None:  # it may be the echo of a failure that is heard of next
                 deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
@@ -213,22 +228,15 @@ class Orchestrator:
         finally:
             shipping.cancel()
 
-    def _resolved(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """A command line for the launcher, which runs here, with the paths of the places that it names."""
-        return tuple(resolve(word, self.facts.places) for word in argv)
-
     def _splits(self, worker: str) -> bool:
         """Return whether each rank of a worker gets a log of its own."""
         return self.state.expected.get(worker, 1) > 1
 
-    def _write_files(self, plan: Plan) -> None:
-        for path, text in plan.files.items():
-            write_private(self.facts.scratch / path, text)
-        self._on_plan(plan)
-
     async def _train(self) -> None:
         self._enter("training")
         deadline = clock.deadline_in(self.limits.run)
+        if deadline is not None:
+            deadline -= self.context.checked.trained
         await self._train_until(self._has_returned, deadline)
         for name in self._planned().processes:
             self.pool.send(name, wire.Release())
@@ -248,7 +256,7 @@ class Orchestrator:
     def _enter(self, phase: str) -> None:
         self._leave_phase()
         self._phase = (phase, clock.now())
-        self.state.emit(EventKind.RUN_PHASE, phase=phase)
+        self.state.emit(events.RunPhase(phase))
 
     def _leave_phase(self) -> None:
         if self._phase:
@@ -271,7 +279,7 @@ class Orchestrator:
         for name in {worker for worker, _ in asked}:
             self.pool.send(name, wire.AskStacks())
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
-        return {who(*source): answer.text for source, answer in self.state.stacks.items()}
+        return {process_label(*source): answer.text for source, answer in self.state.stacks.items()}
 
     async def collect(self) -> None:
         """Get what workers that share no files with the session have written so far. Raises PlatformError."""
@@ -279,13 +287,65 @@ class Orchestrator:
             gone = [name for name, worker in self.state.workers.items() if worker.status.is_final]
             await self._exchange.collect(gone)
 
+    async def get(self, worker: str, path: str, target: Path) -> Path:
+        """Get a file or a folder from a worker's working directory into a folder, and return its path there.
+
+        Raises:
+            PlatformError: there is none, or it cannot be got.
+            OSError: it cannot be written.
+        """
+        if self._exchange is not None:
+            return await self._exchange.get(worker, path, target)
+        return await in_thread(_copy, Path(self.job.cwd, path), target / path)
+
+    async def put(self, source: Path, worker: str, to: str) -> None:
+        """Put a file or a folder into a worker's working directory, by the name ``to``. Raises as ``get``."""
+        if self._exchange is not None:
+            await self._exchange.put(source, worker, to)
+        else:
+            await in_thread(_copy, source, Path(self.job.cwd, to))
+
+    async def open_stream(self, name: str, order: wire.Execute | wire.Dial) -> Stream:
+        """Have a command run on a worker, as its script is, or connect to a port of it.
+
+        Args:
+            name: of the worker, or of a rank on it such as ``rank-3``.
+            order: what to do.
+
+        Raises:
+            JobError: there is no such worker.
+            PlatformError: it does not answer.
+        """
+        ranks = self.plan.ranks if self.plan else {}
+        worker = next((on for rank, on in ranks.items() if f"rank-{rank}" == name), name)
+        if worker not in self.state.members:
+            known = ", ".join(self.state.members) or "none yet"
+            raise JobError(f"Run {self.context.run_id} has no worker {name!r}: there is {known}.")
+        process = self.plan.processes.get(worker) if self.plan else None
+        if isinstance(order, wire.Execute) and process is not None:
+            order = order._replace(env={**process.env, **order.env}, cwd=process.cwd)
+        return await self._streams.open(worker, order)
+
     # -- notifications ------------------------------------------------------------------------------------------------
 
+    def _on_message(self, worker: str, message: object) -> None:
+        if isinstance(message, wire.LauncherOutput | wire.LauncherExited):
+            self._launcher.on_message(worker, message)
+        elif isinstance(message, wire.OF_STREAMS):
+            self._streams.on_message(worker, message)
+        else:
+            self.state.on_message(worker, message)
+
+    def _on_lost(self, worker: str) -> None:
+        self._streams.on_lost(worker)
+        self.watch.on_lost(worker)
+
     def _launcher_ended(self, code: int) -> None:
-        has_started_all = self.plan is not None and len(self.state.started) >= len(self.plan.ranks)
-        if code or not has_started_all:
+        is_done = self.plan is not None and self.plan.starter and len(self.state.started) >= len(self.plan.ranks)
+        if code or not is_done:
             signal = -code if code < 0 else None
-            name = self.plan.launcher.name if self.plan and self.plan.launcher else ""
+            launcher = self.plan.launcher if self.plan else None
+            name = launcher.title if launcher else ""
             exit_code = None if signal else code
             self.state.fail(
                 Failure(FailureKind.LAUNCHER, clock.now(), message=name, exit_code=exit_code, signal=signal)
@@ -320,7 +380,7 @@ class Orchestrator:
     def _is_up(self) -> bool:
         plan, state = self._planned(), self.state
         has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
-        if plan.launcher:
+        if plan.starter:
             return has_all_ranks
         has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
         # One that has ended well is no failure, and nobody needs to reach it any more.
@@ -328,24 +388,24 @@ class Orchestrator:
 
     def _has_returned(self) -> bool:
         plan, state = self._planned(), self.state
-        if plan.launcher:
+        if plan.starter:
             return self._is_decided()
-        return bool(plan.decides) and all(state.has_returned(name) for name in plan.decides)
+        return bool(plan.completed_by) and all(state.has_returned(name) for name in plan.completed_by)
 
     def _is_decided(self) -> bool:
         plan, state = self._planned(), self.state
-        if plan.launcher:
+        if plan.starter:
             return self._launcher.has_succeeded and len(state.exits) >= len(plan.ranks)
-        return bool(plan.decides) and all(state.is_over(name) for name in plan.decides)
+        return bool(plan.completed_by) and all(state.is_over(name) for name in plan.completed_by)
 
     def _by_silence(self) -> list[tuple[float, Source]]:
         """The processes that train and when each was last heard of, longest ago first."""
         plan = self._planned()
-        decisive = plan.decides or tuple(plan.processes)
+        completing = plan.completed_by or tuple(plan.processes)
         heard = [
             (process.heard_at, source)
             for source, process in self.state.running.items()
-            if source[0] in decisive and not process.has_returned
+            if source[0] in completing and not process.has_returned
         ]
         return sorted(heard, key=lambda item: item[0])
 
@@ -371,19 +431,35 @@ class Orchestrator:
         while True:
             cause = causes.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
-            settled_at = first_seen + (SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4)
+            seconds = SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4
+            settled_at = first_seen + (HEARSAY_SECONDS if self._is_hearsay(cause) else seconds)
             if not self._stop_reason:
                 settled_at = max(settled_at, self.watch.explains_until)
             if clock.now() >= settled_at or self._tasks.error:
                 break
             await self.state.changed.next(settled_at)
         assert cause is not None, "only called once something has failed"
+        self.cause = cause
+        if self._is_hearsay(cause) and not self._stop_reason:
+            stacks = await self.stacks()
+            for source, process in self.state.running.items():
+                if source in self.state.stacks and self.state.stacks[source].is_stopped:  # its peers have given it up
+                    return await self._reasons.stalled([source], stacks, clock.now() - process.heard_at)
         return await self._reasons.explain(cause, self.plan)
 
     def _will_exit(self, failure: Failure) -> bool:
         """Return whether it is an exception whose process has yet to exit, and whose agent will tell."""
         is_running = (failure.worker, failure.rank) in self.state.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.pool.connected
+
+    def _is_hearsay(self, cause: Failure | None) -> bool:
+        """Return whether a framework only says that another process has failed, and there is one that may have yet to.
+
+        Such as a rank that raised, had Horovod shut down on its way out, and has not come to say so.
+        """
+        is_word = cause is not None and cause.kind is FailureKind.EXCEPTION and cause.bearing is Bearing.COLLECTIVE
+        failed = {(failure.worker, failure.rank) for failure in self.state.failures}
+        return is_word and any(source not in failed for source in self.state.running)
 
     async def _workers_missing(self) -> MusterError:
         return await self._reasons.workers_missing(self._submitted_at, self.watch.trouble)
@@ -398,3 +474,15 @@ class Orchestrator:
 
     def _logs(self) -> Path:
         return self.facts.run_dir / "logs"
+
+
+def _copy(source: Path, target: Path) -> Path:
+    """Copy a file or a folder for workers that share the session's files. Raises OSError."""
+    if target.exists() and target.samefile(source):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+    return target

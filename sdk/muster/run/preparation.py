@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from muster.agent.places import symbol
+from muster.checks.imports import imports_of
+from muster.checks.places import SCRIPTS, facts_by_places, job_by_places, script_to_send
 from muster.checks.planning import describe, make_facts
-from muster.errors import PlatformUnsupported
+from muster.checks.project import Project
 from muster.events import Event
-from muster.job import Plan, SshIdentity, WorkerSpec
-from muster.platforms.base import Platform, Storage
+from muster.job import Imports, Job, Needs, Plan, SshIdentity, WorkerSpec
+from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
 from muster.pools.pool import Pool
 from muster.records import runs
@@ -19,10 +24,9 @@ from muster.run.orchestrator import Orchestrator
 from muster.run.request import CheckedRun, RunContext
 from muster.run.state import RunState
 from muster.runtime.background import in_thread
-from muster.security.ssh import KeyPair, generate_key_pair, write_private
+from muster.security.ssh import IDENTITY, KeyPair, generate_key_pair, write_private
 from muster.strategies.base import Facts
 from muster.strategies.commands import FUNCTION_FILE
-from muster.strategies.launching import identity
 
 PACKAGE = Path(__file__).parents[1]
 RUNNER = PACKAGE / "agent" / "runner.py"
@@ -45,24 +49,28 @@ async def prepare(
     job, strategy = checked.job, checked.strategy
     storage = checked.platform.storage
     library = runs.library(run_dir) if storage is Storage.PROJECT else None
-    run_place = scratch / "run" if storage is Storage.NOTHING else None
-    facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, run_place=run_place)
+    by_places = storage is Storage.NOTHING
+    facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, by_places=by_places)
+    facts = replace(facts, launcher_at=checked.launcher_at, no_ssh=checked.no_ssh)
     await in_thread(ship_library, facts.library_here, strategy.programs)
     if job.script and job.script.pickled:
         await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled)
-    login = generate_key_pair() if strategy.needs_ssh else None
+    if checked.project is not None:
+        facts = facts_by_places(facts, checked.project)
+        await in_thread(_send_script, job, checked.project, facts.library_here)
+        checked = replace(checked, job=job_by_places(job, checked.project))
+    login = generate_key_pair() if strategy.uses_ssh and not checked.no_ssh else None
     if login:
-        write_private(identity(facts), login.private)
+        write_private(facts.scratch / IDENTITY, login.private)
 
     def on_plan(plan: Plan) -> None:
         runs.write_json(run_dir / "plan.json", describe(plan, job))
 
     endpoint = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
-    listen = _listen_address(checked.platform, checked.session_address[0])
     try:
-        await endpoint.open(scratch, *checked.session_address, listen=listen)
+        await endpoint.open(scratch, *checked.session_address, listen=checked.listen, is_coming=checked.is_coming)
         context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
-        pool = Pool(context.run_id, checked.platform, endpoint, owns_platform=checked.owns_platform)
+        pool = make_pool(context, endpoint)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
         state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
@@ -74,42 +82,85 @@ async def prepare(
     return orchestrator
 
 
-def _listen_address(platform: Platform, advertised: str) -> str:
-    """Return the address to listen on for agents that dial ``advertised``: the same, or the platform's other one."""
-    try:
-        reach = platform.reach()
-    except PlatformUnsupported:  # it does not know, and so the user has said it
-        return advertised
-    return reach.listen if advertised == reach.advertise else advertised
+def make_pool(context: RunContext, endpoint: Endpoint) -> Pool:
+    """The pool that the run makes for itself, and that ends with it."""
+    checked = context.checked
+    name, owns, is_relayed = context.run_id, checked.owns_platform, checked.is_relayed
+    return Pool(name, checked.platform, endpoint, owns_platform=owns, is_relayed=is_relayed)
+
+
+def _send_script(job: Job, project: Project, library: Path) -> None:
+    """Put a script that is none of the project's files into the library, with which it is sent."""
+    script = script_to_send(job, project)
+    if script is not None:
+        (library / SCRIPTS).mkdir()
+        shutil.copy(script, library / SCRIPTS / script.name)
+
+
+def _ssh_identity(checked: CheckedRun, login: KeyPair | None) -> SshIdentity | None:
+    """The keys of one worker's sshd; None where nobody is to log in."""
+    if login is None:
+        return None
+    return SshIdentity(generate_key_pair().private, login.public, checked.strategy.needs_ssh)
 
 
 def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: KeyPair | None = None) -> list[WorkerSpec]:
-    """The workers to launch. Where somebody is to log in, each gets a host key of its own."""
+    """The workers to launch. Where somebody is to log in, each gets a host key of its own.
+
+    Where they share no files with the session their paths are symbols of places, which platform and agent resolve.
+    """
+
+    def scratch_of(worker: str) -> Path:
+        return Path(symbol("scratch")) if facts.places else facts.scratch / worker
+
+    def places_of(worker: str) -> dict[str, str]:
+        if facts.places:
+            return {}
+        library, scratch = str(facts.library), str(scratch_of(worker))
+        return {"library": library, "run": str(facts.run_dir), "scratch": scratch, "project": checked.job.cwd}
+
+    needs, imports = _needs(checked), _imports(checked)
     return [
         WorkerSpec(
             name=name,
             role=role,
             index=index,
-            run=facts.run_id,
+            run_id=facts.run_id,
             resources=checked.job.resources,
             log=facts.run_dir / "logs" / f"{name}.log",
-            scratch=facts.scratch / name,
+            scratch=scratch_of(name),
             cwd=checked.job.cwd,
             env=facts.environment,
             session=endpoint.address_for(name),
             generation=endpoint.leases.generation(name),
-            ssh=SshIdentity(generate_key_pair().private, login.public) if login else None,
+            ssh=_ssh_identity(checked, login),
             ports=checked.strategy.ports_per_worker,
             port_range=checked.worker_ports,
-            places={
-                "library": str(facts.library_here),
-                "run": facts.places.get("run", str(facts.run_dir)),
-                "scratch": str(facts.scratch / name),
-                "project": checked.job.cwd,
-            },
+            places=places_of(name),
+            needs=needs,
+            imports=imports,
         )
         for name, role, index in checked.members
     ]
+
+
+def _needs(checked: CheckedRun) -> Needs | None:
+    """Return what workers with an interpreter of their own must find in it."""
+    job = checked.job
+    if not checked.platform.python or (job.script and job.script.kind == "executable"):
+        return None
+    is_function = job.script is not None and job.script.kind == "function"
+    packages = (*checked.strategy.requires, *(("cloudpickle",) if is_function else ()))
+    return Needs(job.python, packages, sys.version_info[:2] if is_function else None)
+
+
+def _imports(checked: CheckedRun) -> Imports | None:
+    """Return what may be imported beforehand, where ranks may be forks; None where they start cold."""
+    job = checked.job
+    if not (checked.platform.keeps_templates and checked.request.warm and job.script):
+        return None
+    modules = imports_of(job.script, checked.request.script)
+    return Imports(job.python, modules) if modules else None
 
 
 def ship_library(target: Path, programs: Sequence[Path]) -> None:

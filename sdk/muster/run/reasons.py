@@ -8,12 +8,13 @@ from functools import partial
 from muster.errors import MusterError, StartTimeout
 from muster.failure import causes, diagnosis
 from muster.failure.causes import Failure
-from muster.failure.waiting import who_holds_up
+from muster.failure.waiting import find_blocker
 from muster.job import Plan
 from muster.run.request import RunContext
 from muster.run.state import RunState, Source
 from muster.runtime import clock
 from muster.runtime.background import in_thread
+from muster.text.cleaning import clean
 
 
 class Reasons:
@@ -27,16 +28,19 @@ class Reasons:
     def __init__(self, context: RunContext, state: RunState) -> None:
         self._limits = context.limits
         self._logs = context.run_dir / "logs"
+        checked = context.checked
+        self._is_here = checked.session_address[0].startswith("127.") and not checked.is_relayed
         self._state = state
 
     async def explain(self, cause: Failure, plan: Plan | None) -> MusterError:
         """The error for the failure that explains the others."""
         if plan is None and cause.worker:
             return await in_thread(diagnosis.did_not_come_up, cause, self._logs)
-        total = len(plan.ranks or plan.decides or plan.processes) if plan else 1
+        total = len(plan.ranks or plan.completed_by or plan.processes) if plan else 1
         failures = list(self._state.failures)
         alike, ties = causes.alike(cause, failures), causes.ties(cause, failures)
-        return await in_thread(partial(diagnosis.explain, cause, self._logs, alike=alike, total=total, ties=ties))
+        error = await in_thread(partial(diagnosis.explain, cause, self._logs, alike=alike, total=total, ties=ties))
+        return self._with_lost_threads(error)
 
     async def workers_missing(self, submitted_at: float, trouble: str) -> MusterError:
         """The error for workers that have not said hello in time.
@@ -50,29 +54,49 @@ class Reasons:
             return StartTimeout(f"The platform has not said within {limits.start:g} s that it has launched all.")
         queued = state.queued
         if queued and limits.queue and clock.now() >= submitted_at + limits.queue:
-            return diagnosis.still_queued(queued, len(state.specs), limits.queue)
+            return diagnosis.still_queued(queued, len(state.specs), limits.queue, state.waits_of(queued))
         late = [name for name in state.missing if name not in queued]
         known = {name: worker.status for name, worker in state.workers.items()}
         missing = {name: known.get(name) for name in [*late, *queued]}
-        return await in_thread(diagnosis.workers_missing, missing, len(state.specs), limits.start, self._logs, trouble)
+        explained = partial(diagnosis.workers_missing, waits=state.waits_of([*missing]), is_here=self._is_here)
+        return await in_thread(explained, missing, len(state.specs), limits.start or 0.0, self._logs, trouble)
 
     async def not_up(self, plan: Plan) -> MusterError:
         """The error for ranks that were not started, or servers that do not listen, in time."""
-        missing: list[Source]
+        missing: list[Source] = []
         if plan.ranks:
             started = self._state.started
             missing = [(worker, rank) for rank, worker in plan.ranks.items() if (worker, rank) not in started]
-        else:
+        if not missing:
             deaf = [name for name in plan.servers if name not in self._state.listening]
             missing = [(name, None) for name in deaf or plan.processes]
-        launcher = plan.launcher.name if plan.launcher else ""
+        launcher = plan.starter.name if plan.starter else ""
         return await in_thread(diagnosis.not_up, missing, launcher, self._limits.start, self._logs)
 
     async def timed_out(self, stacks: Mapping[str, str]) -> MusterError:
         """The error for a run that has taken too long."""
-        return await in_thread(diagnosis.timed_out, self._limits.run, stacks, self._logs)
+        error = await in_thread(diagnosis.timed_out, self._limits.run, stacks, self._logs)
+        return self._with_lost_threads(error)
 
-    async def stalled(self, silent: Sequence[Source], stacks: Mapping[str, str]) -> MusterError:
-        """The error for a run in which these processes, longest first, have shown no sign of life for too long."""
-        holding_up = who_holds_up(silent, self._state.stacks)
-        return await in_thread(diagnosis.stalled, holding_up, self._limits.stall, stacks, self._logs)
+    async def stalled(
+        self, silent: Sequence[Source], stacks: Mapping[str, str], seconds: float | None = None
+    ) -> MusterError:
+        """The error for a run in which these processes, longest first, have shown no sign of life for so many seconds.
+
+        Without ``seconds`` it was the run's own limit.
+        """
+        servers = [source for source in self._state.running if source[0] in self._state.servers]
+        holding_up = find_blocker(silent, self._state.stacks, servers)
+        error = await in_thread(
+            diagnosis.stalled, holding_up, self._limits.stall if seconds is None else seconds, stacks, self._logs
+        )
+        return self._with_lost_threads(error)
+
+    def _with_lost_threads(self, error: MusterError) -> MusterError:
+        """The error, which also says whose threads had ended by exceptions: that may be what came first."""
+        told = self._state.lost_threads
+        if told:
+            more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+            stop = "" if error.message.endswith(".") else "."
+            error.message = f"{error.message}{stop} Before, {clean(told[0])}{more}."
+        return error

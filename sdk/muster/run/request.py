@@ -9,15 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from muster import platforms, strategies
+from muster.agent.places import symbol
 from muster.checks import interpreter
-from muster.checks.arguments import plain_args, plain_env, plain_path, plain_text, port_range, whole_number
-from muster.checks.planning import member_names
+from muster.checks.arguments import (
+    duration,
+    patterns,
+    plain_args,
+    plain_env,
+    plain_path,
+    plain_text,
+    port_range,
+    whole_number,
+)
+from muster.checks.planning import member_names, overridden, preview
+from muster.checks.project import LIMIT, Project, find_project
 from muster.checks.script import make_script
-from muster.errors import JobError
-from muster.job import Job, Limits, Resources, Script, WorkerSpec
+from muster.errors import JobError, PlatformUnsupported
+from muster.job import SESSION, Job, Limits, Plan, Resources, Script, WorkerSpec
 from muster.platforms import get_platform
-from muster.platforms.base import Platform
+from muster.platforms.base import Platform, Reach, Storage
 from muster.pools.endpoint import parse_address
+from muster.run.attempts import RestartPolicy
 from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
@@ -43,6 +55,12 @@ class RunRequest:
         timeout_seconds, run_timeout, stall_seconds, queue_timeout: limits in seconds, see :class:`~muster.job.Limits`.
         session_address: ``host:port`` that workers reach this session at; None for the platform's advice.
         worker_ports: first and last port that servers of workers may use; None for any.
+        project: files that go to workers which share none with the session, as ``find_project`` takes it.
+        project_limit: MB that they may have together.
+        collect: patterns of files in the workers' working directories that are brought back at the end.
+        detach: how long the run may live in a process of its own, in seconds or as ``"8h"``; None: not at all.
+        restarts, restart_on, from_scratch: when it is tried again, see :class:`~muster.run.attempts.RestartPolicy`.
+        warm: whether its ranks may be forks of a process that has imported what it imports, where there is one.
     """
 
     script: str | Path | Callable[..., Any] | Script | None = field(default=None, repr=False)
@@ -65,6 +83,14 @@ class RunRequest:
     queue_timeout: float | None = None
     session_address: str | None = None
     worker_ports: tuple[int, int] | None = None
+    project: str | Path | Sequence[str | Path] | None = None
+    project_limit: float = LIMIT
+    collect: str | Sequence[str] = ()
+    detach: str | float | None = None
+    restarts: int = 0
+    restart_on: str | Sequence[str] | None = None
+    from_scratch: bool = False
+    warm: bool = True
 
     @classmethod
     def of_job(cls, job: Job, **more: Any) -> RunRequest:
@@ -93,9 +119,18 @@ class CheckedRun:
         probed: what the strategy's ``probe`` found.
         owns_platform: whether the platform ends with the run, or is somebody's who uses it for other things, too.
         limits: how long things may take.
-        session_address: host and port to listen on; port 0 for any.
+        session_address: host and port that agents dial; port 0 for any.
+        listen: address to listen on.
+        is_coming: whether this machine may get that address only with the workers.
+        is_relayed: whether the platform carries agents' connections there, as they cannot dial it.
+        no_ssh: why nobody can log in to the workers, in words; empty where that is possible as far as is known.
         worker_ports: first and last port for servers of workers; None for any.
         members: name, role and index of every worker, in launch order.
+        project: the files that go along to the workers; None where these share them with the session.
+        collect: patterns of files that are brought back at the end.
+        restart_policy: after which failures it is tried again.
+        trained: seconds that attempts before this one have trained.
+        attempt_number: which attempt this is, from 1.
         request: what it was made from.
     """
 
@@ -106,9 +141,81 @@ class CheckedRun:
     owns_platform: bool = True
     limits: Limits = Limits()
     session_address: tuple[str, int] = ("127.0.0.1", 0)
+    listen: str = "127.0.0.1"
+    is_coming: bool = False
+    is_relayed: bool = False
+    no_ssh: str = ""
     worker_ports: tuple[int, int] | None = None
     members: Sequence[tuple[str, str, int]] = ()
+    project: Project | None = None
+    collect: tuple[str, ...] = ()
+    restart_policy: RestartPolicy = RestartPolicy()
+    trained: float = 0.0
+    attempt_number: int = 1
     request: RunRequest = RunRequest()
+
+    @property
+    def launcher_at(self) -> str:
+        """Place of a launcher: the session, or the first worker where the session does not reach them by itself."""
+        return self.members[0][0] if self.is_relayed or self.platform.launches_there else SESSION
+
+    def attempt(self, number: int, trained: float) -> CheckedRun:
+        """The run as its attempt of this number, from 1, runs it, after so many seconds of training.
+
+        A platform that ends with a run ended with the attempt before; the workers of another one may reach the session
+        at another address.
+
+        Raises:
+            JobError, PlatformError: as ``check``.
+        """
+        job = replace(self.job, env={**self.job.env, "MUSTER_ATTEMPT": str(number)})
+        again = replace(self, job=job, trained=trained, attempt_number=number)
+        if number == 1 or not self.owns_platform:
+            return again
+        platform = make_platform(self.request)
+        try:
+            platform.check()
+            address, reach = _reach(platform, plain_text("session_address", self.request.session_address))
+        except BaseException:
+            platform.close()
+            raise
+        return replace(
+            again,
+            platform=platform,
+            session_address=address,
+            listen=reach.listen,
+            is_coming=reach.is_coming,
+            is_relayed=reach.relayed,
+        )
+
+    def preview(self) -> Plan:
+        """The plan with placeholders for what only a launch would tell. Starts and writes nothing."""
+        known = {"launcher_at": self.launcher_at, "no_ssh": self.no_ssh}
+        return preview(self.job, self.strategy, self.probed, project=self.project, **known)
+
+    def submission_text(self) -> str:
+        """Return what the platform would give to the engine below it, without secrets; empty where there is nothing.
+
+        Raises:
+            PlatformError: it cannot be found out.
+        """
+        by_places = self.project is not None
+        scratch = symbol("scratch") if by_places else "/tmp"
+        run = Path("run")
+        specs = [
+            WorkerSpec(
+                name=name,
+                role=role,
+                index=index,
+                run_id=run.name,
+                resources=self.job.resources,
+                log=run / "logs" / f"{name}.log",
+                scratch=Path(scratch),
+                cwd=symbol("project") if by_places else self.job.cwd,
+            )
+            for name, role, index in self.members
+        ]
+        return self.platform.submission_text(specs)
 
     def shortages(self) -> list[str]:
         """Return, in words, what the workers will have to share that each is to have for itself.
@@ -118,12 +225,37 @@ class CheckedRun:
         """
         return self.platform.shortages(self.job.resources, len(self.members))
 
+    def remarks(self) -> list[str]:
+        """Return what whoever runs this should know before it starts: the shortages, and what has no effect.
+
+        Raises:
+            ResourceError: the platform could never grant what the workers are to have.
+        """
+        found = [*self.shortages(), *self.without_effect()]
+        if self.collect and self.project is None:
+            found.append(f"Nothing has to be collected: the workers write into {self.job.cwd} itself.")
+        if self.restart_policy.restarts and self.platform.storage is Storage.NOTHING:
+            found.append(
+                "Each attempt begins with the project's files as they are here: the script goes on from its checkpoint "
+                "only where that is in a folder which outlives the workers."
+            )
+        return found
+
+    def without_effect(self) -> list[str]:
+        """Return, in words, which environment variables no process will have as they were given."""
+        if not self.job.env:
+            return []
+        names = overridden(self.preview(), self.job.env)
+        return [f"Muster sets {name} in every process: the value that is given for it has no effect." for name in names]
+
 
 def describe_place(checked: CheckedRun) -> str:
     """Return, in words, the platform of a run's workers and the address at which they reach this session."""
     host, port = checked.session_address
     where = f"{host}, port {port}" if port else f"{host}, on any free port"
-    return f"workers run on {checked.platform.name}, and reach this session at {where}"
+    if checked.is_relayed and checked.platform.describe() == checked.platform.name:  # others say how
+        where += f", through a relay of {checked.platform.name}"
+    return f"workers run on {checked.platform.describe()}, and reach this session at {where}"
 
 
 @dataclass(frozen=True)
@@ -144,6 +276,11 @@ class RunContext:
     def run_id(self) -> str:
         """Id of the run; it marks every process of the run."""
         return self.facts.run_id
+
+    @property
+    def submission(self) -> str:
+        """Key of the submission of its workers: another one in each attempt."""
+        return f"{self.run_id}.{self.checked.attempt_number}"
 
     @property
     def run_dir(self) -> Path:
@@ -184,22 +321,34 @@ def check(request: RunRequest) -> CheckedRun:
             options, the limits, or the address; or there are more workers than this process may have connections.
         PlatformUnsupported: this system cannot host the platform, or has no launcher for the strategy.
     """
-    job = _job(request)
     strategy = get_strategy(request.strategy, **_options(request)[0])
+    platform = make_platform(request)
+    job = _job(request, platform)
     worker_ports = port_range(request.worker_ports)
     address = plain_text("session_address", request.session_address)
     members = member_names(job, strategy)
     _check_descriptors(len(members))
-    job = replace(job, python=interpreter.check(job, strategy.requires).path)
+    collect = patterns("collect", request.collect)
+    platform.check()
+    project = None
+    if platform.storage is Storage.NOTHING:
+        project = find_project(job, request.project, request.project_limit)
+    python = interpreter_of(job, platform)
+    if python:
+        answers = platform.try_command(interpreter.question(python, job, strategy.requires))
+        interpreter.check_answers(python, job, answers)
+    else:
+        python = interpreter.check(job, strategy.requires).path
+    job = replace(job, python=python)
     probed = strategy.probe()
     limits = Limits.checked(
         timeout_seconds=request.timeout_seconds,
         run_timeout=request.run_timeout,
         stall_seconds=request.stall_seconds,
         queue_timeout=request.queue_timeout,
+        detach=duration("detach", request.detach),
     )
-    platform = make_platform(request)
-    platform.check()
+    session_address, reach = _reach(platform, address)
     return CheckedRun(
         job=job,
         strategy=strategy,
@@ -207,11 +356,51 @@ def check(request: RunRequest) -> CheckedRun:
         platform=platform,
         owns_platform=not isinstance(request.platform, Platform),
         limits=limits,
-        session_address=parse_address(address or f"{platform.reach().advertise}:0"),
+        session_address=session_address,
+        listen=reach.listen,
+        is_coming=reach.is_coming,
+        is_relayed=reach.relayed,
+        no_ssh=_no_ssh(strategy, platform),
         worker_ports=worker_ports,
         members=members,
+        project=project,
+        collect=collect,
+        restart_policy=RestartPolicy.checked(request.restarts, request.restart_on, request.from_scratch, job.script),
         request=request,
     )
+
+
+def interpreter_of(job: Job, platform: Platform) -> str:
+    """Return the interpreter that the job has on workers with interpreters of their own; empty where they have not."""
+    return platform.python and (job.python or platform.python)
+
+
+def _no_ssh(strategy: Strategy, platform: Platform) -> str:
+    """Return why workers could run no sshd, for a strategy that does without; others fail at their launch."""
+    if strategy.needs_ssh or not strategy.uses_ssh:
+        return ""
+    try:
+        platform.check_sshd()
+    except PlatformUnsupported as error:
+        return error.message.rstrip(".")
+    return ""
+
+
+def _reach(platform: Platform, asked: str) -> tuple[tuple[str, int], Reach]:
+    """Find the way in which agents reach the session: the platform's, or another address that the user has given.
+
+    Returns:
+        Host and port that agents dial, and the addresses that belong to them.
+    """
+    if not asked:
+        reach = platform.reach()
+        return (reach.advertise, 0), reach
+    host, port = parse_address(asked)
+    try:
+        reach = platform.reach()
+    except PlatformUnsupported:  # it does not know, and so the user has said it
+        return (host, port), Reach(host, host)
+    return (host, port), reach if host == reach.advertise else Reach(host, host)
 
 
 def _check_descriptors(n_workers: int) -> None:
@@ -239,9 +428,13 @@ def make_platform(request: RunRequest) -> Platform:
 def _options(request: RunRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of the strategy, and those that are not its own but some platform's."""
     own = strategies.option_names(request.strategy) if isinstance(request.strategy, str) else []
-    of_platforms = {name for platform in platforms.PLATFORMS for name in platforms.option_names(platform)}
-    theirs = {name: value for name, value in request.options.items() if name in of_platforms and name not in own}
+    theirs = {name: value for name, value in request.options.items() if name not in own and _is_of_platform(name)}
     return {name: value for name, value in request.options.items() if name not in theirs}, theirs
+
+
+def _is_of_platform(option: str) -> bool:
+    """Return whether some platform has such an option. Platforms are imported until one has."""
+    return any(option in platforms.option_names(platform) for platform in platforms.PLATFORMS)
 
 
 def _working_directory() -> str:
@@ -252,13 +445,20 @@ def _working_directory() -> str:
         raise JobError("The working directory is not there any more.", advice="change into a folder that is") from None
 
 
-def _job(request: RunRequest) -> Job:
+def _job(request: RunRequest, platform: Platform) -> Job:
     """The job with its script resolved and everything else as plain text."""
-    args, env = plain_args(request.args), plain_env(request.env)
+    of_function = callable(request.script) or (isinstance(request.script, Script) and request.script.kind == "function")
+    args, env = plain_args(request.args, of_function=of_function), plain_env(request.env)
     python, name = plain_path("python", request.python), plain_text("name", request.name)
     script = request.script
     if script is not None and not isinstance(script, Script):
-        script = make_script(script, module=request.is_module, python=python or None, kwargs=request.kwargs)
+        script = make_script(
+            script,
+            module=request.is_module,
+            python=python or None,
+            kwargs=request.kwargs,
+            elsewhere=bool(platform.python),
+        )
     return Job(
         script=script,
         n_workers=whole_number("n_workers", request.n_workers),

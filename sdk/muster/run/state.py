@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from muster import events
 from muster.agent import wire
-from muster.events import Event, EventKind
+from muster.events import Event, EventData
 from muster.failure.causes import Failure, FailureKind
-from muster.failure.diagnosis import who
+from muster.failure.diagnosis import join_names, process_label
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.changes import Changes
@@ -23,7 +24,9 @@ from muster.runtime import clock
 logger = logging.getLogger("muster")
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
+UNNAMED = "an exception without a name"
 MOST_NOTES = 20  # of what processes say about themselves
+WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
 MOST_METRICS = 1000  # names that are kept of what all processes report
 
 
@@ -63,6 +66,7 @@ class RunState:
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by process.
         metrics: values last reported, by name: of several ranks those of the lowest that reports it.
+        lost_threads: which threads of scripts have ended by an exception, in words.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         servers: names of the workers that never end by themselves; set once there is a plan.
         ending: whether ends are now meant to be.
@@ -74,6 +78,8 @@ class RunState:
         self._emit = emit
         self.workers: dict[str, Worker] = {}
         self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
+        self._waits: dict[str, str] = {}  # what workers that are not there yet wait for, as was last told
+        self._waits_due = float("-inf")  # from when on a change of that is told
         self.members: dict[str, Member] = {}
         self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
         self.expected: dict[str, int] = {}
@@ -83,9 +89,10 @@ class RunState:
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
         self.metrics: dict[str, float] = {}
-        self._told_by: dict[str, int] = {}
+        self._reported_by: dict[str, int] = {}
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
+        self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.ending = False
         self.changed = Changes()
@@ -168,7 +175,7 @@ class RunState:
         for name, handle in zip(self.specs, handles, strict=True):
             self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
             self._placed_at[name] = since
-            self.emit(EventKind.WORKER_STATE, name, status=str(worker.status), address=worker.address)
+            self.emit(events.WorkerState(status=str(worker.status), address=worker.address), name)
         self.changed.set()
 
     @property
@@ -183,23 +190,48 @@ class RunState:
     def _note_place(self, worker: Worker) -> None:
         """Count workers as placed from their submission on, until the platform says that they are not."""
         if worker.placed_at is None and worker.status is Status.SCHEDULING:
+            if self._placed_at.get(worker.name) is not None:  # its limit is another one from now on
+                self.changed.set()
             self._placed_at[worker.name] = None
         elif self._placed_at.get(worker.name) is None:
             self._placed_at[worker.name] = clock.now()
             self.changed.set()
 
+    def waits_of(self, workers: Iterable[str]) -> list[str]:
+        """Return what these workers wait for, as the platform says: each text once, with names where they differ."""
+        texts: dict[str, list[str]] = {}
+        for name in workers:
+            if self._waits.get(name):
+                texts.setdefault(self._waits[name], []).append(name)
+        return [text if len(texts) == 1 else f"{join_names(names)}: {text}" for text, names in texts.items()]
+
+    def _note_waits(self, reasons: Mapping[str, str]) -> None:
+        """Tell what workers wait for, where that has changed; not more often than people can read."""
+        changed = {name: text for name, text in reasons.items() if text != self._waits.get(name, "")}
+        if not changed or clock.now() < self._waits_due:
+            return
+        told = {*self._waits.values()}
+        self._waits.update(changed)
+        self._waits_due = clock.now() + WAITS_SECONDS
+        for name, text in changed.items():
+            self.emit(events.WorkerState(status=str(self.workers[name].status), reason=text), name)
+        for text in dict.fromkeys(changed.values()):
+            if text and text not in told:
+                self.emit(events.Note(text))
+
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """Take the platform's answer to a poll. A worker that has ended unasked, with nobody connected, has failed."""
-        for worker in workers:
-            if worker.name not in self.members and not worker.status.is_final:
-                self._note_place(worker)
-                self.move(worker.name, worker.status)
+        coming = [worker for worker in workers if worker.name not in self.members and not worker.status.is_final]
+        for worker in coming:
+            self._note_place(worker)
+            self.move(worker.name, worker.status)
+        self._note_waits({worker.name: worker.reason or "" for worker in coming})
         ended = [worker for worker in workers if worker.status.is_final]
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
             self.move(worker.name, worker.status, reason=worker.reason, finished_at=worker.finished_at)
             if worker.name not in known:
-                self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}")
+                self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}", worker)
 
     def ends_known(self) -> set[str | None]:
         """Names of the workers whose end needs no explanation any more. An echo explains nothing."""
@@ -207,10 +239,17 @@ class RunState:
         echoing = {failure.worker for failure in self.failures if failure.is_echo}
         return explained | ({worker for worker in self.specs if self.is_over(worker)} - echoing)
 
-    def lost(self, worker: str, reason: str) -> None:
-        """Count a worker as lost, for this reason; since its connection ended, if it had one."""
+    def lost(self, worker: str, reason: str, known: Worker | None = None) -> None:
+        """Count a worker as lost, for this reason; since its connection ended, if it had one.
+
+        Args:
+            known: the worker as its platform knows it, which may say what ended it, and what to try.
+        """
         when = self.disconnected_at.get(worker, clock.now())
-        self.fail(Failure(FailureKind.LOST, when, worker, message=reason, since=self._heard_at.get(worker)))
+        kind = FailureKind(known.cause) if known and known.cause else FailureKind.LOST
+        advice = known.advice if known else None
+        heard = self._heard_at.get(worker)
+        self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
 
     # -- from agents --------------------------------------------------------------------------------------------------
 
@@ -235,12 +274,12 @@ class RunState:
             ports=hello.ports,
             ssh_port=hello.ssh_port,
             host_key=hello.host_key,
+            no_ssh=hello.no_ssh,
             interfaces=hello.interfaces,
             cores=hello.cores,
             gpus=hello.gpus,
         )
-        facts = {"host": member.host, "ports": member.ports, "cores": member.cores, "gpus": member.gpus}
-        self.emit(EventKind.WORKER_READY, worker, **facts, pid=hello.pid)
+        self.emit(events.WorkerReady(member.host, member.ports, member.cores, member.gpus, hello.pid), worker)
         self.changed.set()
 
     def _on_clock(self, worker: str, measured: ClockOffset) -> None:
@@ -249,7 +288,7 @@ class RunState:
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
         self.processes[worker][started.rank] = ProcessState(started.pid, clock.now())
-        self.emit(EventKind.PROCESS_STARTED, worker, pid=started.pid, rank=started.rank)
+        self.emit(events.ProcessStarted(started.pid, started.rank), worker)
         self.changed.set()
 
     def _on_exited(self, worker: str, exited: wire.Exited) -> None:
@@ -260,14 +299,13 @@ class RunState:
             return
         process.exit_status = -signal if signal else code or 0
         process.was_stopped = reason == "stopped"
-        facts = {"rank": rank, "exit_code": code, "signal": signal, "reason": reason}
-        self.emit(EventKind.PROCESS_EXITED, worker, pid=process.pid, **facts)
+        self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
         kind = self._kind_of_failure(worker, exited)
         if kind:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
-            self.fail(replace(failure, uncertainty=error))
+            self.fail(replace(failure, uncertainty=error + (exited.late or 0.0)))
         if self.is_over(worker):
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
         self.changed.set()
@@ -314,44 +352,46 @@ class RunState:
 
     def _on_listening(self, worker: str, listening: wire.Listening) -> None:
         self.listening.add(worker)
-        self.emit(EventKind.LISTENING, worker, port=listening.port)
+        self.emit(events.Listening(listening.port), worker)
         self.changed.set()
 
     def _on_output(self, worker: str, output: wire.Output) -> None:
         self._touch(worker)
-        self.emit(EventKind.OUTPUT, worker, text=output.text)
+        self.emit(events.Output(output.text), worker)
 
     def _on_usage(self, worker: str, usage: wire.Usage) -> None:
-        self.emit(EventKind.USAGE, worker, **_known(usage._asdict()))
+        self.emit(events.Usage(usage.cpu, usage.memory, usage.gpu, usage.gpu_memory), worker)
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
-        facts = progress._asdict()
-        metrics = facts.pop("metrics") or {}
+        metrics = progress.metrics or {}
         for name, value in metrics.items():
             if name in self.metrics or len(self.metrics) < MOST_METRICS:
                 self._metric(name, value, progress.rank or 0)
         self._touch(worker, progress.rank)
-        self.emit(EventKind.PROGRESS, worker, metrics=metrics, **_known(facts))
-
+        self.emit(events.Progress(**progress._replace(metrics=metrics)._asdict()), worker)
         if self.first_step_at is None and progress.step is not None:
             self.first_step_at = clock.now()
         for name, value in metrics.items():
             if "loss" in name and not math.isfinite(value):
                 at = "" if progress.step is None else f" at step {progress.step}"
-                self._note(f"{who(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.", name)
+                self._note(
+                    f"{process_label(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.", name
+                )
 
     def _metric(self, name: str, value: float, rank: int) -> None:
         """Keep a value, unless a lower rank reports it, too: which comes last would be chance."""
-        if rank <= self._told_by.get(name, rank):
-            self._told_by[name] = rank
+        if rank <= self._reported_by.get(name, rank):
+            self._reported_by[name] = rank
             self.metrics[name] = value
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
-        self.emit(EventKind.STAGE, worker, **stage._asdict())
+        self.emit(events.Stage(stage.rank, stage.stage, stage.seconds), worker)
 
     def _on_warned(self, worker: str, warned: wire.Warned) -> None:
-        self._note(f"{who(worker, warned.rank)} {warned.text}.", warned.text)
+        if warned.is_of_thread and len(self.lost_threads) < MOST_NOTES and not self.ending:
+            self.lost_threads.append(f"{process_label(worker, warned.rank)} {warned.text}")
+        self._note(f"{process_label(worker, warned.rank)} {warned.text}.", warned.text)
 
     def _on_returned(self, worker: str, returned: wire.Returned) -> None:
         for process in self.processes[worker].values():
@@ -362,8 +402,8 @@ class RunState:
         if raised.status is not None:
             self._exits(worker, raised, raised.status)
             return
-        told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
-        self.emit(EventKind.EXCEPTION, worker, rank=raised.rank, **told)
+        raised = raised._replace(type=raised.type.strip() or UNNAMED)
+        self.emit(events.ScriptRaised(raised.rank, raised.type, raised.message, raised.traceback), worker)
         when, error = self._happened(worker, raised.monotonic)
         failure = Failure(FailureKind.EXCEPTION, when, worker, raised.rank, raised.type, raised.message)
         failure = replace(failure, traceback=raised.traceback, uncertainty=error)
@@ -377,11 +417,11 @@ class RunState:
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         self.stacks[worker, stacks.rank] = stacks
-        self.emit(EventKind.STACKS, worker, rank=stacks.rank, text=stacks.text)
+        self.emit(events.ProcessStacks(stacks.rank, stacks.text), worker)
         self.changed.set()
 
     def _on_error(self, worker: str, error: wire.Error) -> None:
-        self.lost(worker, error.text)
+        self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -397,19 +437,19 @@ class RunState:
         after = before.moved(status, **changes)
         if after != before:
             self.workers[name] = after
-            news = {key: value for key, value in changes.items() if value is not None and not key.endswith("_at")}
-            self.emit(EventKind.WORKER_STATE, name, status=str(after.status), **news)
+            news = {key: value for key, value in changes.items() if not key.endswith("_at")}
+            self.emit(events.WorkerState(status=str(after.status), **news), name)
             self.changed.set()
 
     def _note(self, text: str, subject: str) -> None:
         """Tell the user of something, once for each subject."""
         if subject not in self._noted and len(self._noted) < MOST_NOTES:
             self._noted.add(subject)
-            self.emit(EventKind.NOTE, text=text)
+            self.emit(events.Note(text))
 
-    def emit(self, kind: EventKind, worker: str | None = None, **data: Any) -> None:
-        """Emit an event."""
-        self._emit(Event(kind, worker, data, clock.wall_time()))
+    def emit(self, data: EventData, worker: str | None = None) -> None:
+        """Emit an event that tells this, of a worker or of the run."""
+        self._emit(Event.of(data, worker, clock.wall_time()))
 
     def _touch(self, worker: str, rank: int | None = None) -> None:
         """Note a sign of life: of one rank, or of all of a worker where the rank is not known."""
@@ -417,8 +457,3 @@ class RunState:
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:
                 process.heard_at = now
-
-
-def _known(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that are not None."""
-    return {name: value for name, value in facts.items() if value is not None}

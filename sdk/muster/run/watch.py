@@ -15,8 +15,9 @@ from muster.runtime import clock
 
 logger = logging.getLogger("muster")
 
-LOOKS_TO_EXPLAIN = 10  # polls in the time that the platform may take to learn why an agent has hung up
+POLLS_TO_EXPLAIN = 10  # polls in the time that the platform may take to learn why an agent has hung up
 ANSWER_SECONDS = 10.0  # how long one poll may take
+HURRIED_SECONDS = 2.0  # the same where an agent has hung up, unless the platform needs longer: machines may be busy
 
 
 class PlatformWatch:
@@ -38,6 +39,7 @@ class PlatformWatch:
         self._state = state
         self.trouble = ""
         self.silent_since: float | None = None
+        self._is_at_work = False  # the last poll has not been answered in time
         self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
         self._cut: dict[str, float] = {}  # workers whose connection has ended and may come back, and since when
         self._losses = Changes()
@@ -47,6 +49,10 @@ class PlatformWatch:
         """Time until which the reasons of ended connections may still be found; in the past where they are known."""
         limit = self._platform.explain_seconds + ANSWER_SECONDS  # a poll may have been under way
         return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
+
+    @property
+    def _hurried_seconds(self) -> float:
+        return max(self._platform.explain_seconds, HURRIED_SECONDS)
 
     def on_lost(self, worker: str) -> None:
         """Called when a worker's connection has ended, which it never does before it is told to."""
@@ -72,7 +78,7 @@ class PlatformWatch:
         found: list[Worker] | None = None
         while True:
             await self._rest(backoff.seconds(found))
-            found = await self._look()
+            found = await self._poll()
             self._explain_lost()
 
     def _is_urgent(self) -> bool:
@@ -83,17 +89,22 @@ class PlatformWatch:
     async def _rest(self, seconds: float) -> None:
         """Wait for the next poll, which is near once an agent has hung up."""
         if self._is_urgent():
-            await asyncio.sleep(self._platform.explain_seconds / LOOKS_TO_EXPLAIN)
+            await asyncio.sleep(self._platform.explain_seconds / POLLS_TO_EXPLAIN)
         else:
             await self._losses.next(clock.now() + seconds)
 
     def _explain_lost(self) -> None:
-        """Give up on an explanation for a lost worker once the platform has had its time."""
+        """Give up on an explanation for a lost worker once the platform has had its time.
+
+        One that is still at work on its answer is given a moment longer.
+        """
+        limit = self._hurried_seconds if self._is_at_work else self._platform.explain_seconds
         for worker, since in list(self._hung_up.items()):
             is_known = worker in self._state.ends_known()
-            is_late = clock.now() - since > self._platform.explain_seconds
+            is_late = clock.now() - since > limit
             if is_late and not is_known:
-                self._state.lost(worker, "its agent closed the connection")
+                also = f", and the platform cannot be asked: {self.trouble}" if self.trouble else ""
+                self._state.lost(worker, f"its agent closed the connection{also}")
             if is_late or is_known:
                 del self._hung_up[worker]
                 self._state.changed.set()
@@ -105,12 +116,12 @@ class PlatformWatch:
                     self._state.lost(worker, "its connection ended, and has not come back")
                 self._state.changed.set()
 
-    async def _look(self) -> list[Worker] | None:
+    async def _poll(self) -> list[Worker] | None:
         """Poll the platform; return the workers, None where it does not answer."""
         names = {worker.id: name for name, worker in self._state.workers.items()}
         if not names:  # a poll would have to wait until all are submitted, which may take long
             return []
-        seconds = self._platform.explain_seconds if self._is_urgent() else ANSWER_SECONDS
+        seconds = self._hurried_seconds if self._is_urgent() else ANSWER_SECONDS
         try:
             answer = await self._pool.poll(names, seconds)
             polled = [replace(worker, name=names[worker.id]) for worker in answer if worker.id in names]
@@ -118,10 +129,11 @@ class PlatformWatch:
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)
             self.trouble = str(error)
+            self._is_at_work = isinstance(error, TimeoutError)
             if self.silent_since is None:
                 self.silent_since = clock.now()
                 self._state.changed.set()
             return None
-        self.trouble, self.silent_since = "", None
+        self.trouble, self.silent_since, self._is_at_work = "", None, False
         self._state.polled(polled, self._pool.connected)
         return polled

@@ -167,7 +167,7 @@ class BlockingCalls:
             TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.
         """
         returned = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(function, *args))
-        returned.add_done_callback(_hear_of_error)
+        returned.add_done_callback(_retrieve_error)
         return await answer_of(returned, seconds)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ def _to_be_awaited(error: BaseException) -> Exception:
     return RuntimeError(f"it raised {error!r}")
 
 
-def _hear_of_error(returned: asyncio.Future[Any]) -> None:
+def _retrieve_error(returned: asyncio.Future[Any]) -> None:
     """Keep asyncio from complaining about an error for which nobody waits any more."""
     if not returned.cancelled():
         returned.exception()

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-def _interrupt() -> KeyboardInterrupt:
-    """An interrupt that has been dealt with: notebooks show no frames of it, since there is nothing to look for."""
-    interrupt = KeyboardInterrupt("the run has been stopped, and nothing of it is left")
-    interrupt._render_traceback_ = lambda: [f"KeyboardInterrupt: {interrupt}"]  # type: ignore[attr-defined]
-    return interrupt
+class RunInterrupted(KeyboardInterrupt):
+    """An interrupt that has been dealt with: the run has ended, and nothing of it is left."""
+
+    def __init__(self) -> None:
+        super().__init__("The run was stopped (interrupted); nothing of it is left.")
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows: no frames, since there is nothing to look for."""
+        return [f"KeyboardInterrupt: {self}"]
 
 
 @contextmanager
@@ -41,4 +45,4 @@ def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if count:
-            raise _interrupt() from None  # whatever it made of the work it interrupted
+            raise RunInterrupted from None  # whatever it made of the work it interrupted

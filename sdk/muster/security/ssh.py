@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SSH_PORT = 2222
+IDENTITY = "identity"  # file with a run's private key
 CONNECT_SECONDS = 10.0  # for each step of a login
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it complains of is raised as well

@@ -38,7 +38,7 @@ printf '%s\\n' {key} >> authorized_keys
 """
 
 
-def nobody_accepts(host: str, fingerprint: str) -> bool:
+def accept_known_only(host: str, fingerprint: str) -> bool:
     """Accept no key that is not known already."""
     return False
 
@@ -48,7 +48,7 @@ def trust(
     *,
     user: str | None = None,
     port: int = SSH_PORT,
-    accept: Accept = nobody_accepts,
+    accept: Accept = accept_known_only,
     ask_password: Callable[[str], str] | None = None,
     folder: Path | None = None,
 ) -> bool:

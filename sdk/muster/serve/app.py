@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster import __version__
 from muster.errors import JobError, MusterError
-from muster.serve.engines import Caller, Engines, Refused
+from muster.serve.engines import Caller, Engines, RequestRefused
 from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
 from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
@@ -171,7 +171,7 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
     headers: Any = None
     engine_id = getattr(request.state, "engine_id", "")
     message = str(error)
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         status = error.status
     elif isinstance(error, AnyHTTPException):
         status, message, headers = HTTPStatus(error.status_code), str(error.detail), error.headers
@@ -208,6 +208,6 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
     app.state.executor = executor
     app.include_router(router)
     app.add_middleware(Bounds, engines=engines)
-    for kind in (Refused, RequestValidationError, AnyHTTPException, MusterError, OSError):
+    for kind in (RequestRefused, RequestValidationError, AnyHTTPException, MusterError, OSError):
         app.add_exception_handler(kind, refuse)
     return app

@@ -133,9 +133,9 @@ class Door:
     async def _admit(self, visit: Visit, connection: socket.socket) -> None:
         config = self._server.config
 
-        def protocol() -> Connection:
+        def protocol() -> HttpConnection:
             state: dict[str, Any] = {"visit": visit}
-            made = Connection(config, self._server.server_state, state, self._loop)
+            made = HttpConnection(config, self._server.server_state, state, self._loop)
             made.when_lost = lambda: self._visits.pop(visit, None)
             return made
 
@@ -150,7 +150,7 @@ class Door:
             self._visits.pop(visit, None)
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """uvicorn's side of one connection, with a limit to the time that each request takes to come."""
 
     def __init__(self, *args: Any) -> None:

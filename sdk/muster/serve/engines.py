@@ -27,7 +27,7 @@ from muster.workbench.workers import IPYTHON_RUNNER, describe
 KEPT = 1000  # workers that have ended and are still listed
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that the caller may not make, or that cannot be met."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -73,7 +73,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServeLimits:
     """Largest number of workers at once: in all, and in one session."""
 
     workers: int
@@ -99,7 +99,7 @@ class Engines:
         record: Record,
         site: Site,
         keys: Sequence[str],
-        limits: Limits,
+        limits: ServeLimits,
     ) -> None:
         self._platform = platform
         self._project = project
@@ -129,7 +129,7 @@ class Engines:
             address: where the caller is.
 
         Raises:
-            Refused: the caller may not, or there is nothing to run, or there are too many workers.
+            RequestRefused: the caller may not, or there is nothing to run, or there are too many workers.
             MusterError: the platform cannot.
         """
         known = self._session(caller, order.master_id)
@@ -155,22 +155,22 @@ class Engines:
         return launched.describe()
 
     def workers(self, caller: Caller, engine_id: str) -> list[dict[str, Any]]:
-        """All workers of a session, oldest first. Raises Refused where it is not the caller's."""
+        """All workers of a session, oldest first. Raises RequestRefused where it is not the caller's."""
         session = self._session(caller, engine_id)
         self._refresh()
         return [launched.describe() for launched in self._launched.values() if launched.session is session]
 
     def stop(self, caller: Caller, worker_id: str) -> dict[str, Any]:
-        """Ask a worker to end. Raises Refused where the caller has none of that id."""
+        """Ask a worker to end. Raises RequestRefused where the caller has none of that id."""
         launched = self._launched.get(worker_id)
         if launched is None or not _may_use(caller, launched.session):
-            raise Refused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
         self._platform.stop([launched.worker.id])
         (worker,) = self._platform.poll([launched.worker.id])
         return replace(launched, worker=worker).describe()
 
     def end(self, caller: Caller, engine_id: str) -> None:
-        """Stop a session's workers and void their credential. Raises Refused where it is not the caller's."""
+        """Stop a session's workers and void their credential. Raises RequestRefused where it is not the caller's."""
         session = self._session(caller, engine_id)
         if session is not None:
             self._platform.stop(
@@ -186,12 +186,12 @@ class Engines:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _session(self, caller: Caller, engine_id: str) -> Session | None:
-        """The session of that name; None where nothing has been launched in it. Raises Refused as said above."""
+        """The session of that name; None where nothing has been launched in it. Raises RequestRefused as said above."""
         session = self._sessions.get(engine_id)
         if session is None and caller.engine_id is None:
             return None
         if session is None or not _may_use(caller, session):
-            raise Refused(HTTPStatus.FORBIDDEN, f"The session {engine_id} is not the caller's.")
+            raise RequestRefused(HTTPStatus.FORBIDDEN, f"The session {engine_id} is not the caller's.")
         return session
 
     def _refresh(self) -> None:
@@ -214,7 +214,7 @@ class Engines:
             (len(alive), self._limits.workers, "service"),
         ):
             if count >= limit:
-                raise Refused(
+                raise RequestRefused(
                     HTTPStatus.TOO_MANY_REQUESTS, f"No more workers: this {where} has {count}, the most it may."
                 )
 
@@ -234,7 +234,7 @@ class Engines:
             name=worker_id,
             role="worker",
             index=0,
-            run=self._record.id,
+            run_id=self._record.id,
             resources=resources,
             log=self._record.log(worker_id),
             scratch=self._scratch / worker_id,
@@ -250,12 +250,12 @@ class Engines:
         except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null character
             is_there = False
         if not is_there:
-            raise Refused(HTTPStatus.CONFLICT, f"There is no script {script!r} in the project {self._project}.")
+            raise RequestRefused(HTTPStatus.CONFLICT, f"There is no script {script!r} in the project {self._project}.")
         return path
 
     def _code(self, code: str, worker_id: str) -> Path:
         if not code.strip():
-            raise Refused(HTTPStatus.CONFLICT, "There is nothing to run: neither script nor code.")
+            raise RequestRefused(HTTPStatus.CONFLICT, "There is nothing to run: neither script nor code.")
         return self._record.keep_code(worker_id, code)
 
 

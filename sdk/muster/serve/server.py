@@ -20,7 +20,7 @@ from muster.errors import JobError
 from muster.platforms import get_platform
 from muster.serve.app import make_app
 from muster.serve.door import Server, Sparing
-from muster.serve.engines import Engines, Limits
+from muster.serve.engines import Engines, ServeLimits
 from muster.serve.keys import make_key, make_key_file, read_keys
 from muster.serve.record import Record, clean_up
 from muster.serve.site import Site
@@ -56,7 +56,7 @@ class Options:
     keys: Path | None
     platform: str
     project: Path
-    limits: Limits
+    limits: ServeLimits
 
 
 def serve(options: Options) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from muster.errors import JobError
 from muster.options.fields import options_of
 from muster.strategies.base import Strategy
+from muster.text.arguments import Argument, ArgumentText, listed
 
 STRATEGIES = {
     "parameter_server": "muster.strategies.parameter_server:ParameterServer",
@@ -42,7 +43,7 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
         if isinstance(strategy, type) or not hasattr(strategy, "plan"):
             raise JobError(
                 f"strategy is of type {type(strategy).__name__}; it must be a name or a strategy.",
-                advice=f"strategy= one of {', '.join(STRATEGIES)}",
+                advice=ArgumentText(Argument("strategy", ""), f" one of {', '.join(STRATEGIES)}"),
             )
         if options:
             raise JobError(
@@ -57,10 +58,10 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
     if unknown:
         having = [other for other in STRATEGIES if unknown[0] in option_names(other)]
         raise JobError(
-            f"Strategy {strategy!r} has no such option: {', '.join(unknown)}.",
-            advice=f"{unknown[0]} is an option of {', '.join(having)}"
+            ArgumentText(f"Strategy {strategy!r} has no such option: ", listed(unknown), "."),
+            advice=ArgumentText(Argument(unknown[0]), f" is an option of {', '.join(having)}")
             if having
-            else f"its options are {', '.join(known) or 'none'}; or is that a misspelt argument?",
+            else ArgumentText("its options are ", listed(known) or "none", "; or is that a misspelt argument?"),
         )
     made: Strategy = strategy_class(strategy)(**options)
     return made
@@ -77,7 +78,9 @@ def strategy_class(strategy: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _likely_name(strategy: str) -> str:
+def _likely_name(strategy: str) -> ArgumentText:
     plain = strategy.lower().replace("-", "_").replace(" ", "_")
     near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else difflib.get_close_matches(plain, STRATEGIES, n=1)
-    return f'strategy="{near[0]}"' if near else f"strategy= one of {', '.join(STRATEGIES)}"
+    if near:
+        return ArgumentText(Argument("strategy", near[0]))
+    return ArgumentText(Argument("strategy", ""), f" one of {', '.join(STRATEGIES)}")

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from muster.job import Job, Launcher, Member, Plan
+from muster.agent.places import symbol
+from muster.job import SESSION, Job, Launcher, Member, Plan
+
+LAUNCHER_FOLDER = "launcher"  # in the scratch folder of a worker that runs one
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,10 @@ class Facts:
         session_python: the interpreter of the session.
         environment: what every process of the script gets, beside what the worker has by itself.
         probed: what the strategy's ``probe`` found.
-        places: where the session has the places that ``library`` and the environment name by symbols only, as workers
-            may have them elsewhere (:mod:`muster.agent.places`); empty where they name the paths.
+        places: paths in the session of the places that ``library``, the environment and the job name by symbols, as
+            workers have them elsewhere (:mod:`muster.agent.places`); empty where they name the paths.
+        no_ssh: why nobody can log in to the workers, in words; empty where that is possible as far as is known.
+        launcher_at: where a launcher is to run: ``SESSION``, or the name of the worker whose agent runs it.
     """
 
     run_id: str
@@ -38,6 +43,13 @@ class Facts:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     probed: Any = None
     places: Mapping[str, str] = field(default_factory=dict)
+    no_ssh: str = ""
+    launcher_at: str = SESSION
+
+    @property
+    def launcher_folder(self) -> Path:
+        """Folder that the launcher runs in, with the plan's files: the scratch folder, or one of its worker's."""
+        return self.scratch if self.launcher_at == SESSION else Path(symbol("scratch"), LAUNCHER_FOLDER)
 
     @property
     def library_here(self) -> Path:
@@ -63,6 +75,11 @@ class Strategy(ABC):
     def needs_ssh(self) -> bool:
         """True if the workers must run sshd."""
         return False
+
+    @property
+    def uses_ssh(self) -> bool:
+        """True if the workers are to run sshd where they can; it does without where ``needs_ssh`` is not true."""
+        return self.needs_ssh
 
     @property
     def ports_per_worker(self) -> int:
@@ -102,7 +119,7 @@ class Strategy(ABC):
             JobError: the job does not fit the strategy.
         """
 
-    def launcher(self, job: Job, facts: Facts) -> Launcher | None:
+    def launcher_for(self, job: Job, facts: Facts) -> Launcher | None:
         """The program that starts the ranks, still without its arguments; None where the agents start everything."""
         return None
 

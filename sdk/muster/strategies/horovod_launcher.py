@@ -32,6 +32,7 @@ def main():
         remember_gloo(facts, horovod.__file__)
 
     listen_where_the_ranks_are_told()
+    log_in_everywhere()
     line = sys.stdin.readline()
     if not line:
         sys.exit("the session has ended")
@@ -58,6 +59,17 @@ def listen_where_the_ranks_are_told():
 
     network.get_driver_ip = note_address
     http_server.find_port = lambda make: find_port(lambda address: make((told["host"], address[1])))
+
+
+def log_in_everywhere():
+    # type: () -> None
+    """Have ranks on this machine started over ssh like all others, where horovodrun would start them by itself.
+
+    The workers' agents would know nothing of those.
+    """
+    from horovod.runner.util import network
+
+    network.get_local_host_addresses = set
 
 
 def _stamp(path):

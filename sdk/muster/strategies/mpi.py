@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from muster.agent.places import symbol
 from muster.errors import JobError
-from muster.job import Job, Launcher, Member, Plan, Process
+from muster.job import SESSION, Job, Launcher, Member, Plan, Process
 from muster.options.fields import option
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
-from muster.strategies.launching import (
+from muster.strategies.common import (
     check_slots,
     check_text,
     check_words,
@@ -30,6 +31,7 @@ from muster.strategies.launching import (
     workers_only,
 )
 from muster.strategies.mpiexec import Mpiexec, find_mpiexec
+from muster.text.arguments import Argument, ArgumentText
 
 LOOPBACK = "lo"
 NUMBER_OF_RANKS = frozenset({"--n", "--np", "--c"})
@@ -89,8 +91,11 @@ class MPI(Strategy):
         check_words("mpi_args", self.mpi_args)
         if any(_spelled_out(word) in NUMBER_OF_RANKS for word in self.mpi_args):
             raise JobError(
-                f"mpi_args={self.mpi_args!r} say how many ranks there are, which follows from workers and slots.",
-                advice="n_workers= and slots=",
+                ArgumentText(
+                    Argument("mpi_args"),
+                    f" is {self.mpi_args!r}, which says how many ranks there are: that follows from workers and slots.",
+                ),
+                advice=ArgumentText(Argument("n_workers", ""), " and ", Argument("slots", "")),
             )
         return workers_only(job, "MPI")
 
@@ -101,14 +106,17 @@ class MPI(Strategy):
         options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
         python = job.python or facts.session_python
         rank = script_command(job, facts)
-        starter = (python, "-I", "-S", str(facts.library / RANK.name), *rank)
+        # Only the workers know where their library is, and only as what they import from: their launcher's daemon
+        # starts this, which no agent has put paths into.
+        program = ("-S", "-m", RANK.stem) if facts.places else ("-I", "-S", str(facts.library / RANK.name))
+        starter = (python, *program, *rank)
         size = str(len(members) * self.slots)
         environment = {**facts.environment, "MUSTER_WORLD_SIZE": size}  # not every launcher tells the ranks
         if interface == LOOPBACK and "UCX_NET_DEVICES" not in job.env:
             environment["UCX_NET_DEVICES"] = LOOPBACK  # else MPICH's ranks listen on every interface
         return Plan(
             processes={member.name: Process(rank, environment, job.cwd) for member in members},
-            launcher=replace(self.launcher(job, facts), args=("-n", size, *options, *self.mpi_args, *starter)),
+            launcher=replace(self.launcher_for(job, facts), args=("-n", size, *options, *self.mpi_args, *starter)),
             files={
                 **ssh_files(members, facts, facts.probed.ssh),
                 "hostfile": "".join(
@@ -119,17 +127,27 @@ class MPI(Strategy):
             ranks=place_ranks(members, self.slots),
         )
 
-    def launcher(self, job: Job, facts: Facts) -> Launcher:
+    def launcher_for(self, job: Job, facts: Facts) -> Launcher:
         """A process that becomes ``mpiexec`` once there are arguments."""
         prestart = (facts.session_python, "-I", "-S", str(facts.library / LAUNCHER.name))
         as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # else it refuses
-        env = {**launcher_environment(facts), **as_root, "TMPDIR": str(facts.scratch)}
-        return Launcher(facts.probed.mpiexec.path, prestart, env, str(facts.scratch))
+        # MPICH would start the ranks on its own host without a login, and so without their agent. Open MPI does: there
+        # this is how they find it.
+        own = {"TMPDIR": str(facts.launcher_folder), "HYDRA_LAUNCHER_AUTOFORK": "0"}
+        if facts.launcher_at != SESSION and facts.probed.mpiexec.flavour == "Open MPI":
+            own |= {"PYTHONPATH": symbol("library"), "MUSTER_SCRATCH": symbol("scratch")}
+        env = {**launcher_environment(facts), **as_root, **own}
+        return Launcher(facts.probed.mpiexec.path, prestart, env, str(facts.launcher_folder), where=facts.launcher_at)
 
     def _open_mpi(self, interface: str, members: Sequence[Member], facts: Facts) -> list[str]:
-        options = {"--hostfile": str(facts.scratch / "hostfile"), "--map-by": "slot", "--bind-to": self.binding}
+        options = {
+            "--hostfile": str(facts.launcher_folder / "hostfile"),
+            "--map-by": "slot",
+            "--bind-to": self.binding,
+            "--wdir": "/",
+        }
         parameters = {
-            "plm_rsh_agent": str(facts.scratch / "bin" / "ssh"),
+            # It finds the run's ssh in its PATH. Its daemons get these, too, and crash where they do not find an agent.
             "plm_rsh_no_tree_spawn": "1",  # only the session has the key
             "oob_tcp_if_include": interface,
             "btl_tcp_if_include": interface,
@@ -143,10 +161,11 @@ class MPI(Strategy):
 
     def _mpich(self, interface: str, facts: Facts) -> list[str]:
         options = {
-            "-f": str(facts.scratch / "hostfile"),
+            "-f": str(facts.launcher_folder / "hostfile"),
             "-launcher": "ssh",
-            "-launcher-exec": str(facts.scratch / "bin" / "ssh"),
+            "-launcher-exec": str(facts.launcher_folder / "bin" / "ssh"),
             "-iface": interface,
+            "-wdir": "/",  # else that of mpiexec, which workers do not have; ranks start where the agents say
             "-bind-to": self.binding,
         }
         return self._defaults(options)

@@ -10,6 +10,7 @@ import subprocess
 from typing import NamedTuple
 
 from muster.errors import JobError, PlatformUnsupported
+from muster.text.arguments import Argument, ArgumentText
 
 FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
 
@@ -33,7 +34,9 @@ def find_mpiexec(program: str) -> Mpiexec:
     if path is None:
         raise PlatformUnsupported(
             f"There is no {program!r} here, which starts the ranks of an MPI program.",
-            advice="install openmpi-bin or mpich, on the workers too; or mpiexec= the path of one",
+            advice=ArgumentText(
+                "install openmpi-bin or mpich, on the workers too; or ", Argument("mpiexec", ""), " the path of one"
+            ),
         )
     path = os.path.abspath(path)
     try:
@@ -46,5 +49,5 @@ def find_mpiexec(program: str) -> Mpiexec:
     raise JobError(
         f"{path} is the launcher of neither Open MPI nor MPICH.",
         details=(said.stdout + said.stderr)[-2000:],
-        advice="mpiexec= the path of one that is",
+        advice=ArgumentText(Argument("mpiexec", ""), " the path of one that is"),
     )

@@ -12,7 +12,7 @@ from typing import ClassVar
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
-from muster.strategies.launching import workers_only
+from muster.strategies.common import workers_only
 from muster.strategies.tensorflow import address, task_environment
 
 
@@ -37,6 +37,6 @@ class MultiWorker(Strategy):
                 member.name: Process(script_command(job, facts), {**common, **task_environment(member, spec)}, job.cwd)
                 for member in members
             },
-            decides=tuple(member.name for member in members),
+            completed_by=tuple(member.name for member in members),
             cluster_spec=spec,
         )

@@ -17,6 +17,7 @@ from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command, server_command
 from muster.strategies.tensorflow import address, task_environment
+from muster.text.arguments import Argument, ArgumentText
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,19 @@ class ParameterServer(Strategy):
         has_chief = job.script is not None and not job.script.is_task
         if has_chief and job.n_ps < 1:
             raise JobError(
-                f"{job.script.target if job.script else ''} is a program, which with parameter servers coordinates "
-                "workers (ClusterCoordinator), and needs at least one server; n_ps is 0.",
-                advice="strategy= horovod, mpi, processes or multi_worker, where it is written for that; else "
-                "n_ps=1, or a script with a top-level run(cluster, server, task_index)",
+                ArgumentText(
+                    f"With parameter servers, the default, {job.script.target if job.script else ''} coordinates "
+                    "workers (ClusterCoordinator) and needs at least one server; ",
+                    Argument("n_ps"),
+                    " is 0.",
+                ),
+                advice=ArgumentText(
+                    Argument("strategy", "processes"),
+                    ", which runs it on every worker as it is; horovod, mpi or multi_worker where it is written for "
+                    "that; ",
+                    Argument("n_ps", 1),
+                    " for a ClusterCoordinator",
+                ),
             )
         counts = {"chief": int(has_chief), "ps": job.n_ps, "worker": job.n_workers}
         return {role: count for role, count in counts.items() if count}
@@ -43,22 +53,22 @@ class ParameterServer(Strategy):
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
         """A process per member with its place in ``TF_CONFIG``."""
         spec = {role: tuple(address(member) for member in members if member.role == role) for role in self.roles(job)}
-        decisive = "chief" if "chief" in spec else "worker"
+        script_role = "chief" if "chief" in spec else "worker"
         return Plan(
-            processes={member.name: self._process(job, member, spec, decisive, facts) for member in members},
+            processes={member.name: self._process(job, member, spec, script_role, facts) for member in members},
             servers={member.name: member.ports[0] for member in members if member.role != "chief"},
-            decides=tuple(member.name for member in members if member.role == decisive) if job.script else (),
+            completed_by=tuple(member.name for member in members if member.role == script_role) if job.script else (),
             cluster_spec=spec,
         )
 
     def _process(
-        self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], decisive: str, facts: Facts
+        self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], script_role: str, facts: Facts
     ) -> Process:
-        runs_script = job.script is not None and member.role == decisive
+        runs_script = job.script is not None and member.role == script_role
         env = task_environment(member, spec)
         if runs_script and job.script is not None and job.script.is_task:
             env["MUSTER_TASK"] = "1"
-        if decisive == "chief":
+        if script_role == "chief":
             env["GRPC_FAIL_FAST"] = "use_caller"  # else the coordinator waits forever for a server that is gone
         command = script_command(job, facts) if runs_script else server_command(job, facts)
         return Process(command, {**facts.environment, **env}, job.cwd)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command
-from muster.strategies.launching import check_slots, place_ranks, slots_option, workers_only
+from muster.strategies.common import check_slots, place_ranks, slots_option, workers_only
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Processes(Strategy):
                 for index in range(len(members))
                 for slot in range(self.slots)
             },
-            decides=tuple(member.name for member in members),
+            completed_by=tuple(member.name for member in members),
         )
 
     def _place(self, index: int, slot: int, members: Sequence[Member]) -> dict[str, str]:

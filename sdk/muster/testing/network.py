@@ -142,7 +142,7 @@ class MemoryListener(Listener):
 
     _server: asyncio.AbstractServer | None = None
 
-    async def open(self, scratch: Path, host: str, port: int, listen: str) -> int:
+    async def open(self, scratch: Path, host: str, port: int, listen: str, is_coming: bool = False) -> int:
         """Start to listen, and return the port."""
 
         def made() -> Protocol:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from muster.job import Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
@@ -46,9 +48,13 @@ class ScriptedPlatform(Platform):
         """Return the scripted worker that plays the worker of that name."""
         return self.players.setdefault(name, ScriptedWorker(name))
 
-    def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None) -> None:
-        """End a worker, as far as the platform knows. Its agent is told nothing."""
-        self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time())
+    def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None, **known: Any) -> None:
+        """End a worker, as far as the platform knows (``cause``, ``advice``). Its agent is told nothing."""
+        self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time(), **known)
+
+    def waits(self, name: str, reason: str) -> None:
+        """Say what a worker waits for."""
+        self._workers[name] = replace(self._workers[name], reason=reason)
 
     # -- the calls of a platform --------------------------------------------------------------------------------------
 

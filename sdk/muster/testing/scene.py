@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.planning import make_facts, member_names
-from muster.events import Event, EventKind, Observer, Observers
+from muster.events import Event, EventKind, Observer
+from muster.events.observers import Observers
 from muster.job import Job, Limits, Script, WorkerSpec
 from muster.platforms.base import Platform
 from muster.pools.endpoint import Endpoint
-from muster.pools.pool import Pool
 from muster.run.orchestrator import Orchestrator
-from muster.run.preparation import make_specs
+from muster.run.preparation import make_pool, make_specs
 from muster.run.request import CheckedRun, RunContext
 from muster.run.state import RunState
 from muster.security.ssh import KeyPair
@@ -201,9 +201,9 @@ class Scene:
         facts = make_facts(checked.job, run_dir, scratch, probed=checked.probed)
         endpoint = Endpoint(list(self.workers), checked.platform.lease_seconds)
         await endpoint.open(scratch, "127.0.0.1")
-        login = KeyPair("", "") if checked.strategy.needs_ssh else None
+        login = KeyPair("", "") if checked.strategy.uses_ssh else None
         context = RunContext(checked, facts, make_specs(checked, facts, endpoint, login))
-        pool = Pool("scene", checked.platform, endpoint, owns_platform=checked.owns_platform)
+        pool = make_pool(context, endpoint)
         state = RunState(context.specs, self._observers.tell)
         orchestrator = Orchestrator(context, pool, state, on_plan=lambda plan: None, on_up=self._up)
         return orchestrator

@@ -7,6 +7,7 @@ import signal as signals
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from muster.agent import frames, wire
@@ -19,7 +20,7 @@ from muster.testing.loop import SimulatedLoop
 Rank = int | None
 HOST_KEY = "ssh-ed25519 " + "A" * 68
 
-FILE_ORDERS = frozenset(["put", "get", "have", "missing", "chunk"])
+FILE_ORDERS = frozenset(["put", "get", "find", "sync", "have", "missing", "chunk"])
 
 
 class _FilesLoop:
@@ -43,6 +44,7 @@ class Manners:
         leaves_after: how long it takes to leave when it is told to.
         deaf_to: types of orders that it does not hear.
         clocks_ahead: how many seconds its clocks are ahead of the session's.
+        is_stopped: what it says of its processes when it is asked for their stacks.
     """
 
     hello_after: float | None = 0.1
@@ -54,6 +56,7 @@ class Manners:
     leaves_after: float | None = 0.1
     deaf_to: frozenset[str] = frozenset()
     clocks_ahead: float = 0.0
+    is_stopped: bool = False
 
 
 class ScriptedWorker(asyncio.Protocol):
@@ -67,6 +70,7 @@ class ScriptedWorker(asyncio.Protocol):
     Attributes:
         manners: how it behaves by itself.
         orders: every message that the session has sent it, in order: its type and the fields.
+        runs_launcher: whether a launcher runs here.
         running: its processes: pid by rank (None where there are no ranks).
         on_order: called with each of them.
         places: folders of its own by the name of the place, such as "run" and "library", where its platform shares
@@ -79,6 +83,7 @@ class ScriptedWorker(asyncio.Protocol):
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.running: dict[Rank, int] = {}
         self.on_order: Callable[[str, dict[str, Any]], object] = lambda kind, fields: None
+        self.runs_launcher = False
         self._expected: dict[str, Any] | None = None
         self._decoder = frames.Decoder(limit=None)
         self._transport: asyncio.Transport | None = None
@@ -105,6 +110,7 @@ class ScriptedWorker(asyncio.Protocol):
     def launch(self, spec: WorkerSpec) -> None:
         """Launch it: it dials the session and says hello, after the time that its manners give."""
         self._spec = spec
+        self._inbox, self._kept, self._is_cut = Inbox(), [], False  # it may be another generation of it
         self._later(self.manners.hello_after, self.dial)
 
     def dial(self) -> None:
@@ -162,6 +168,12 @@ class ScriptedWorker(asyncio.Protocol):
                 **self._clocks(),
             )
 
+    def end_launcher(self, code: int = 0, *, signal: int | None = None) -> None:
+        """End the launcher that runs here: with a status, or by a signal. Does nothing where none does."""
+        if self.runs_launcher:
+            self.runs_launcher = False
+            self.say("launcher_exited", exit_code=None if signal else code, signal=signal)
+
     def raise_exception(self, type: str = "ValueError", message: str = "it went wrong", rank: Rank = None) -> None:
         """Have a script raise, and its process exit with status 1 a moment later."""
         trace = f"Traceback (most recent call last):\n{type}: {message}"
@@ -201,6 +213,7 @@ class ScriptedWorker(asyncio.Protocol):
         return {
             "version": wire.VERSION,
             "worker": self.name,
+            "generation": spec.generation,
             "pid": 100,
             "received": self._inbox.received,
             "host": "127.0.0.1",
@@ -262,9 +275,18 @@ class ScriptedWorker(asyncio.Protocol):
     def _on_watch(self, port: int, **_: Any) -> None:
         self._later(self.manners.listens_after, lambda: self.say("listening", port=port))
 
+    def _on_launch(self, **_: Any) -> None:
+        self.runs_launcher = True
+        self.say("launcher_output", text="ready\n")
+
+    def _on_stop_launcher(self, grace: float = 0.0, **_: Any) -> None:
+        takes = self.manners.stops_after
+        number = signals.SIGTERM if takes is not None and takes <= grace else signals.SIGKILL
+        self._later(grace if takes is None else min(takes, grace), partial(self.end_launcher, signal=int(number)))
+
     def _on_stacks(self, **_: Any) -> None:
         for rank in self.running:
-            self.say("stacks", rank=rank, text=f"stack of {self.name}")
+            self.say("stacks", rank=rank, text=f"stack of {self.name}", is_stopped=self.manners.is_stopped)
 
     def _on_release(self, **_: Any) -> None:
         pass

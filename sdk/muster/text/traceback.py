@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parent.parent)
+CELL_FRAME = re.compile(
+    r'^  File "(?P<file>[^"\n]*/ipykernel_\d+/\d+\.py)", line (?P<line>\d+), in (?P<function>[^\n]+)$(?!\n    )',
+    re.MULTILINE,
+)
 FOREIGN = tuple({PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 
 
@@ -17,7 +23,14 @@ def shown_in_notebooks(error: BaseException) -> list[str]:
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((*FOREIGN, "<frozen")):
             lines += [f"{_place(frame.filename)}, line {frame.lineno}", f"----> {frame.line or ''}", ""]
-    return [*lines, f"{type(error).__name__}: {error}"]
+    return [*lines, CELL_FRAME.sub(_with_source, f"{type(error).__name__}: {error}")]
+
+
+def _with_source(frame: re.Match[str]) -> str:
+    """A frame of a worker's in a cell of this notebook, with its line: only this session has the cell."""
+    line = linecache.getline(frame["file"], int(frame["line"])).strip()
+    place = f"  {_place(frame['file'])}, line {frame['line']}, in {frame['function']}"
+    return f"{place}\n    {line}" if line else frame[0]
 
 
 def _place(filename: str) -> str:

@@ -1,26 +1,34 @@
 """Checkpoints of a training on one rank or many, from which it goes on as if it had never been interrupted.
 
-With Keras::
+With Keras:
 
-    from muster.training import partition, keras as distributed
-    from muster.training.checkpoint import Checkpoint
+>>> from muster.training import partition, keras as distributed
+>>> from muster.training.checkpoint import Checkpoint
+>>> x, y = np.zeros((8, 1)), np.zeros(8)
+>>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+>>> model.compile("sgd", "mse")
+>>> checkpoint = Checkpoint("checkpoints", model, keep=3)
+>>> start = checkpoint.restore()
+>>> start  # there is none yet
+Position(epoch=0, step=0, total=0)
+>>> history = model.fit(
+...     partition.epochs(x, y, batch_size=2, first=start.epoch), steps_per_epoch=partition.steps(len(x), 2),
+...     initial_epoch=start.epoch, epochs=2, verbose=0,
+...     callbacks=[*distributed.callbacks(), distributed.SaveCheckpoints(checkpoint, every=3)],
+... )
 
-    checkpoint = Checkpoint("checkpoints", model, keep=3)
-    start = checkpoint.restore()                       # Position(epoch=0, step=0, total=0) where there is none yet
-    model.fit(partition.epochs(x, y, batch_size=64, first=start.epoch), steps_per_epoch=partition.steps(len(x), 64),
-              initial_epoch=start.epoch, epochs=8,
-              callbacks=[*distributed.callbacks(), distributed.SaveCheckpoints(checkpoint, every=100)])
+and in loops of one's own:
 
-and in loops of one's own::
-
-    position = checkpoint.restore()
-    for epoch in range(position.epoch, 8):
-        for batch in partition.batches(x, y, batch_size=64, epoch=epoch, first=position.step):
-            train(*batch)
-            position = position.after_step()
-            if position.total % 100 == 0:
-                checkpoint.save(position)
-        position = position.after_epoch()
+>>> position = checkpoint.restore()
+>>> for epoch in range(position.epoch, 4):
+...     for x_batch, y_batch in partition.batches(x, y, batch_size=2, epoch=epoch, first=position.step):
+...         loss = model.train_on_batch(x_batch, y_batch)
+...         position = position.after_step()
+...         if position.total % 10 == 0:
+...             checkpoint.save(position)
+...     position = position.after_epoch()
+>>> latest("checkpoints").name
+'step-00000010'
 
 A checkpoint is a folder `step-00001234` that all ranks must be able to reach. Rank 0 writes the variables of model and
 optimizer (`model.npz`), each rank what is its own (`rank-N.npz`): variables in which the ranks differ, such as the

@@ -1,12 +1,20 @@
-"""Partition of data among processes: every one takes its share, and together they take all of it::
+"""Partition of data among processes: every one takes its share, and together they take all of it.
 
-    from muster.training import partition
+>>> import numpy as np
+>>> from muster.training import partition
+>>> x, y = np.arange(4.0), np.arange(4)
+>>> for x_batch, y_batch in partition.batches(x, y, batch_size=2, epoch=0, shuffle=False):
+...     print(x_batch, y_batch)
+[0. 1.] [0 1]
+[2. 3.] [2 3]
+>>> x_test, y_test = partition.array(x, y, partition_index=1, num_data_partitions=2, shuffle=False)
+>>> x_test
+array([1., 3.])
+>>> partition.files(["b.tfrecord", "a.tfrecord"], shuffle=False)
+['a.tfrecord', 'b.tfrecord']
 
-    model.fit(partition.epochs(x, y, batch_size=32), steps_per_epoch=partition.steps(len(x), 32), epochs=8, ...)
-    for x_batch, y_batch in partition.batches(x, y, batch_size=32, epoch=epoch): ...
-    x_test, y_test = partition.array(x_test, y_test)
-    files = partition.files(glob.glob("/data/*.tfrecord"))
-    examples = partition.dataset(examples, shuffle_buffer=1000)
+For `model.fit` there is `partition.epochs(x, y, batch_size=32)`, with `steps_per_epoch=partition.steps(len(x), 32)`,
+and for `tf.data` `partition.dataset(examples, shuffle_buffer=1000)`.
 
 In every epoch the shares are disjoint, cover the data, and are within one example of the same length. They come from
 one permutation that every process makes for itself out of `seed` and `epoch`: example i of the permutation goes to

@@ -22,6 +22,9 @@ from . import stages
 ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
 MAX_PER_SECOND = 5  # of each process: as many as somebody who watches can read; agents and session forward them all
+ARGUMENTS = ("step", "epoch", "steps", "epochs", "examples", "bytes_sent")  # of `report`, beside the metrics
+LIKENESS = 0.85  # of a metric's name to one of these, from which on it is taken for a slip
+MAX_NAMES = 256  # of metrics that are looked at
 SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
 
 
@@ -52,10 +55,11 @@ def report(
         examples: Training examples that this process has taken since training began.
         bytes_sent: Bytes that this process has sent to the others for training since then.
         metrics: Anything that `float()` takes, such as a TensorFlow eager tensor or a NumPy scalar; NaN and infinity
-            are sent by name. A value that `float()` refuses is left out.
+            are sent by name. A value that `float()` refuses is left out, which the session is told of.
 
-    Nothing is raised. At most `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are,
-    and so is the last one of the process.
+    Nothing is raised; of a name that looks like a misspelt argument the session is told, once. At most
+    `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are, and so is the last one of
+    the process.
     """
     if not os.environ.get(ADDRESS_VARIABLE):
         return
@@ -69,6 +73,7 @@ def report(
     }
     if step is not None and not _stages.is_over:
         _first_step()
+    _check_names(metrics)
     _reporter.report(_converted(counts, int), metrics)
 
 
@@ -81,6 +86,16 @@ def warn(text: str) -> None:
         _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
     else:
         sys.stderr.write("muster: this process {}\n".format(text))
+
+
+def thread_failed(thread: str, kind: str, message: str) -> None:
+    """Say that an exception has ended a thread of the script, and nothing else."""
+    lines = message.splitlines()
+    text = "{}: {}".format(kind, lines[0][:500]) if lines else kind
+    _tell(
+        {"kind": "warning", "text": "has lost its thread {}: {}".format(thread[:100], text), "is_of_thread": True},
+        SECONDS_AT_EXIT,
+    )
 
 
 def watch_stages() -> None:
@@ -177,11 +192,36 @@ def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict
     """The values that `convert` takes, converted."""
     converted = {}
     for name, value in values.items():
+        if value is None:
+            continue
         try:
             converted[name] = convert(value)
         except Exception:  # a foreign tensor type may raise anything, and a report must not end a training run
-            continue
+            kind = type(value).__name__  # the value itself may be secret, or long
+            _warn_once(name, "reports {} as a value of type {}, which is no number: it is left out".format(name, kind))
     return converted
+
+
+def _check_names(metrics: Mapping[str, Any]) -> None:
+    """Warn of metrics that look like a misspelt argument of `report`."""
+    for name in metrics:
+        if name in _known_names:
+            continue
+        if len(_known_names) >= MAX_NAMES:
+            return
+        _known_names[name] = None
+        import difflib  # most processes never get here with a new name again
+
+        near = difflib.get_close_matches(name.lower(), ARGUMENTS, n=1, cutoff=LIKENESS)
+        if near:
+            text = "reports {}=, which is shown as a metric; the argument of report() is {}=".format(name, near[0])
+            _warn_once(name, text)
+
+
+def _warn_once(name: str, text: str) -> None:
+    if name not in _warned and len(_warned) < MAX_NAMES:
+        _warned[name] = text
+        _tell({"kind": "warning", "text": text})
 
 
 def _json_number(value: Any) -> Union[float, str]:
@@ -210,6 +250,8 @@ def _send_datagram(message: Mapping[str, Any], seconds: float) -> None:
         pass
 
 
+_known_names = {}  # type: Dict[str, None]
+_warned = {}  # type: Dict[str, str]
 _stages = stages.Stages(_tell)
 _reporter = Reporter(_send_datagram)
 atexit.register(_reporter.flush, SECONDS_AT_EXIT)

@@ -17,8 +17,8 @@ RUNNING = "running the script"
 BUILDING = "building the first step"
 JOINING = "waiting for the other ranks"
 TRAINING = "training"
-LOOK_SECONDS = 0.1
-SLOW_LOOK_SECONDS = 0.5  # once it has taken a minute, it may take an hour
+CHECK_SECONDS = 0.1
+SLOW_CHECK_SECONDS = 0.5  # once it has taken a minute, it may take an hour
 SHORTEST = 0.3  # seconds that a stage lasts before it is told
 SILENT_SECONDS = 5.0  # after what looked like the first step: a script that has told nothing by then never will
 
@@ -68,13 +68,13 @@ class Stages:
         self._since = clock()
         self._candidate = ("", None)  # type: Tuple[str, Optional[FrameType]]
         self._candidate_since = self._since
-        self._looked_at = self._since
+        self._checked_at = self._since
         self._began = self._since
         self._built_at = None  # type: Optional[float]
         self._lock = threading.Lock()
         self.is_over = False
 
-    def look(self, stage: str, call: Optional[FrameType] = None) -> None:
+    def record(self, stage: str, call: Optional[FrameType] = None) -> None:
         """Take in what the process is at now, and in which call of that kind."""
         now = self._clock()
         with self._lock:
@@ -82,8 +82,8 @@ class Stages:
                 return
             if (stage, call) != self._candidate:
                 # It has begun after the last check; the interpreter's lock may have kept that waiting for long.
-                self._candidate, self._candidate_since = (stage, call), self._looked_at
-            self._looked_at = now
+                self._candidate, self._candidate_since = (stage, call), self._checked_at
+            self._checked_at = now
             if stage != self._stage and now - self._candidate_since >= SHORTEST:
                 self._enter(stage, self._candidate_since)
             if stage == BUILDING:
@@ -104,9 +104,9 @@ class Stages:
         with self._lock:
             self._end()
 
-    def seconds_to_next_look(self) -> float:
+    def seconds_to_next_check(self) -> float:
         """Return the seconds to wait before the next check."""
-        return LOOK_SECONDS if self._looked_at - self._began < 60 else SLOW_LOOK_SECONDS
+        return CHECK_SECONDS if self._checked_at - self._began < 60 else SLOW_CHECK_SECONDS
 
     def _end(self) -> None:
         self.is_over = True
@@ -150,19 +150,19 @@ def watch(stages: Stages, thread: int) -> None:
     while not stages.is_over:
         name = importing()
         if name:
-            stages.look("importing " + name)
+            stages.record("importing " + name)
         else:
             frame = sys._current_frames().get(thread)
             joins, builds = outermost(frame, JOINERS), outermost(frame, BUILDERS)
             del frame
             if joins is not None and joins.f_code.co_name == "init":
-                stages.look(JOINING, joins)
+                stages.record(JOINING, joins)
             elif builds is not None:
-                stages.look(BUILDING, builds)
+                stages.record(BUILDING, builds)
             else:
-                stages.look(RUNNING)
+                stages.record(RUNNING)
             del joins, builds
-        time.sleep(stages.seconds_to_next_look())
+        time.sleep(stages.seconds_to_next_check())
 
 
 def trains_alone() -> bool:

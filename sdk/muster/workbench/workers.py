@@ -83,7 +83,7 @@ def launch_workers(
             name=f"{name}-{secrets.token_hex(3)}",
             role="worker",
             index=index,
-            run=run,
+            run_id=run,
             resources=resources,
             log=folder / f"{index}.log",
             scratch=_session_scratch() / f"{run}-{index}",

@@ -152,7 +152,8 @@ class Table {
     setText(row.cells.cpu, worker.cpu == null ? "" : worker.cpu.toFixed(1));
     setText(row.cells.gpu, worker.gpu);
     setText(row.cells.memory, gigabytes(worker.memory, run.memory_limit));
-    const line = failed && worker.reason ? worker.reason.split("\n")[0] : worker.line;
+    const coming = worker.phase === "requested" || worker.phase === "scheduled";
+    const line = (failed || coming) && worker.reason ? worker.reason.split("\n")[0] : worker.line;
     setText(row.cells.line, line);
     setClass(row.cells.line, `muster-cell muster-line${failed && worker.reason ? " muster-failure" : ""}`);
     row.cells.line.title = line;

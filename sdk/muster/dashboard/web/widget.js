@@ -118,7 +118,7 @@ class View {
     setText(this.stop, "Stopping …");
     this.send({ ask: "stop" });
     const busy = () => (this.can.isOwn ? this.can.interrupt()
-      : this.cannotStop(`The kernel is busy with a cell. In a terminal: muster stop ${this.store.run.run}`));
+      : this.cannotStop(`The kernel is busy with a cell. In a terminal: muster stop ${this.store.run.run_id}`));
     this.waitsForStop = setTimeout(busy, SECONDS_TO_ANSWER * 1000);
   }
 
@@ -135,7 +135,7 @@ class View {
     this.stacks.hidden = false;
     this.stacks.replaceChildren(make("div", "muster-muted", "All ranks are asked …"));
     const busy = () => this.showStacks({
-      error: `The kernel is busy with a cell. In a terminal: muster stacks ${this.store.run.run}`,
+      error: `The kernel is busy with a cell. In a terminal: muster stacks ${this.store.run.run_id}`,
     });
     this.waitsForStacks = setTimeout(busy, 6000);
   }
@@ -253,7 +253,7 @@ class View {
   }
 
   paintFate(run) {
-    const show = `muster show ${run.run}`;
+    const show = `muster show ${run.run_id}`;
     let text = this.trouble ?? "";
     if (this.store.silentSince != null) {
       const ended = this.can.isOwn ? "the run has ended with it" : "the run goes on in a session of its own";

@@ -7,11 +7,13 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.platforms.workbench.client import CONNECTIONS, Client
 from muster.platforms.workbench.detection import LIBRARIES, REST_VARIABLES, find_library
 from muster.runtime.extras import extra
+from muster.text.arguments import Argument, ArgumentText
 
 with extra("workbench"):
     import requests
@@ -19,7 +21,6 @@ with extra("workbench"):
     from urllib3.exceptions import MaxRetryError, ProtocolError
     from urllib3.util import Retry
 
-CONNECTIONS = 16  # that are kept open
 TIMEOUT = (5.0, 10.0)  # seconds for connecting, and for each part of an answer
 LAUNCH_TIMEOUT = (5.0, 30.0)  # the same of a launch, which cannot be asked for again
 SERVER_ERROR = 500  # from this status on, what was asked for may have happened
@@ -46,30 +47,6 @@ SAFE = Retry(
     raise_on_status=False,
 )
 LAUNCH = SAFE.new(total=3, read=0, other=0, status_forcelist=(429,), respect_retry_after_header=False)
-
-
-class Client(Protocol):
-    """The part of the workbench's API that the platform uses. Workers are dicts, as the workbench describes them."""
-
-    def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Launch one worker.
-
-        Args:
-            request: ``cpu``, ``memory``, ``nvidia_gpu``, ``kernel``, ``script``, ``code``, ``env``.
-
-        Raises:
-            LaunchRefused: the workbench says no.
-            PlatformError: there is no answer that says whether it was launched.
-        """
-        ...
-
-    def list(self) -> list[dict[str, Any]]:
-        """The session's workers. Raises PlatformError."""
-        ...
-
-    def stop(self, worker_id: str) -> None:
-        """Ask a worker to end. Raises PlatformError."""
-        ...
 
 
 def find_client(environ: Mapping[str, str]) -> Client:
@@ -147,7 +124,11 @@ class RestClient:
             raise PlatformUnsupported(
                 f"This is no session of a workbench: {', '.join(missing)} is not set, and neither of "
                 f"{' and '.join(LIBRARIES)} can be imported.",
-                advice='run in a session of the workbench, or platform="local" for workers on this machine',
+                advice=ArgumentText(
+                    "run in a session of the workbench, or ",
+                    Argument("platform", "local"),
+                    " for workers on this machine",
+                ),
             )
         key, project, engine = (environ[name] for name in REST_VARIABLES)
         return cls(project, engine, key, environ.get("CDSW_MASTER_ID") or environ.get("CDSW_ENGINE_ID", ""))

@@ -9,8 +9,8 @@ from typing import Any
 
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import WorkerSpec
-from muster.platforms.workbench.clients import CONNECTIONS, Client
-from muster.platforms.workbench.launching import launch_request
+from muster.platforms.workbench.agent_files import launch_request
+from muster.platforms.workbench.client import CONNECTIONS, Client
 
 
 class Launch:

@@ -15,9 +15,10 @@ from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.base import Platform, Reach, Storage, read_log
-from muster.platforms.workbench import launching
-from muster.platforms.workbench.clients import Client, find_client
+from muster.platforms.workbench import agent_files
+from muster.platforms.workbench.client import Client
 from muster.platforms.workbench.launch import Launch
+from muster.text.arguments import Argument, ArgumentText
 
 STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
 LAG_SECONDS = 10.0  # that a worker may take to be listed once it has been launched
@@ -63,7 +64,7 @@ class WorkbenchPlatform(Platform):
     )
 
     def __post_init__(self) -> None:
-        self._client = self.client or find_client(os.environ)
+        self._client = self.client or _find_client()
         self._workers: dict[str, Worker] = {}
         self._others: dict[str, Worker] = {}  # as the last listing showed them
         self._specs: dict[str, WorkerSpec] = {}
@@ -76,7 +77,7 @@ class WorkbenchPlatform(Platform):
         if not address:
             raise PlatformUnsupported(
                 "The address that workers reach this session at is not known: CDSW_IP_ADDRESS is not set.",
-                advice='session_address="host:port"',
+                advice=ArgumentText(Argument("session_address", "host:port")),
             )
         return Reach(address, address)
 
@@ -119,7 +120,7 @@ class WorkbenchPlatform(Platform):
         """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
         late = []
         for spec in launch.specs:
-            engines = launching.withdraw(spec)
+            engines = agent_files.withdraw(spec)
             if spec.name in launch.failed:
                 late += [self._note(spec, {"id": engine}) for engine in engines]
         said = []
@@ -141,7 +142,7 @@ class WorkbenchPlatform(Platform):
         known = [self._known(handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
-        return self._look(known, self._client.list())
+        return self._as_listed(known, self._client.list())
 
     def _known(self, handle: str) -> Worker:
         return self._workers.get(handle) or self._others.get(handle) or Worker(handle, handle)
@@ -194,12 +195,12 @@ class WorkbenchPlatform(Platform):
         for spec in self._specs.values():
             shutil.rmtree(spec.scratch, ignore_errors=True)  # left by agents that were killed on this very machine
 
-    def _look(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
+    def _as_listed(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
         """The given workers as the workbench lists them, and as their agents say where they have ended."""
         entries = {entry["id"]: entry for entry in listed}
-        return [self._seen(worker, entries.get(worker.id)) for worker in workers]
+        return [self._with_entry(worker, entries.get(worker.id)) for worker in workers]
 
-    def _seen(self, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+    def _with_entry(self, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
         if entry is not None:
             self._unlisted.pop(worker.id, None)
         elif time.monotonic() - self._unlisted.get(worker.id, float("-inf")) < LAG_SECONDS:
@@ -210,25 +211,31 @@ class WorkbenchPlatform(Platform):
             return now
         if now.status.is_final and not worker.status.is_final:
             if now.status in (Status.SUCCEEDED, Status.FAILED):
-                now = replace(now, **launching.outcome(spec))  # it knows better than the engine that it ran in
-            launching.remove_files(spec)
+                now = replace(now, **agent_files.outcome(spec))  # it knows better than the engine that it ran in
+            agent_files.remove_files(spec)
         self._workers[worker.id] = now
         return now
 
     def list(self) -> list[Worker]:
         """All workers of the session, whoever launched them, oldest first."""
         listed = self._client.list()
-        own = self._look([*self._workers.values()], listed)
+        own = self._as_listed([*self._workers.values()], listed)
         others = [entry for entry in listed if entry["id"] not in self._workers]
         self._others = {entry["id"]: _as_listed(Worker(entry["id"], entry["id"]), entry) for entry in others}
         return sorted([*own, *self._others.values()], key=lambda worker: worker.created_at or 0.0)
+
+
+def _find_client() -> Client:
+    from muster.platforms.workbench.clients import find_client  # needs packages that only sessions of a workbench need
+
+    return find_client(os.environ)
 
 
 def _prepare(spec: WorkerSpec) -> None:
     """Leave for the agent what it needs. Raises LaunchRefused."""
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        launching.write_config(spec)
+        agent_files.write_config(spec)
     except OSError as error:
         raise LaunchRefused(f"The files of {spec.name} cannot be written: {error}.", worker=spec.name) from error
 

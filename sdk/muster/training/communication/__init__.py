@@ -16,7 +16,7 @@ of it, lets the optimizer apply the mean, and has the memory keep what was left 
 """
 
 from .averaging import BlockMomentum, ModelAveraging, PartialSynchronisation
-from .collectives import AllGather, AllReduce, Collective, Exchange, TwoPhase
+from .collectives import AllGather, AllReduce, Collective, Exchanged, TwoPhase
 from .compressors import FP16, Compressor, Sparse, Threshold, TopK
 from .memory import ErrorFeedback, Memory, NoMemory
 from .pacing import LocalAggregation, WarmStart
@@ -34,7 +34,7 @@ __all__ = [
     "Compressor",
     "Dense",
     "ErrorFeedback",
-    "Exchange",
+    "Exchanged",
     "Gradient",
     "KBit",
     "LocalAggregation",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor: ...  # noqa: D102
 
 
-class Exchange(NamedTuple):
+class Exchanged(NamedTuple):
     """The result of a collective.
 
     Attributes:
@@ -72,7 +72,7 @@ class Collective(ABC):
         """
 
     @abstractmethod
-    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
         """Send float32 tensors, whose shapes are known and the same on all ranks, and receive."""
 
 
@@ -91,7 +91,7 @@ class AllReduce(Collective):
                 "use AllGather or TwoPhase."
             )
 
-    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
         """One allreduce for each part of each payload; Horovod fuses them."""
         means, left_out, size = [], [], 0
         for index, tensor in enumerate(tensors):
@@ -102,7 +102,7 @@ class AllReduce(Collective):
             means.append(self.compressor.decompress(summed, tensor.shape))
             left_out.append(tensor - self.compressor.decompress(payload, tensor.shape) * horovod.size())
             size += sum(allreduce_bytes(bytes_of(part)) for part in payload)
-        return Exchange(means, left_out, size)
+        return Exchanged(means, left_out, size)
 
 
 class AllGather(Collective):
@@ -111,13 +111,13 @@ class AllGather(Collective):
     All payloads of a step go in one allgather; where their sizes depend on the values another one tells them first.
     """
 
-    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
         """Compress, gather, add up."""
         payloads = [self.compressor.compress(tensor) for tensor in tensors]
         received, size = self._gather(payloads)
         means = [self.compressor.mean(of_ranks, tensor.shape) for of_ranks, tensor in zip(zip(*received), tensors)]
         left_out = [self.compressor.left_out(tensor, payload) for tensor, payload in zip(tensors, payloads)]
-        return Exchange(means, left_out, size)
+        return Exchanged(means, left_out, size)
 
     def _gather(self, payloads: Sequence[Payload]) -> Tuple[List[List[Payload]], Any]:
         """The payloads of each rank, and the bytes sent."""
@@ -154,7 +154,7 @@ class TwoPhase(Collective):
             for index, shape in enumerate(shapes)
         ]
 
-    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchange:
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
         """Both phases, each with one collective operation for all tensors."""
         ranks, rank, code = horovod.size(), horovod.rank(), self.compressor
         payloads = [code.compress(tensor) for tensor in tensors]
@@ -179,7 +179,7 @@ class TwoPhase(Collective):
             for of_ranks, tensor in zip(zip(*gathered), tensors)
         ]
         left_out = [code.left_out(tensor, payload) for tensor, payload in zip(tensors, payloads)]
-        return Exchange(means, left_out, sum(sizes) - sizes[rank] + allgather_bytes(sizes[rank]))
+        return Exchanged(means, left_out, sum(sizes) - sizes[rank] + allgather_bytes(sizes[rank]))
 
 
 def _widths(columns: int) -> List[int]:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from .. import horovod
-from .collectives import Collective, Exchange, restriped
+from .collectives import Collective, Exchanged, restriped
 from .compressors import Compressor
 from .memory import ErrorFeedback, Memory
 from .scheme import Apply, Dense, Gradient, Scheme, allreduce_bytes, bytes_of, densified
@@ -68,7 +68,7 @@ class Reducer(Scheme):
 
         def take() -> None:
             tensors = [memory.compensate(own[index]) for memory, index in zip(self._memories, self._compressed)]
-            exchange = self.collective.exchange(tensors) if tensors else Exchange([], [], 0)
+            exchange = self.collective.exchange(tensors) if tensors else Exchanged([], [], 0)
             for memory, left_out in zip(self._memories, exchange.left_out):
                 memory.remember(left_out)
             self._count(exchange.bytes_sent)

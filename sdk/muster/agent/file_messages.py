@@ -1,0 +1,110 @@
+"""Messages about files, in both directions.
+
+Whoever gets one says how much of it is there already, and what comes after that is sent. At most a few chunks are under
+way at a time, each answered by a ``Have``. What is done with them is in ``files.py`` and ``project.py``.
+"""
+
+from typing import NamedTuple
+
+from .fields import digest, name, optional, relative_path, text, whole, yes_or_no
+from .kinds import FROM_AGENT, FROM_SESSION, message, offset, payload, transfer
+
+
+@message(
+    "put", FROM_SESSION, transfer=transfer, place=name, path=relative_path, size=whole(0), sha256=digest,
+    mode=whole(0, 0o777),
+)  # fmt: skip
+class Put(NamedTuple):
+    """A file is to be written; answered by ``Have``, or by ``Missing`` where it cannot be."""
+
+    transfer: int
+    place: str
+    path: str
+    size: int
+    sha256: str
+    mode: int = 0o600
+
+
+@message("sync", FROM_SESSION, transfer=transfer, place=name, list_place=name, path=relative_path, is_kept=yes_or_no)
+class Sync(NamedTuple):
+    """A folder is to be laid out, whose list is a file that was put before (``project.py``); answered by ``Lacks``.
+
+    ``is_kept``: whether its contents may be kept for later runs.
+    ``Chunk``s of what is missing follow, one stream of all contents, each answered by ``Have``; then ``Synced``.
+    """
+
+    transfer: int
+    place: str
+    list_place: str
+    path: str
+    is_kept: bool = True
+
+
+@message("lacks", FROM_AGENT, transfer=transfer, payload=payload)
+class Lacks(NamedTuple):
+    """The contents that are missing: a bit for each, in the order of the list, the lowest of a byte first."""
+
+    transfer: int
+    payload: bytes = b""
+
+
+@message("synced", FROM_AGENT, transfer=transfer, cache=text(4096))
+class Synced(NamedTuple):
+    """The folder has been laid out; where contents are kept for later runs, if they are."""
+
+    transfer: int
+    cache: str = ""
+
+
+@message("find", FROM_SESSION, transfer=transfer, place=name, pattern=text(4096))
+class Find(NamedTuple):
+    """A list of the files is asked for that a pattern matches (``places.py``); answered like ``Get`` of a folder."""
+
+    transfer: int
+    place: str
+    pattern: str
+
+
+@message("get", FROM_SESSION, transfer=transfer, place=name, path=relative_path, after=optional(relative_path))
+class Get(NamedTuple):
+    """A file is asked for, or the files of a folder that come after one; answered by ``Found`` or ``Missing``."""
+
+    transfer: int
+    place: str
+    path: str
+    after: "str | None" = None
+
+
+@message("found", FROM_AGENT, transfer=transfer, size=whole(0), sha256=digest)
+class Found(NamedTuple):
+    """The file that was asked for; its chunks come once it is known where to begin (``Have``)."""
+
+    transfer: int
+    size: int
+    sha256: str
+
+
+@message("have", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset)
+class Have(NamedTuple):
+    """The first ``offset`` bytes are there; all of them, and as they should be, where it is the file's size."""
+
+    transfer: int
+    offset: int
+
+
+@message("missing", FROM_AGENT, FROM_SESSION, transfer=transfer, text=text(4000), is_absent=yes_or_no)
+class Missing(NamedTuple):
+    """The transfer cannot be made, or not go on; why, and whether that is because there is no such file or folder."""
+
+    transfer: int
+    text: str
+    is_absent: bool = False
+
+
+@message("chunk", FROM_AGENT, FROM_SESSION, transfer=transfer, offset=offset, payload=payload)
+class Chunk(NamedTuple):
+    """A piece of a file that begins at ``offset``."""
+
+    transfer: int
+    offset: int
+    payload: bytes = b""

@@ -1,0 +1,234 @@
+"""The guard of workers on a host that somebody has logged in to: it talks to its platform through that login.
+
+It forks the host's agents as the guard of a session's own machine does, and knows what the host has. Where the login
+ends, the agents have their leases, as they are connected to the session otherwise; the guard sees them end, ends what
+they leave, and then itself. An agent that goes on for longer is ended by the guard.
+"""
+
+import os
+import pwd
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+from . import frames, hardware, linux
+from .channels import PipeChannel
+from .guard import Guard, GuardedWorker
+from .ssh_server import find_sshd
+from .visitors import guard_address
+from .worker import own_address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+READY = b"\0muster guard\n"  # ends what a host's login may print by itself
+LEASE_MARGIN = 5.0  # seconds longer than its agents that a guard without a login waits
+AWAY_SECONDS = 3.0  # that a guard waits for a platform which may make its login again
+CHECK_SECONDS = 0.2
+IDLE_SECONDS = 120.0  # after which a guard ends that has no workers, and whose platform says nothing
+VISIT_SECONDS = 5.0  # how long another guard may take to answer
+LOG_PIECE = 1 << 17  # bytes
+RUN_SECONDS = 15.0  # that a short command may take
+RUN_OUTPUT = 1 << 16  # characters of its output
+CANNOT_RUN = 127  # what a shell exits with in that case
+
+
+class HostGuard(Guard):
+    """The guard of one platform object's workers on this host.
+
+    Args:
+        channel: to the platform.
+        folder: has everything that its workers need here; it goes with the guard.
+    """
+
+    requests = (*Guard.requests, "hello", "dial", "run", "visit", "log")
+
+    def __init__(self, channel: PipeChannel, folder: str) -> None:
+        super().__init__(channel)
+        self._folder = folder
+        self._lease = 0.0
+        self._word = ""
+        self._is_alone = False  # without its login
+        self._seen_at = 0.0  # when its platform was last here; perhaps by another login
+        self._heard_at = time.monotonic()
+        self._loop.call_every(IDLE_SECONDS / 4, self._end_if_idle)
+
+    # Requests
+
+    def _receive(self) -> None:
+        self._heard_at = time.monotonic()
+        super()._receive()
+
+    def _answer_visitor(self, message: "dict[str, Any]") -> "dict[str, Any]":
+        is_platform = bool(self._word) and message.pop("keep", None) == self._word
+        if is_platform:
+            self._seen_at = time.monotonic()
+        return self._answer(message, ("poll", "stop", "log", *(["close"] if is_platform else [])))
+
+    def _do_hello(self, lease: float, word: str, python: str) -> "dict[str, Any]":
+        """Say what the host has.
+
+        Args:
+            lease: seconds that agents go on which have lost the session.
+            word: by which the platform shows itself where it comes by another login.
+            python: path of the session's interpreter; the same may be here.
+        """
+        self._lease, self._word = lease, word
+        client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
+        return {
+            "folder": self._folder,
+            "guard": [os.getpid(), linux.start_of(os.getpid())],
+            "name": socket.gethostname(),
+            "user": pwd.getpwuid(os.geteuid()).pw_name,
+            "python": python if os.access(python, os.X_OK) else "",
+            "version": list(sys.version_info[:3]),
+            "cores": len(hardware.cores()),
+            "memory": hardware.memory_bytes(),
+            "gpus": hardware.gpus(),
+            "time": time.time(),
+            "session": client,
+            "address": server,
+            "route": _usual_address(),
+        }
+
+    def _do_dial(self, host: str, port: int, word: str, limit: float) -> "dict[str, Any]":
+        """Try whether the session can be reached: it answers with a word that only it knows."""
+        try:
+            with socket.create_connection((host, port), timeout=limit) as connection:
+                answer = connection.recv(len(word))
+            return {"reached": answer == word.encode("ascii"), "address": own_address(host)}
+        except OSError as error:
+            return {"reached": False, "why": error.strerror or str(error)}
+
+    def _do_run(self, argv: "list[str]") -> "dict[str, Any]":
+        """Run a short command, before there are workers, and return its exit status and what it printed."""
+        try:
+            done = subprocess.run(
+                [os.path.expanduser(word) for word in argv[:1]] + argv[1:],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=RUN_SECONDS,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return {"status": CANNOT_RUN, "output": str(error)}
+        return {"status": done.returncode, "output": done.stdout.decode("utf-8", "replace")[-RUN_OUTPUT:]}
+
+    def _do_launch(  # type: ignore[override]
+        self, run_key: str, workers: "list[dict[str, Any]]"
+    ) -> "dict[str, Any]":
+        for config in workers:
+            try:
+                for place in (config["scratch"], config["cwd"], *config["places"].values()):
+                    os.makedirs(place, 0o700, exist_ok=True)
+            except OSError as error:
+                return {"refused": config["name"], "why": "its folders cannot be made: {}".format(error)}
+        return super()._do_launch(
+            run_key=run_key,
+            workers=workers,
+            session=None,
+            environ=dict(os.environ),
+            claims={"folder": None, "cores": hardware.cores(), "gpus": hardware.gpus()},
+            sshd=find_sshd() if any(config["ssh"] for config in workers) else None,
+        )
+
+    def _do_log(self, id: str, offset: int) -> "dict[str, Any]":
+        """A piece of a worker's log, older part first, from an offset in both."""
+        path = str(self._workers[id].facts["log"])
+        for part in (path + ".1", path):
+            try:
+                with open(part, "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    if offset < size:
+                        file.seek(offset)
+                        return {"payload": file.read(LOG_PIECE)}
+                    offset -= size
+            except FileNotFoundError:
+                continue
+        return {}
+
+    def _do_visit(self, guard: "list[int]", message: "dict[str, Any]") -> "dict[str, Any]":
+        """Ask another guard of this user's, which belongs to another platform object; ``gone`` where it is gone."""
+        if not linux.is_running(guard[0], guard[1]):
+            return {"gone": True}
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(VISIT_SECONDS)
+                connection.connect(guard_address(guard[0], guard[1]))
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                if struct.unpack("3i", credentials)[1] != os.geteuid():
+                    raise PermissionError("it is somebody else's")
+                connection.sendall(frames.encode(message.pop("say"), **message))
+                decoder = frames.Decoder(limit=None)
+                while True:
+                    data = connection.recv(1 << 18)
+                    if not data:
+                        raise ConnectionResetError("it hung up")
+                    for answer in decoder.feed(data):
+                        del answer["type"]
+                        return answer
+        except OSError:
+            if linux.is_running(guard[0], guard[1]):
+                raise
+            return {"gone": True}
+
+    # Agents
+
+    def _close_inherited(self) -> None:
+        super()._close_inherited()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # an agent that held them would keep the login open
+            os.dup2(nothing, descriptor)
+
+    def _remove_scratch(self, worker: GuardedWorker) -> None:
+        pass  # the log in it may still be wanted; it goes with the guard
+
+    # The end
+
+    def _channel_ended(self) -> None:
+        """Handle the end of the login. The agents have their leases: they may have the session, and the run goes on."""
+        if self._is_alone:
+            return
+        self._is_alone = True
+        self._seen_at = time.monotonic()
+        self._loop.forget(self._channel.reader)
+        self._loop.forget(self._channel.writer)
+        self._unsent.clear()
+        if not self._lease or not self._workers:
+            self._loop.stop()
+            return
+        self._loop.call_every(CHECK_SECONDS, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        away = time.monotonic() - self._seen_at
+        if away > self._lease + LEASE_MARGIN or (away > AWAY_SECONDS and self._all_have_ended()):
+            self._loop.stop()
+
+    def _all_have_ended(self) -> bool:
+        return all(worker.has_ended for worker in self._workers.values())
+
+    def _end_if_idle(self) -> None:
+        if time.monotonic() - self._heard_at > IDLE_SECONDS and self._all_have_ended():
+            self._loop.stop()
+
+
+def _usual_address() -> str:
+    """The address that this host shows to most others; nothing where it has none."""
+    try:
+        return own_address("192.0.2.1")  # an example's, which is nobody's
+    except OSError:
+        return ""
+
+
+def main(folder: str) -> None:
+    """Run the guard of this login, whose folder is given."""
+    reader, writer = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    os.write(writer, READY)
+    HostGuard(PipeChannel(reader, writer), folder).run()

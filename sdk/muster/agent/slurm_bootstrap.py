@@ -1,0 +1,74 @@
+"""Code that makes a worker of a task of Slurm's: says where it is, unpacks the agent, and runs it until it ends.
+
+It is sent as text, with a call of ``become_worker`` below it. What a task tells its platform goes into a file of its
+own in the submission's folder, before its agent adds to that.
+"""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+if sys.version_info < (3, 6):
+    sys.exit("muster: python3 is Python {}.{}.{}; workers need 3.6".format(*sys.version_info[:3]))
+
+
+def become_worker(folder, session, source):
+    # type: (str, str, str) -> None
+    """Run the agent of this task until it ends, and exit as it did.
+
+    Args:
+        folder: of the submission.
+        session: the session's address, by the route to which this node's address is chosen.
+        source: the agent's package, as the base64 of a zip.
+    """
+    path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
+    signal.signal(signal.SIGCONT, signal.SIG_IGN)
+    unpacked = tempfile.mkdtemp(prefix="muster-agent-")
+    try:
+        zipfile.ZipFile(io.BytesIO(base64.b64decode(source))).extractall(unpacked)
+        address = address_towards(session)
+        node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
+        tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())
+        command = [sys.executable, "-I", "-S", unpacked + "/agent/__main__.py", "worker", path + ".launch"]
+        agent = subprocess.Popen(command, env=environment(address))
+        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
+        status = agent.wait()
+        if status < 0:
+            reason = "Its agent was ended by signal {}.".format(-status)
+            tell(path, status="failed", exit_code=None, signal=None, reason=reason)
+    finally:
+        shutil.rmtree(unpacked, ignore_errors=True)
+    sys.exit(1 if status else 0)
+
+
+def tell(path, **news):
+    # type: (str, **object) -> None
+    """Add a line to what the platform reads of this task."""
+    with os.fdopen(os.open(path + ".news", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+        file.write(json.dumps(news).encode() + b"\n")
+
+
+def environment(address):
+    # type: (str) -> dict[str, str]
+    """The task's environment, without what makes launchers of MPI believe that Slurm is to start their ranks."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI_", "PMIX_"))}
+    return dict(kept, MUSTER_ADDRESS=address, MUSTER_SLURM_JOB_ID=os.environ.get("SLURM_JOB_ID", ""))
+
+
+def address_towards(other):
+    # type: (str) -> str
+    """The address that this node shows to ``other``."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # sends nothing; the kernel only chooses a route
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

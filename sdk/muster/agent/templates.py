@@ -1,0 +1,176 @@
+"""The guard's template: started between two runs, asked for agents at the next, thrown away when it is out of date."""
+
+import contextlib
+import functools
+import os
+import socket
+import struct
+
+from . import frames, linux, warm
+from .loop import Loop
+from .processes import spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NONE, IMPORTING, READY, UNSAFE = "none", "importing", "ready", "unsafe"
+ANSWER_SECONDS = 10.0  # in which a template answers that has nothing else to do
+IMPORT_SECONDS = 180.0  # that its imports may take
+ROOM = 1500  # characters of a command line and of an environment, which forks fill in
+DESCRIPTOR = struct.Struct("i")
+
+
+class Templates:
+    """The one template of a guard.
+
+    Args:
+        loop: the guard's event loop.
+
+    Attributes:
+        pid: its process id; 0 where there is none.
+        state: ``none``, ``importing``, ``ready`` or ``unsafe``.
+        why: why it is unsafe, or was thrown away, in words.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._channel: "socket.socket | None" = None
+        self._decoder = frames.Decoder(limit=None)
+        self._wanted: "dict[str, Any]" = {}
+        self._made: "dict[str, Any]" = {}
+        self.pid = 0
+        self.state = NONE
+        self.why = ""
+
+    def note(self, recipe: "dict[str, Any]") -> None:
+        """Remember what the ranks of a run needed: ``python``, ``env``, and ``imports``."""
+        self._wanted = recipe
+
+    def prepare(self) -> None:
+        """Start the template that would have suited the last run, unless it is there."""
+        if not self._wanted or (self.state != NONE and _is_same(self._wanted, self._made)):
+            return
+        self.drop("")
+        self._made = self._wanted
+        ours, theirs = socket.socketpair()
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+        python = self._made["python"]
+        argv = [python, "-u", program, "template", str(theirs.fileno()), python, " " * ROOM]
+        env = dict(self._made["env"])
+        env[warm.MARKS] = "-" * ROOM
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.set_inheritable(theirs.fileno(), True)
+            self.pid = spawn(argv, env, "/", nothing)
+        except OSError as error:
+            ours.close()
+            self.state, self.why = UNSAFE, "{} cannot be started: {}".format(python, error)
+            return
+        finally:
+            theirs.close()
+            os.close(nothing)
+        self.state, self._channel, self._decoder = IMPORTING, ours, frames.Decoder(limit=None)
+        ours.settimeout(ANSWER_SECONDS)
+        ours.sendall(frames.encode("import", imports=self._made["imports"]))
+        self._loop.on_readable(ours, self._hear)
+        self._loop.call_later(IMPORT_SECONDS, functools.partial(self._give_up, self.pid))
+
+    def suits(self, wanted: "dict[str, Any] | None") -> bool:
+        """Return whether agents of a run may be forks of it, as far as is known before their ranks start."""
+        if wanted is None or self.state != READY or wanted["python"] != self._made["python"]:
+            return False
+        if not packages(self._made["imports"]) <= packages(wanted["modules"]):
+            self.why = "the script does not import all that the last one did"
+            return False
+        answer = self._ask(frames.encode("check"), None)
+        if answer is None or answer["changed"]:
+            self.drop("{} has changed".format(answer["changed"]) if answer else "it does not answer")
+            return False
+        return True
+
+    def fork(self, config: "dict[str, Any]", upstream: socket.socket, workers: int) -> int:
+        """Fork an agent that talks to the guard through ``upstream``, and return its id; 0 where that fails."""
+        shared = {"pid": self.pid, "workers": workers}
+        answer = self._ask(frames.encode("fork", config=config, shared=shared), upstream.fileno())
+        if answer is None:
+            self.drop("it does not answer")
+        return int(answer["pid"]) if answer else 0
+
+    def drop(self, why: str) -> None:
+        """End it."""
+        self._close()
+        if self.pid:
+            linux.kill(self.pid)
+        self.pid, self.state, self.why = 0, NONE, why
+
+    def ended(self, pid: int) -> bool:
+        """Take in that a child of the guard has ended. Returns whether it was the template."""
+        if not self.pid or pid != self.pid:
+            return False
+        self._hear()
+        self._close()
+        self.pid = 0
+        if self.state != UNSAFE:
+            self.state = NONE if self.state == READY else UNSAFE
+            self.why = "the process that imports for the next run has ended"
+        return True
+
+    def close_inherited(self) -> None:
+        """Close what is the guard's, in a child."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _give_up(self, pid: int) -> None:
+        """End a template that imports for too long: runs wait for it, if not for long, each time."""
+        if pid == self.pid and self.state == IMPORTING:
+            self.drop("its imports take longer than {:.0f} s".format(IMPORT_SECONDS))
+            self.state = UNSAFE
+
+    def _hear(self) -> None:
+        """Take in what it says by itself: how its imports went."""
+        if self._channel is None or self.state != IMPORTING:
+            return
+        self._channel.setblocking(False)
+        try:
+            data = self._channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        self._channel.settimeout(ANSWER_SECONDS)
+        self._loop.forget(self._channel)
+        for message in self._decoder.feed(data):
+            self.state, self.why = message["type"], message.get("why", "")
+
+    def _ask(self, order: bytes, descriptor: "int | None") -> "dict[str, Any] | None":
+        """Its answer; None where it does not answer."""
+        if self._channel is None:
+            return None
+        with contextlib.suppress(OSError):
+            along = [] if descriptor is None else [DESCRIPTOR.pack(descriptor)]
+            control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data) for data in along]
+            sent = self._channel.sendmsg([order], control)
+            self._channel.sendall(order[sent:])
+            while True:
+                data = self._channel.recv(1 << 16)
+                if not data:
+                    return None
+                for message in self._decoder.feed(data):
+                    return message
+        return None
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._loop.forget(self._channel)
+            self._channel.close()
+            self._channel = None
+
+
+def packages(imports: "list[str]") -> "set[str]":
+    """Names of the packages of modules."""
+    return {name.partition(":")[0].partition(".")[0] for name in imports}
+
+
+def _is_same(one: "dict[str, Any]", other: "dict[str, Any]") -> bool:
+    """Return whether the same template suits both."""
+    same = all(one[name] == other.get(name) for name in ("python", "env"))
+    return same and packages(one["imports"]) == packages(other["imports"])

@@ -1,0 +1,272 @@
+"""Ranks that begin as forks of a process which has imported what their script imports: when they may, and how.
+
+The process is a *template* (``template.py``). A fork of it becomes the very process that the command line would have
+started: the same environment, files, signals and paths, the runner and the script read anew. Only modules of installed
+packages are there already. Whatever could make a difference to that has the rank start cold.
+"""
+
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import os
+import re
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RUNNER = "runner.py"
+# Variables that differ from run to run and from rank to rank. No package looks at them while it is imported; TMPDIR is
+# looked at by tempfile, which is told.
+OF_A_RUN = re.compile(
+    r"MUSTER_|CDSW_|HOROVOD_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|HYDI_|MPIR_|MPI_LOCAL|NCCL_SOCKET_IFNAME$|SSH_"
+    r"|(TF_CONFIG|TMPDIR|IPYTHONDIR|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PWD|OLDPWD|SHLVL|_)$"
+)
+MARKS = "MUSTER_MARKS"  # in a template's environment: room for what its forks are known by
+MARKED = ("MUSTER_RUN_ID", "MUSTER_PROCESS")
+IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
+
+
+class Template:
+    """The properties of a template, as its forks have them.
+
+    Attributes:
+        python: the interpreter, as it was called.
+        env: its environment, as far as it matters to imports.
+        changed: variables that the imports have set, or None where they have removed one.
+        path: ``sys.path`` without what stands in front of the standard library.
+        files: descriptors that the imports have left open.
+        modules: its modules at the top level, and the folder that each was found in.
+    """
+
+    def __init__(
+        self, python: str, env: "dict[str, str]", changed: "dict[str, str | None]", path: "list[str]", files: "set[int]"
+    ) -> None:
+        self.python = python
+        self.env = env
+        self.changed = changed
+        self.path = path
+        self.files = files
+        self.modules = {name: _home(sys.modules[name]) for name in list(sys.modules) if not _is_hidden(name)}
+
+    def reason_against(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "str | None":
+        """Return, in words, why a process cannot be a fork; None where it can."""
+        if not starts_script(argv):
+            return "it is no script of Python's"
+        if argv[0] != self.python:
+            return "it has another interpreter"
+        known = relevant(env, os.path.dirname(argv[2]))
+        if known is None:
+            return "its PYTHONPATH names folders by relative paths"
+        if known != self.env:
+            names = {name for name in set(known) | set(self.env) if known.get(name) != self.env.get(name)}
+            return "{} changed in its environment".format(", ".join(sorted(names)))
+        for folder in [folder_of_script(argv, cwd)] + _python_path(env):
+            here = os.path.realpath(folder)
+            hidden = {name for name in _importable(folder) if self.modules.get(name, here) != here}
+            if hidden:
+                return "{} has a module {}, as the interpreter has".format(folder, sorted(hidden)[0])
+        return None
+
+
+def starts_script(argv: "list[str]") -> bool:
+    """Return whether a command line starts a script through the runner."""
+    return len(argv) > 3 and argv[1] == "-u" and os.path.basename(argv[2]) == RUNNER
+
+
+def folder_of_script(argv: "list[str]", cwd: str) -> str:
+    """Return the folder that the runner puts in front of ``sys.path``."""
+    is_file = argv[3] in ("program", "task") and len(argv) > 4 and (argv[3] == "program" or argv[4].endswith(".py"))
+    return os.path.dirname(os.path.join(cwd, argv[4])) if is_file else cwd
+
+
+def relevant(env: "dict[str, str]", library: str) -> "dict[str, str] | None":
+    """The part of an environment that may matter to imports, without the run's own library.
+
+    None where a folder in which modules are looked for depends on the working directory.
+    """
+    found = {name: value for name, value in env.items() if not OF_A_RUN.match(name) and name != "PYTHONPATH"}
+    folders = _python_path(env)
+    if not all(map(os.path.isabs, folders)):
+        return None
+    others = [folder for folder in folders if folder != library]
+    if others:
+        found["PYTHONPATH"] = os.pathsep.join(others)
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether a module is none that a script may have another one of."""
+    return "." in name or name in ("__main__", "__mp_main__")
+
+
+def _home(module: object) -> str:
+    """Return the folder that a module at the top level was found in; empty for what has no file."""
+    try:
+        found = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return ""
+    path = found.get("__file__")
+    if not isinstance(path, str):
+        return ""
+    folder = os.path.dirname(path)
+    return os.path.realpath(os.path.dirname(folder) if isinstance(found.get("__path__"), list) else folder)
+
+
+def _python_path(env: "dict[str, str]") -> "list[str]":
+    return env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+
+
+def _importable(folder: str) -> "set[str]":
+    """Names of the modules and packages in a folder."""
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    found = set()
+    try:
+        for name in os.listdir(folder):
+            if name.endswith(suffixes):
+                found.add(name.partition(".")[0])
+            elif any(os.path.exists(os.path.join(folder, name, "__init__" + suffix)) for suffix in suffixes):
+                found.add(name)
+    except OSError:
+        pass
+    return found
+
+
+def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None:
+    """Be the process that a command line would have started. For a child just forked; does not return.
+
+    Args:
+        template: what this is a fork of.
+        argv: a command line that it can stand in for.
+        env: the whole environment.
+    """
+    _close_what_exec_closes(template.files)
+    env = dict(env)
+    for name, value in template.changed.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    os.environ.clear()
+    os.environ.update(env)
+    _show(argv, env)
+    _start_signals_afresh()
+    sys.argv = argv[2:]
+    sys.orig_argv = list(argv)  # from Python 3.10 on
+    path = list(dict.fromkeys(_python_path(env)))
+    sys.path[:] = [os.path.dirname(argv[2])] + path + [folder for folder in template.path if folder not in path]
+    importlib.invalidate_caches()
+    _forget_chance()
+    if hasattr(gc, "freeze"):
+        gc.freeze()
+    _finish(_run_as_main(argv[2]))
+
+
+def _run_as_main(program: str) -> int:
+    """Run a file as the interpreter does, and return its exit status."""
+    main = sys.modules["__main__"]
+    builtins = main.__dict__["__builtins__"]
+    main.__dict__.clear()
+    main.__dict__.update(
+        __name__="__main__", __doc__=None, __package__=None, __spec__=None, __annotations__={}, __cached__=None,
+        __builtins__=builtins, __file__=program,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", program),
+    )  # fmt: skip
+    try:
+        with open(program, "rb") as file:
+            code = compile(file.read(), program, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+    except SystemExit as ended:
+        return _status(ended.code)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        return -signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write("{}\n".format(code))
+    return 1
+
+
+def _finish(status: int) -> None:
+    """Exit as the interpreter does at its end, with everything that it does then."""
+    if status < 0:
+        import atexit
+        import threading
+
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    # Not sys.exit: what called this is an agent, which the process no longer is.
+    ctypes.pythonapi.Py_Exit(ctypes.c_int(status))
+
+
+def _close_what_exec_closes(kept: "set[int]") -> None:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2 and int(name) not in kept and not os.get_inheritable(int(name)):
+                os.close(int(name))
+        except OSError:  # that of the folder itself
+            pass
+
+
+def _start_signals_afresh() -> None:
+    """Handle signals as an interpreter does that has just started."""
+    for name in IGNORED_BY_PYTHON:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _forget_chance() -> None:
+    """Forget what was chosen when modules were imported: another temporary folder, and other random numbers."""
+    for name, forget in (
+        ("tempfile", lambda module: setattr(module, "tempdir", None)),
+        ("random", lambda module: module.seed()),
+        ("numpy.random", lambda module: module.seed()),
+    ):
+        module = sys.modules.get(name)
+        if module is not None:
+            forget(module)
+
+
+def _show(argv: "list[str]", env: "dict[str, str]") -> None:
+    """Have /proc show what this process is, which otherwise shows the template: agents know their processes by it."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
+    _overwrite(arg_start, arg_end - arg_start, b"\0".join(os.fsencode(word) for word in argv))
+    before = ctypes.string_at(env_start, env_end - env_start)
+    room = before.find(os.fsencode(MARKS + "="))
+    if room >= 0:
+        end = before.find(b"\0", room)
+        marks = ["{}={}".format(name, env[name]) for name in MARKED if name in env]
+        _overwrite(env_start + room, end - room, os.fsencode("\0".join(marks)))
+
+
+def _overwrite(address: int, size: int, text: bytes) -> None:
+    if address and size > 0:
+        ctypes.memmove(address, text[: size - 1].ljust(size, b"\0"), size)
+
+
+def threads() -> int:
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def share_of(template: "dict[str, Any] | None") -> "dict[int, float]":
+    """Return the processes that a worker shares with others, and the part of their memory that counts as its own."""
+    if template is None:
+        return {}
+    return {os.getpid(): 1.0, int(template["pid"]): 1.0 / max(1, int(template["workers"]))}

@@ -1,0 +1,283 @@
+"""The files of a project, which go along to workers that share none with the session: what git would track of a folder.
+
+In a working tree of git's these are its tracked files, and untracked ones that are not ignored; elsewhere git's rules
+are applied as if it were one. A file ``.musterignore`` in the project's folder, written like a ``.gitignore``, leaves
+out more.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.agent.project import MOST_FILES
+from muster.errors import JobError
+from muster.job import Job
+from muster.records.runs import muster_home
+from muster.text.arguments import Argument, ArgumentText
+
+IGNORE = ".musterignore"
+NOTHING = "none"
+ALWAYS_LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git")  # folders
+LIMIT = 100.0  # MB
+LARGEST_NAMED = 5
+GIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Project:
+    """Files that go along to the workers.
+
+    Attributes:
+        root: the folder that they lie in.
+        files: their relative paths, sorted, and their sizes in bytes; 0 for links. None: whatever there is.
+    """
+
+    root: Path
+    files: Sequence[tuple[str, int]] | None = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(size for _, size in self.files or ())
+
+    def __str__(self) -> str:
+        count = len(self.files or ())
+        return f"{self.root}: {count} {'file' if count == 1 else 'files'}, {megabytes(self.size)}"
+
+    def inside(self, path: str) -> str | None:
+        """The path of a file of the project's, or of a folder in it, relative to its root; None for any other."""
+        inner = _relative(path, self.root)
+        if inner is None or inner == "." or self.files is None:
+            return inner
+        is_sent = any(name == inner or name.startswith(inner + "/") for name, _ in self.files)
+        return inner if is_sent or os.path.isdir(path) else None
+
+
+def megabytes(size: int) -> str:
+    """A size in words.
+
+    >>> megabytes(1_234_567), megabytes(12_345_678)
+    ('1.2 MB', '12 MB')
+    """
+    return f"{size / 1e6:.1f} MB" if size < 10e6 else f"{size / 1e6:.0f} MB"
+
+
+def find_project(job: Job, asked: Any = None, limit: Any = LIMIT) -> Project:
+    """The project of a job.
+
+    Args:
+        job: with its script resolved.
+        asked: a folder; or a list of files, folders and patterns in the working directory; ``none`` or an empty list
+            for no files. None: the working tree of git's that has the script, or else the working directory, or else
+            the script's folder.
+        limit: MB that they may have together.
+
+    Raises:
+        JobError: there is no such folder or file, the script is not in it, or there is too much of it.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
+        raise JobError(f"project_limit is {limit!r}; it must be a number of MB greater than 0.")
+    root, names = _chosen(job, asked)
+    _refuse_if_too_many(root, names)
+    project = Project(root, tuple(_with_sizes(root, names)))
+    if project.size > limit * 1e6:
+        _refuse(project, limit)
+    return project
+
+
+def _chosen(job: Job, asked: Any) -> tuple[Path, list[str]]:
+    """The project's folder, and the names of its files."""
+    if asked is False or asked == NOTHING or (isinstance(asked, (list, tuple)) and list(asked) == [NOTHING]):
+        return Path(job.cwd), []
+    if isinstance(asked, (list, tuple)) and len(asked) == 1 and os.path.isdir(os.path.join(job.cwd, str(asked[0]))):
+        asked = asked[0]
+    if asked is None:
+        root = _root(job)
+        return root, _tracked(root)
+    if isinstance(asked, (str, os.PathLike)):
+        root = Path(os.path.realpath(os.path.join(job.cwd, os.path.expanduser(asked))))
+        if not root.is_dir():
+            raise JobError(
+                f"The project {root} is no folder.",
+                advice=ArgumentText(Argument("project", ""), " a folder, or a list of files"),
+            )
+        return root, _tracked(root)
+    if isinstance(asked, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in asked):
+        root = Path(os.path.realpath(job.cwd))
+        return root, sorted({name for item in asked for name in _listed(root, os.fspath(item))})
+    raise JobError(f"project is {asked!r}; it must be a folder, or a list of files and folders.")
+
+
+def _root(job: Job) -> Path:
+    script = job.script
+    cwd = os.path.realpath(job.cwd)
+    start = os.path.realpath(os.path.dirname(script.target)) if script and script.kind == "file" else cwd
+    top = _git("-C", start, "rev-parse", "--show-toplevel")
+    if top:
+        return Path(os.fsdecode(top).rstrip("\n"))
+    return Path(cwd if _relative(start, Path(cwd)) is not None else start)
+
+
+def _listed(root: Path, item: str) -> Iterator[str]:
+    """The files that an item of a list stands for."""
+    inner = _relative(os.path.join(root, os.path.expanduser(item)), root)
+    found = [inner] if inner is not None and os.path.lexists(root / inner) else []
+    if inner is not None and not found and glob.has_magic(inner):
+        found = glob.glob(inner, root_dir=root, recursive=True)
+    if not found:
+        why = "is not there" if inner is not None else f"is not in the working directory {root}"
+        raise JobError(
+            f"{item}, of project=, {why}.",
+            advice=ArgumentText(Argument("project", ""), " files and folders in the working directory"),
+        )
+    for name in found:
+        if (root / name).is_dir() and not (root / name).is_symlink():
+            yield from (os.path.normpath(os.path.join(name, inside)) for inside in _tracked(root / name))
+        else:
+            yield os.path.normpath(name)
+
+
+def _tracked(root: Path) -> list[str]:
+    """The files of a folder that git would track."""
+    is_tree = bool(_git("-C", str(root), "rev-parse", "--is-inside-work-tree"))
+    ignore = root / IGNORE
+    if is_tree:
+        names = _names(_git_or_fail("-C", str(root), "ls-files", "-coz", "--exclude-standard"))
+        if ignore.is_file():
+            names -= _names(_git_or_fail("-C", str(root), "ls-files", "-ciz", "-X", str(ignore)))
+            names -= _names(_git_or_fail("-C", str(root), "ls-files", "-oiz", "-X", str(ignore)))
+    elif shutil.which("git"):
+        with tempfile.TemporaryDirectory(prefix="muster-git-") as empty:
+            _git_or_fail("init", "-q", "--bare", "--template=", empty)
+            also = ["-X", str(ignore)] if ignore.is_file() else []
+            tree = [f"--git-dir={empty}", f"--work-tree={root}", "-C", str(root)]
+            names = _names(_git_or_fail(*tree, "ls-files", "-oz", "--exclude-standard", *also))
+    else:
+        for name in (IGNORE, ".gitignore"):
+            if (root / name).is_file():
+                raise JobError(
+                    f"{root / name} cannot be read without git.",
+                    advice=ArgumentText("install git, or ", Argument("project", ""), " a list"),
+                )
+        names = set(_walked(root))
+    found = []
+    for name in sorted(names):
+        if name.endswith("/") or (os.path.isdir(root / name) and not os.path.islink(root / name)):  # a tree in a tree
+            inner = name.rstrip("/")
+            found += [f"{inner}/{inside}" for inside in _tracked(root / inner)] if inner not in ("", ".") else []
+        else:
+            found.append(name)
+    return list(_without_leftovers(root, found))
+
+
+def _without_leftovers(root: Path, names: Iterable[str]) -> Iterator[str]:
+    """Leave out what is never meant: compiled Python, virtual environments, Muster's own folder."""
+    home = _relative(str(muster_home()), root)
+    is_environment: dict[str, bool] = {}
+    for name in names:
+        folders = name.split("/")[:-1]
+        if not set(folders).isdisjoint(ALWAYS_LEFT_OUT) or (home and f"{name}/".startswith(f"{home}/")):
+            continue
+        prefix, is_left_out = "", False
+        for folder in folders:
+            prefix += f"{folder}/"
+            if prefix not in is_environment:
+                is_environment[prefix] = os.path.lexists(root / prefix / "pyvenv.cfg")
+            is_left_out = is_left_out or is_environment[prefix]
+        if not is_left_out:
+            yield name
+
+
+def _walked(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = [name for name in folders if name not in links and name not in ALWAYS_LEFT_OUT]
+        for name in files + links:
+            yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _with_sizes(root: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for name in names:
+        try:
+            found = os.lstat(root / name)
+        except OSError:  # it is tracked, and has been removed
+            continue
+        if stat.S_ISLNK(found.st_mode):
+            yield name, 0
+        elif stat.S_ISREG(found.st_mode):
+            yield name, found.st_size
+
+
+def _refuse_if_too_many(root: Path, names: Sequence[str]) -> None:
+    if len(names) <= MOST_FILES:
+        return
+    counts: dict[str, int] = {}
+    for name in names:
+        top = name.split("/")[0]
+        counts[top] = counts.get(top, 0) + 1
+    most = sorted(counts, key=lambda name: -counts[name])[:LARGEST_NAMED]
+    told = ", ".join(f"{name} ({counts[name]})" for name in most)
+    raise JobError(
+        f"The project {root} has {len(names)} files, more than the {MOST_FILES} that can go to workers. Most: {told}.",
+        advice=ArgumentText(
+            f"name what workers do not need in {root / IGNORE}, or ", Argument("project", ""), " only what they need"
+        ),
+    )
+
+
+def _refuse(project: Project, limit: float) -> None:
+    largest = sorted(project.files or (), key=lambda item: -item[1])[:LARGEST_NAMED]
+    told = ", ".join(f"{name} ({megabytes(size)})" for name, size in largest)
+    raise JobError(
+        f"The project {project}, is more than the {limit:g} MB that may go to each worker. The largest: {told}.",
+        advice=f"name what workers do not need in {project.root / IGNORE} (written like a .gitignore), project= only "
+        f"what they need, or project_limit={max(int(project.size / 1e6) + 1, 1)}",
+    )
+
+
+def _relative(path: str, root: Path) -> str | None:
+    """The path relative to a folder, ``.`` for itself; None where it lies outside. Links on the way are followed."""
+    folder, name = os.path.split(os.path.abspath(path))
+    inner = os.path.relpath(os.path.join(os.path.realpath(folder), name), os.path.realpath(root))
+    if inner == ".." or inner.startswith("../"):
+        inner = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
+    return None if inner == ".." or inner.startswith("../") else inner
+
+
+def _names(output: bytes) -> set[str]:
+    return {os.fsdecode(name) for name in output.split(b"\0") if name}
+
+
+def _git(*words: str) -> bytes:
+    """The output of a git command; empty where there is no git, or it fails."""
+    try:
+        return _git_or_fail(*words)
+    except JobError:
+        return b""
+
+
+def _git_or_fail(*words: str) -> bytes:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", *words], capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=GIT_SECONDS,
+            check=True,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise JobError(f"git cannot list the files of the project: {said}.") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(
+            f"git cannot list the files of the project: {error}.",
+            advice=ArgumentText(Argument("project", ""), " a list of files"),
+        ) from error
+    return done.stdout

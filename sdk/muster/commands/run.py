@@ -1,0 +1,380 @@
+"""``muster run``: from options to a request, and from a request to a cluster."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import re
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from muster.commands import as_json, completion
+from muster.commands.options import NameIn, declared_options
+from muster.events import Event, Observer
+from muster.events.data import RunEnded
+from muster.job import Resources
+from muster.platforms import PLATFORMS
+from muster.run.attempts import BY_ITSELF, CAUSES
+from muster.runtime.echo import without_echo
+from muster.strategies import STRATEGIES
+from muster.text.arguments import Argument, ArgumentText
+
+if TYPE_CHECKING:
+    from muster.dashboard import Dashboard
+    from muster.run.request import CheckedRun, RunRequest
+
+LONGEST_SCRIPT = 1_000_000  # characters of it in which its own options are looked for
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ScriptCommand(click.Command):
+    """A command that takes its own options before SCRIPT and after it; any other after SCRIPT is the script's.
+
+    Only whole names count after SCRIPT (``-bs`` is never ``-b -s``), and ``--`` ends the command's own options.
+    """
+
+    allow_interspersed_args = False
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own parameters, and the options that strategies and platforms declare."""
+        *own, last = super().get_params(ctx)  # --help
+        return [*own, *declared_options(), last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options that are declared elsewhere below the command's own."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the command's own options first, which is where click looks for them."""
+        takes_value = {
+            name: not parameter.is_flag
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        rest = super().parse_args(ctx, own_options_first(args, takes_value))
+        for word, meant in misspelt(args, takes_value, _text_of(ctx.params.get("worker_script"))).items():
+            click.echo(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
+        return rest
+
+
+def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """The arguments with all known options in front of SCRIPT.
+
+    Args:
+        args: what stands on the command line.
+        takes_value: for each known option, whether a value follows it.
+
+    >>> own_options_first(["train.py", "--epochs", "3", "-n", "2", "--", "-n"], {"-n": True})
+    ['-n', '2', 'train.py', '--epochs', '3', '-n']
+    """
+    own: list[str] = []
+    rest: list[str] = []  # SCRIPT and what is the script's
+    words = iter(args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word == "--" and rest:
+            rest += words
+        elif name in takes_value and (name.startswith("--") or not equals):
+            own += [word, *(itertools.islice(words, 1) if takes_value[name] and not equals else ())]
+        elif rest or not word.startswith("-"):
+            rest.append(word)
+        else:
+            own.append(word)  # click says what is wrong with it
+    return own + rest
+
+
+def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str = "") -> dict[str, str]:
+    """Words for the script that look like an option of the command, each with what may have been meant.
+
+    Args:
+        args: what stands on the command line. What is behind a ``--`` is the script's without doubt.
+        takes_value: for each known option, whether a value follows it.
+        script: the text of the script; an option that it names is its own.
+
+    >>> misspelt(["train.py", "--strategi=mpi", "-n2", "--epochs", "3"], {"--strategy": True, "-n": True})
+    {'--strategi': '--strategy', '-n2': '-n 2'}
+    """
+    found = {}
+    known = [name for name in takes_value if name.startswith("--")]
+    for word in itertools.takewhile(lambda word: word != "--", args):
+        name = word.partition("=")[0]
+        if name in takes_value and name.startswith("--"):
+            continue
+        if name.startswith("--"):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            own = {name[2:], name[2:].replace("-", "_")}
+            if near and not any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", script) for text in own):
+                found[name] = near[0]
+        elif (short := re.fullmatch(r"(-\w)=?(\d+)", word)) and takes_value.get(short[1]) and short[1] not in script:
+            found[word] = f"{short[1]} {short[2]}"
+    return found
+
+
+def _text_of(script: str | None) -> str:
+    """Text of a script's file; empty where there is none that can be read."""
+    try:
+        with open(script or "", encoding="utf-8", errors="replace") as file:
+            return file.read(LONGEST_SCRIPT)
+    except (OSError, ValueError):
+        return ""
+
+
+def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as it is, and ``NAME`` with its value in this environment."""
+    environment = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not name:
+            raise click.BadParameter(f"{text!r} has no name.", ctx, parameter)
+        if not equals and name not in os.environ:
+            raise click.BadParameter(f"{name} is not set here; give {name}=VALUE.", ctx, parameter)
+        environment[name] = value if equals else os.environ[name]
+    return environment
+
+
+# Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``_as_option`` finds it.
+OPTIONS: Sequence[Callable[[Command], Command]] = (
+    click.option(
+        "-s", "--strategy", type=NameIn(STRATEGIES), default="parameter_server", show_default=True,
+        help="How the workers become a cluster.",
+    ),
+    click.option(
+        "-p", "--platform", type=NameIn(PLATFORMS),
+        help="Where workers run.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
+    ),
+    click.option(
+        "-n", "--workers", "n_workers", type=click.IntRange(min=1), default=1, show_default=True,
+        help="Workers that train.",
+    ),
+    click.option("--ps", "n_ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
+    click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
+    click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
+    click.option(
+        "--gpus", "nvidia_gpu", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."
+    ),
+    click.option(
+        "--python", default="", metavar="PATH", shell_complete=completion.files,
+        help="Interpreter that runs the script.  [default: this one]",
+    ),
+    click.option(
+        "--env", multiple=True, metavar="NAME[=VALUE]", callback=_environment,
+        help="Environment variable of the script; repeatable. NAME alone takes the value from this environment, which "
+        "keeps secrets off the command line. Values are never recorded.",
+    ),
+    click.option(
+        "--project", multiple=True, metavar="PATH", shell_complete=completion.files,
+        callback=lambda ctx, parameter, values: values or None,
+        help="Folder whose files go to workers that share none with this machine, or files and folders in the working "
+        "directory; repeatable; none for none.  [default: what git would track]",
+    ),
+    click.option(
+        "--project-limit", type=click.FloatRange(min=0, min_open=True), default=100, show_default=True, metavar="MB",
+        help="How much that may be.",
+    ),
+    click.option(
+        "--collect", multiple=True, metavar="PATTERN",
+        help="Files in the working directories of such workers that are brought back at the end, such as "
+        "'checkpoints/**'; repeatable.",
+    ),
+    click.option("--name", default="", help="What to call the run.  [default: the script's name]"),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m."),
+    click.argument("worker_script", metavar="SCRIPT", shell_complete=completion.files),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.files),
+)  # fmt: skip
+
+
+def job_options(command: Command) -> Command:
+    """Give a command the options and arguments that describe a job."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def make_request(
+    *, worker_script: str | None, cpu: float, memory: float, nvidia_gpu: int, module: bool, **options: Any
+) -> RunRequest:
+    """The request that the options describe: those of a request by their names, all others are options of the
+    strategy or the platform."""
+    from muster.run.request import RunRequest
+
+    names = {field.name for field in fields(RunRequest)}
+    return RunRequest(
+        script=worker_script,
+        resources=Resources(cpu=cpu, memory=memory, gpu=nvidia_gpu),
+        is_module=module,
+        options={name: value for name, value in options.items() if name not in names and value is not None},
+        **{name: value for name, value in options.items() if name in names},
+    )
+
+
+@click.command(cls=ScriptCommand)
+@job_options
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=0),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long workers that have a place to run may take to come up; 0 for as long as it takes.",
+)
+@click.option(
+    "--queue-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long workers may wait for a place to run.",
+)
+@click.option(
+    "--run-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long the run may take."
+)
+@click.option(
+    "--stall",
+    "stall_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the run when nothing has moved for so long, and show where every process hangs.",
+)
+@click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start all ranks again up to N times after a failure, to go on from the script's checkpoint.",
+)
+@click.option(
+    "--restart-on",
+    type=click.Choice(CAUSES),
+    multiple=True,
+    default=BY_ITSELF,
+    show_default=True,
+    help="After which failures; repeatable.",
+)
+@click.option("--from-scratch", is_flag=True, help="A script without a checkpoint may begin again from nothing.")
+@click.option(
+    "--detach",
+    metavar="TIME",
+    help="Return once the run has begun; it lives on by itself for so long at most, such as 8h or 90m.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
+@click.option("--json", "json_wanted", is_flag=True, help="Print what came out as JSON, and nothing else but errors.")
+@as_json.with_errors
+def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
+    """Run SCRIPT on a cluster of workers and wait until it has ended.
+
+    SCRIPT is a file, or with -m a module. Options may stand before and after it; those that are none of muster's, and
+    everything after a --, are the script's own.
+
+    Horovod, MPI and plain processes run the script as every rank, MultiWorkerMirroredStrategy on every worker. Among
+    parameter servers, a top-level run(cluster, server, task_index) is called on every worker; a script without one is
+    run once, as the chief that coordinates the workers.
+
+    \b
+    Examples:
+      muster run -n 2 --ps 1 worker_scripts/mnist_ps_tf1.py --sync
+      muster run train.py --strategy horovod --workers 4 --epochs 5
+      muster run -s horovod -n 4 train.py -- --name "the script's own"
+      muster run -s horovod -n 2 --slots 2 -m my_package.train
+      muster run -s mpi -n 2 --slots 4 --mpi-args "--mca btl_tcp_links 2" ./allreduce
+      muster run -s horovod -n 2 --env API_KEY --stall 120 train.py
+      muster run -s horovod -n 2 --detach 8h train.py
+
+    The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
+    """
+    from muster.dashboard import NoDashboard, choose
+    from muster.records.runs import Run
+    from muster.run.cluster import Cluster
+    from muster.run.request import check
+
+    checked = check(make_request(**options))
+    if checked.limits.detached is not None:
+        _detach(checked, quiet=quiet, json_wanted=json_wanted)
+        return
+    dashboard = NoDashboard() if quiet or json_wanted else choose()
+    cluster = Cluster.of(checked, [_without_cause(dashboard)])
+    with _terminated_like_interrupted(), without_echo():
+        try:
+            with cluster:
+                cluster.wait()
+        finally:
+            dashboard.close()
+            if json_wanted and cluster.run_id:
+                as_json.echo(as_json.outcome(Run(cluster.run_dir)))
+
+
+def _detach(checked: CheckedRun, *, quiet: bool, json_wanted: bool) -> None:
+    """Start the run in a process of its own, and say how to reach it."""
+    from muster.commands import as_json
+    from muster.run import controller
+
+    begun = controller.start(checked)
+    if json_wanted:
+        as_json.echo(as_json.summary(begun))
+        return
+    click.echo(begun.id)
+    if not quiet:
+        click.echo(f"To watch it: muster attach {begun.id}\nTo end it:   muster stop {begun.id}", err=True)
+
+
+def _without_cause(dashboard: Dashboard) -> Observer:
+    """The dashboard, but for why the run failed: this command's error says that, with more around it."""
+
+    def show(event: Event) -> None:
+        if isinstance(event.data, RunEnded):
+            event = replace(event, data=RunEnded(event.data.status))
+        dashboard(event)
+
+    return show
+
+
+def as_options(text: str) -> str:
+    """Return ``text`` with the arguments of ``run_cluster`` that it names as the options of ``muster run``.
+
+    >>> as_options(ArgumentText(Argument("memory", 4.0), ", or a longer ", Argument("timeout_seconds")))
+    '--memory 4, or a longer --timeout'
+    """
+    return text.write(_as_option) if isinstance(text, ArgumentText) else text
+
+
+def _as_option(argument: Argument) -> str:
+    parameter = next((known for known in run.get_params(click.Context(run)) if known.name == argument.name), None)
+    if parameter is None:  # nothing that the command line can say
+        return argument.as_python()
+    option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+    value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
+    return option if value in (None, "") else f"{option} {shlex.quote(str(value))}"
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM, and the end of the terminal, end the run as Ctrl-C does: they would end this process at once."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else somebody, such as nohup, wants it to go on
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,158 @@
+"""This side of a stream to a worker: passes on what comes from a local descriptor, and writes what the worker sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+
+from muster.agent import frames, wire
+from muster.errors import RunUnreachable
+
+PIECE = 1 << 15  # bytes that are read at once
+AT_ONCE = 4096  # bytes that can be written without waiting wherever anything can: PIPE_BUF
+POLL_SECONDS = 0.25  # how soon a terminal's new size is passed on
+READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
+WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
+
+
+class Pump:
+    """One stream.
+
+    Nothing here waits for anything but all of it at once, so that no direction can hold up the other.
+
+    Args:
+        connection: to the run's control socket, where the stream has been opened.
+        source: descriptor to read what goes to the worker from; None for nothing.
+        sinks: descriptors for what comes from there, by channel.
+        on_end: called with a channel on which nothing more comes.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        source: int | None,
+        sinks: Mapping[int, int],
+        on_end: Callable[[int], object] = lambda channel: None,
+    ) -> None:
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._source = source
+        self._sinks = dict(sinks)
+        self._on_end = on_end
+        self._decoder = frames.Decoder()
+        self._unsent = bytearray()
+        self._unwritten: dict[int, bytearray] = {channel: bytearray() for channel in sinks}
+        self._owed = 0
+        self._ended: set[int] = set()
+        self._credit = wire.WINDOW
+        self._closed: wire.Closed | None = None
+        if source is None:
+            self._send(wire.Eof(1))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the worker that the terminal has another size."""
+        self._send(wire.Resize(1, rows, columns))
+
+    def run(self) -> wire.Closed:
+        """Pass everything on until the stream has ended; return how.
+
+        Raises:
+            RunUnreachable: the run has ended before.
+            OSError: what comes cannot be written any more.
+        """
+        with contextlib.closing(self._connection):
+            while self._closed is None or any(self._unwritten.values()):
+                ready = dict(self._poll())
+                number = self._connection.fileno()
+                if self._closed is None and ready.get(number, 0) & select.POLLOUT and self._unsent:
+                    self._transmit()
+                if self._closed is None and ready.get(number, 0) & READABLE:
+                    self._receive()
+                for channel, sink in self._sinks.items():
+                    if self._unwritten[channel] and ready.get(sink, 0) & WRITABLE:
+                        self._write(channel, sink)
+                if self._source is not None and ready.get(self._source, 0) & READABLE and self._wants_input:
+                    self._read(self._source)
+            return self._closed
+
+    @property
+    def _wants_input(self) -> bool:
+        return self._source is not None and not self._unsent and self._credit > wire.OVERHEAD
+
+    def _poll(self) -> list[tuple[int, int]]:
+        wanted: dict[int, int] = {}
+        if self._closed is None:
+            wanted[self._connection.fileno()] = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+            if self._wants_input and self._source is not None:
+                wanted[self._source] = select.POLLIN
+        for channel, sink in self._sinks.items():
+            if self._unwritten[channel]:
+                wanted[sink] = wanted.get(sink, 0) | select.POLLOUT
+        poll = select.poll()
+        for number, events in wanted.items():
+            poll.register(number, events)
+        return poll.poll(POLL_SECONDS * 1000)
+
+    def _read(self, source: int) -> None:
+        try:
+            data = os.read(source, min(PIECE, self._credit - wire.OVERHEAD))
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal, or a peer, that is gone
+            data = b""
+        if data:
+            self._credit -= wire.cost(data)
+            self._send(wire.Data(1, 0, data))
+        else:
+            self._source = None
+            self._send(wire.Eof(1))
+
+    def _send(self, message: tuple[object, ...]) -> None:
+        self._unsent += wire.encode(message)
+
+    def _transmit(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                sent = self._connection.send(self._unsent)
+            except BrokenPipeError:  # what was said last can still be read
+                sent = len(self._unsent)
+            del self._unsent[:sent]
+
+    def _receive(self) -> None:
+        try:
+            data = self._connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise RunUnreachable("The run has ended, or its session has.")
+        for fields in self._decoder.feed(data):
+            self._take(wire.from_agent(fields))
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, wire.Data) and message.channel in self._sinks:
+            self._unwritten[message.channel] += message.payload
+            self._owed += wire.cost(message.payload)
+        elif isinstance(message, wire.Credit):
+            self._credit += message.size
+        elif isinstance(message, wire.Eof):
+            self._ended.add(message.channel)
+            if not self._unwritten.get(message.channel):
+                self._on_end(message.channel)
+        elif isinstance(message, wire.Closed):
+            self._closed = message
+
+    def _write(self, channel: int, sink: int) -> None:
+        waiting = self._unwritten[channel]
+        with contextlib.suppress(BlockingIOError):
+            written = os.write(sink, waiting[:AT_ONCE])
+            del waiting[:written]
+        if not any(self._unwritten.values()) and self._owed and self._closed is None:
+            self._send(wire.Credit(1, self._owed))
+            self._owed = 0
+        if not waiting and channel in self._ended:
+            self._on_end(channel)

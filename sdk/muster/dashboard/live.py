@@ -1,0 +1,213 @@
+"""The state of a run that live views in a browser share: it takes events in on one thread and gives diffs on another.
+
+A browser is sent one ``snapshot`` and then diffs, all plain data. Workers are columns of values rather than rows of
+fields, which is a third of the size and of the time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+from muster.dashboard.curve import Point
+from muster.dashboard.model import RunView, fold
+from muster.dashboard.repeat import repeat_command
+from muster.dashboard.worker import WorkerView
+from muster.events import Event, EventKind
+
+COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
+    "status": attrgetter("status"),
+    "phase": attrgetter("doing"),
+    "since": attrgetter("doing_since"),
+    "address": attrgetter("address"),
+    "cpu": attrgetter("cpu"),
+    "memory": attrgetter("memory"),
+    "gpu": attrgetter("gpu_use"),
+    "ranks": attrgetter("rank_names"),
+    "epoch": attrgetter("leading.epoch_now"),
+    "epochs": attrgetter("leading.epochs"),
+    "step": attrgetter("leading.steps_done"),
+    "steps": attrgetter("leading.steps"),
+    "rate": lambda worker: None if worker.rate is None else round(worker.rate),
+    "sent": attrgetter("sent"),
+    "line": attrgetter("last_line"),
+    "exit": attrgetter("exit_code"),
+    "signal": attrgetter("signal"),
+    "reason": attrgetter("reason"),
+}
+# With four diffs a second, a thousand workers that all change all the time are shown as they were a second ago.
+MOST_ROWS = 256
+URGENT = frozenset({EventKind.WORKER_STATE, EventKind.EXCEPTION, EventKind.PROCESS_EXITED})
+AGGREGATES_SECONDS = 1.0  # sums over all workers are made no more often than this
+Columns = dict[str, list[Any]]
+
+
+class LiveState:
+    """A view with a lock around it, which knows what has changed since it was last asked.
+
+    Attributes:
+        view: what the run looks like; to be read with ``lock`` held.
+    """
+
+    def __init__(self, view: RunView | None = None) -> None:
+        self.view = view or RunView()
+        self.lock = threading.RLock()
+        self._changed = dict.fromkeys(self.view.workers)  # in order, so that all have their turn
+        self._urgent: dict[str, None] = {}
+        self._version = -1
+        self._number = 0
+        self._sent: Columns = {title: [] for title in COLUMNS}
+        self._indices: dict[str, int] = {}
+        self._head: dict[str, Any] = {}
+        self._points: dict[str, Point] = {}
+        self._aggregates: dict[str, Any] = {}
+        self._aggregated_at = float("-inf")
+
+    def __call__(self, event: Event) -> None:
+        """Take one event into account."""
+        with self.lock:
+            fold(self.view, event)
+            if event.kind == EventKind.RUN_ATTEMPT:
+                self._changed = dict.fromkeys(self.view.workers)
+            if event.worker in self.view.workers:
+                self._changed[event.worker] = None
+                if event.kind in URGENT:
+                    self._urgent[event.worker] = None
+
+    def take_diff(self) -> dict[str, Any] | None:
+        """Return the changes since the last call; None where there are none.
+
+        ``names`` are new workers, in order; ``columns`` has, for each column with any news, the values of the workers
+        whose indices are ``rows``; ``points`` is the newest point of each curve that has grown. Of more than
+        ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has ended; those that have
+        failed or changed their state wait for nobody.
+        """
+        with self.lock:
+            if self.view.version == self._version and not self._changed:
+                return None
+            self._version = self.view.version
+            self._number += 1
+            new = self._take_names()
+            rows, columns = self._take_columns(new)
+            return {
+                "kind": "diff",
+                "number": self._number,
+                "now": self.view.clock(),
+                "run": self._take_head(),
+                "names": [self.view.workers[name].name for name in new],
+                "rows": rows,
+                "columns": columns,
+                "points": self._take_points(),
+            }
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, for a browser that knows nothing yet. Diffs go on as if it had not been asked for."""
+        with self.lock:
+            workers = list(self.view.workers.values())
+            return {
+                "kind": "snapshot",
+                "number": self._number,
+                "now": self.view.clock(),
+                "run": {**head_of(self.view), **aggregates_of(self.view)},
+                "names": [worker.name for worker in workers],
+                "columns": columns_of(workers),
+                "curves": {name: [_plain(point) for point in curve.points] for name, curve in self.view.curves.items()},
+            }
+
+    def _take_names(self) -> list[str]:
+        new = list(self.view.workers)[len(self._indices) :]
+        for name in new:
+            self._indices[name] = len(self._indices)
+        for values in self._sent.values():
+            values += [_NEW] * len(new)
+        return new
+
+    def _take_columns(self, new: list[str]) -> tuple[list[int], Columns]:
+        for name in new:
+            self._changed.pop(name, None)
+        urgent = [name for name in self._urgent if name in self._changed]
+        waiting = (name for name in self._changed if name not in self._urgent)
+        others = [*urgent, *islice(waiting, MOST_ROWS if self.view.ended is None else None)]
+        for name in others:
+            del self._changed[name]
+        self._urgent.clear()
+        rows = [self._indices[name] for name in (*new, *others)]
+        news = {}
+        for title, values in columns_of([self.view.workers[name] for name in (*new, *others)]).items():
+            sent = self._sent[title]
+            if values != [sent[row] for row in rows]:
+                news[title] = values
+                for row, value in zip(rows, values, strict=True):
+                    sent[row] = value
+        return rows if news else [], news
+
+    def _take_head(self) -> dict[str, Any]:
+        now = self.view.clock()
+        if now - self._aggregated_at >= AGGREGATES_SECONDS or self.view.ended is not None:
+            self._aggregates, self._aggregated_at = aggregates_of(self.view), now
+        head = {**head_of(self.view), **self._aggregates}
+        news = {key: value for key, value in head.items() if self._head.get(key, _NEW) != value}
+        self._head = head
+        return news
+
+    def _take_points(self) -> dict[str, list[float | None]]:
+        news = {}
+        for name, curve in self.view.curves.items():
+            if curve.last is not None and curve.last is not self._points.get(name):
+                self._points[name] = curve.last
+                news[name] = _plain(curve.last)
+        return news
+
+
+_NEW = object()  # equals nothing, so that everything of a new worker is news
+
+
+def columns_of(workers: Sequence[WorkerView]) -> Columns:
+    """The values of ``COLUMNS`` for some workers."""
+    return {title: list(map(value, workers)) for title, value in COLUMNS.items()}
+
+
+def head_of(view: RunView) -> dict[str, Any]:
+    """Return the facts about the run as a whole, less those that need every worker."""
+    return {
+        "name": view.name,
+        "run_id": view.run_id,
+        "strategy": view.strategy,
+        "status": view.status,
+        "phase": view.doing,
+        "started": view.started,
+        "ended": view.ended,
+        "moved": view.moved,
+        "reason": view.reason,
+        "advice": view.advice,
+        "culprit": view.culprit,
+        "exception": view.exception,
+        "notes": list(view.notes),
+        "memory_limit": view.memory_limit,
+        "command": repeat_command(view.job),
+    }
+
+
+def aggregates_of(view: RunView) -> dict[str, Any]:
+    """Return the facts that need every worker: the slowest, the time left and the speed of all together."""
+    slowest = view.slowest_worker
+    fraction = view.fraction
+    told = [worker.leading for worker in view.workers.values() if worker.leading.has_begun]
+    return {
+        "slowest": slowest.name if slowest else "",
+        "uneven": view.status == "running" and any(progress.fraction != fraction for progress in told),
+        "fraction": fraction,
+        "left": slowest.leading.time_left(view.clock()) if slowest and view.status == "running" else None,
+        "rate": view.rate,
+        "efficiency": view.efficiency,
+    }
+
+
+def _plain(point: Point) -> list[float | None]:
+    """A point as JSON has it, which knows no NaN: where it is on the way, and its value."""
+    where = point.time if point.step is None else point.step
+    return [where, point.value if math.isfinite(point.value) else None]

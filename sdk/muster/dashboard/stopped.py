@@ -1,0 +1,34 @@
+"""A run that was stopped, as a notebook shows it: one line in place of an error's red box."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from muster.errors import RunStopped
+from muster.runtime.interrupts import RunInterrupted
+
+
+def show_in(shell: Any) -> None:
+    """Have IPython tell of a stopped run in a line: somebody has asked for it, and there is nothing to look into.
+
+    The cell ends as with any error, and so the cells after it do not run. IPython has one place for such a handler,
+    which is left to the user where it is taken.
+    """
+    if not shell.custom_exceptions:
+        shell.set_custom_exc((RunStopped, RunInterrupted), _tell)
+
+
+def _tell(
+    shell: Any,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    tb_offset: int | None = None,
+) -> list[str]:
+    """Print the line. What is returned, and the kernel's reply, have no traceback."""
+    where = f" Logs: {error.log}" if isinstance(error, RunStopped) and error.log else ""
+    message = error.message if isinstance(error, RunStopped) else str(error)
+    print(f"{message}{where}")
+    shell._last_traceback = []  # which ipykernel sends with its reply, and which would be that of an earlier cell
+    return []

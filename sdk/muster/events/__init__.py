@@ -1,0 +1,181 @@
+"""Events: the only thing that observers of a run ever see.
+
+An event is one timestamped fact. Its ``kind`` says which of these it is, and so what its ``data`` has:
+
+===================  =================================================================================================
+``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run`` (its id),
+                     ``detached_until`` (seconds since the epoch, of a run that needs no session)
+``run_phase``        ``phase``: launching, connecting, starting, training, ending
+``run_attempt``      ``attempt``: number of the one that begins, from 2; ``reason``, why the one before has ended
+``run_ended``        ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``error`` (class name)
+``note``             ``text``: something the user should read
+``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``; whatever of these is news
+``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has said hello
+``process_started``  ``pid``, ``rank`` (None where there are no ranks)
+``process_exited``   ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or None)
+``listening``        ``port``: the server of this worker accepts connections
+``transfer``         ``done``, ``total``: bytes of the project that have come to the worker; a few times a second, and
+                     not journalled
+``usage``            ``cpu`` (1.0 is one busy core), ``memory`` (bytes), where GPUs tell ``gpu`` (how many are busy) and
+                     ``gpu_memory``; about once a second, and not journalled
+``output``           ``text``: what the worker printed; not journalled, the logs have it
+``progress``         ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``bytes_sent``, ``metrics``:
+                     what of these the script reported; in JSON, metrics that are not finite are "NaN", "Infinity",
+                     "-Infinity"
+``stage``            ``rank``, ``stage``: what it is at before its first step, ``seconds`` that the one before took
+``exception``        ``rank``, ``type``, ``message``, ``traceback``: a script raised
+``stacks``           ``rank``, ``text``: Python stacks, asked for by the session
+===================  =================================================================================================
+
+``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run. ``data`` is of
+the class for the kind (:mod:`muster.events.data`), whose attributes type checkers know, and a mapping all the same, for
+``event.data["text"]``. What was not told is None there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any
+
+from muster.events.data import (
+    DATA,
+    EventData,
+    EventKind,
+    Listening,
+    Note,
+    Output,
+    ProcessExited,
+    ProcessStacks,
+    ProcessStarted,
+    Progress,
+    RunAttempt,
+    RunEnded,
+    RunPhase,
+    RunRequested,
+    ScriptRaised,
+    Stage,
+    Transfer,
+    Usage,
+    WorkerReady,
+    WorkerState,
+    read,
+)
+
+__all__ = [
+    "Event", "EventData", "EventKind", "Listening", "Note", "Observer", "Output", "ProcessExited",
+    "ProcessStacks", "ProcessStarted", "Progress", "RunAttempt", "RunEnded", "RunPhase", "RunRequested", "ScriptRaised",
+    "Stage", "Transfer", "Usage", "WorkerReady", "WorkerState", "metrics_from_json", "metrics_to_json", "plain",
+]  # fmt: skip
+
+# One encoder for all: json.dumps would make one for every event.
+encode = json.JSONEncoder(default=str, allow_nan=False).encode
+
+DEEPEST = 20  # levels of lists and dicts in an event
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One fact about a run. ``time`` is seconds since the epoch, by the session's clock.
+
+    Args:
+        kind: an EventKind, or its name.
+        data: what it tells: of the class for its kind, or a mapping, which is made one.
+
+    Raises:
+        ValueError: there is no such kind of event, or its data does not fit.
+    """
+
+    kind: str
+    worker: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        kind = EventKind(self.kind)
+        object.__setattr__(self, "kind", kind)
+        if type(self.data) is not DATA[kind]:
+            data, misfits = read(kind, self.data)
+            if misfits:
+                raise ValueError(f"no such event: {'; '.join(misfits)}")
+            object.__setattr__(self, "data", data)
+
+    @classmethod
+    def of(cls, data: EventData, worker: str | None = None, when: float | None = None) -> Event:
+        """The event that tells this, of now or of that time."""
+        return cls(data.kind, worker, data, time.time() if when is None else when)
+
+    def to_json(self) -> str:
+        """The event as one line of strict JSON, without the line end; what JSON has no word for becomes text."""
+        data = dict(self.data)
+        try:
+            if isinstance(self.data, Progress):
+                data["metrics"] = metrics_to_json(self.data.metrics)
+            return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **data})
+        except Exception:  # whatever its parts raise: what is odd about an event must not cost the run its record
+            return encode(plain({**data, "time": self.time, "kind": self.kind, "worker": self.worker}))
+
+    @classmethod
+    def from_json(cls, line: str, on_misfit: Callable[[str], object] = lambda text: None) -> Event:
+        """The event that ``to_json`` wrote, also in another version of Muster.
+
+        Args:
+            line: the text.
+            on_misfit: called for each field that does not fit, and so counts as not told, with words that say so.
+
+        Raises:
+            ValueError: it is no event, or one of a kind that is not known.
+        """
+        told = json.loads(line)
+        if not isinstance(told, dict) or "kind" not in told:
+            raise ValueError("not an event")
+        worker, when = told.get("worker"), told.get("time")
+        if not isinstance(when, (int, float)) or not isinstance(worker, (str, NoneType)):
+            raise ValueError("not an event: its time is no number, or its worker no text")
+        if isinstance(told.get("metrics"), dict):
+            told["metrics"] = metrics_from_json(told["metrics"])
+        data, misfits = read(EventKind(told["kind"]), told)
+        for text in misfits:
+            on_misfit(text)
+        return cls(data.kind, worker, data, when)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The value as JSON can have it: what is neither number, text, list nor dict as text, and so what is too deep."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping) and depth < DEEPEST:
+        return {name if isinstance(name, str) else _text(name): plain(part, depth + 1) for name, part in value.items()}
+    if isinstance(value, (list, tuple)) and depth < DEEPEST:
+        return [plain(part, depth + 1) for part in value]
+    return value if isinstance(value, int) and value.bit_length() <= 64 else _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)[:1000]
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def metrics_to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as strict JSON has them: what is not finite as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
+    return {
+        name: json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
+
+
+def metrics_from_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that ``metrics_to_json`` was given."""
+    return {name: float(value) if value in NOT_FINITE else value for name, value in metrics.items()}
+
+
+Observer = Callable[[Event], None]

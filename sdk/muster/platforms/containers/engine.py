@@ -1,0 +1,188 @@
+"""The engine that runs containers, Docker or Podman: finding its socket, and what it is.
+
+Both answer the same interface, for which the ``docker`` package is the client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.errors import PlatformUnsupported
+from muster.platforms import machine
+from muster.platforms.containers.refusals import START_ENGINE, knock, system_error
+from muster.runtime.extras import extra
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+TIMEOUT = 30.0  # seconds that an engine may take to answer
+
+
+@dataclass(frozen=True)
+class Found:
+    """An address at which an engine may listen, and how it was found."""
+
+    url: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that answers.
+
+    Attributes:
+        client: asks it.
+        url: where it listens.
+        source: how that was found.
+        product: ``Docker`` or ``Podman``.
+        version: its version.
+        cores, memory: what its machine has; memory in bytes.
+        is_rootless: whether it runs as an ordinary user.
+        is_here: whether it sees this session's files and network, because it runs beside it.
+    """
+
+    client: APIClient
+    url: str
+    source: str
+    product: str
+    version: str
+    cores: int
+    memory: int
+    is_rootless: bool
+    is_here: bool
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.version} ({self.url}, {self.source})"
+
+
+def candidates(asked: str | None, environ: Mapping[str, str]) -> list[Found]:
+    """Addresses at which an engine may listen, in the order in which Docker's and Podman's own tools look."""
+    if asked:
+        return [Found(asked, "engine=")]
+    for name in ("DOCKER_HOST", "CONTAINER_HOST"):
+        if environ.get(name):
+            return [Found(environ[name], name)]
+    context = _context(environ)
+    if context:
+        return [context]
+    folders = [environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"]
+    paths = [Path("/var/run/docker.sock"), Path(folders[0], "docker.sock")]
+    paths += [Path("/run/podman/podman.sock"), Path(folders[0], "podman", "podman.sock")]
+    return [Found(f"unix://{path}", "its usual place") for path in paths if path.exists()]
+
+
+def _context(environ: Mapping[str, str]) -> Found | None:
+    """The address of the context that ``docker context use`` has chosen; None for the default one."""
+    from docker.context import ContextAPI
+    from docker.errors import DockerException
+
+    name = environ.get("DOCKER_CONTEXT")
+    try:
+        context = ContextAPI.get_context(name) if name else ContextAPI.get_current_context()
+    except (DockerException, OSError, ValueError, KeyError):
+        return None
+    if context is None or context.Name == "default" or not context.Host:
+        return None
+    return Found(context.Host, f"Docker's context {context.Name}")
+
+
+def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -> Engine:
+    """Find an engine that answers.
+
+    Args:
+        asked: where it listens; None to look for it.
+        environ: the environment, which may name it.
+
+    Raises:
+        ExtraMissing: the package ``docker`` is not installed.
+        PlatformUnsupported: there is none, or it does not let this user in.
+    """
+    with extra("containers"):
+        import docker  # noqa: F401
+    found = candidates(asked, environ)
+    if not found:
+        raise PlatformUnsupported(
+            "No Docker and no Podman was found here: there is no socket of either, and neither DOCKER_HOST nor "
+            "CONTAINER_HOST is set.",
+            advice=START_ENGINE,
+        )
+    troubles: list[PlatformUnsupported] = []
+    for candidate in found:
+        try:
+            return _ask(candidate, environ)
+        except PlatformUnsupported as error:
+            troubles.append(error)
+    raise troubles[0]
+
+
+def _ask(found: Found, environ: Mapping[str, str]) -> Engine:
+    from docker import APIClient
+    from docker.constants import DEFAULT_DOCKER_API_VERSION
+    from docker.errors import DockerException
+    from docker.utils import kwargs_from_env, version_lt
+    from requests.exceptions import RequestException
+
+    settings = {key: value for key, value in kwargs_from_env(environ).items() if key == "tls"}
+
+    def make(version: str) -> APIClient:
+        client = APIClient(found.url, version=version, timeout=TIMEOUT, use_ssh_client=True, **settings)
+        client.headers["Connection"] = "close"  # nobody else would close the connections that it keeps
+        return client
+
+    try:
+        peer = knock(found.url)
+        client = make(DEFAULT_DOCKER_API_VERSION)
+        # Its own way to find out, by asking for the version, takes Podman half a second.
+        answer = client.get(f"{client.base_url}/_ping", timeout=TIMEOUT)
+        spoken = answer.headers.get("Api-Version", "")
+        if spoken and version_lt(spoken, DEFAULT_DOCKER_API_VERSION):
+            client = make(spoken)
+        product = "Podman" if "Libpod-API-Version" in answer.headers else "Docker"
+        info = _info_of_podman(peer, answer.headers) if product == "Podman" and peer else client.info()
+    except (DockerException, RequestException, OSError, ValueError) as error:
+        raise _not_reached(found, error) from error
+    return Engine(
+        client=client,
+        url=found.url,
+        source=found.source,
+        product=product,
+        version=str(info.get("ServerVersion", "")),
+        cores=int(info.get("NCPU") or 1),
+        memory=int(info.get("MemTotal") or 0),
+        is_rootless=any("rootless" in option for option in info.get("SecurityOptions") or []),
+        is_here=found.url.startswith("unix://") and os.path.exists(info.get("DockerRootDir") or ""),
+    )
+
+
+def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a Podman on this machine would say of itself, for which it takes a second and more."""
+    return {
+        "ServerVersion": headers.get("Libpod-API-Version", ""),
+        "NCPU": len(machine.cores()),
+        "MemTotal": machine.memory_bytes(),
+        "SecurityOptions": ["name=rootless"] if peer[1] else [],
+        "DockerRootDir": "/",
+    }
+
+
+def _not_reached(found: Found, error: Exception) -> PlatformUnsupported:
+    """The error for an engine that does not answer, or not to this user."""
+    where = f"{found.url} ({found.source})"
+    cause = system_error(error)
+    if isinstance(cause, PermissionError):
+        return PlatformUnsupported(
+            f"This user may not use the container engine at {where}: permission denied.",
+            advice="ask for membership of the group that owns the socket (usermod -aG docker USER, then log in again), "
+            "or use a rootless Podman",
+        )
+    if isinstance(cause, FileNotFoundError):
+        return PlatformUnsupported(f"There is no container engine at {where}: no such socket.", advice=START_ENGINE)
+    if isinstance(cause, ConnectionRefusedError):
+        return PlatformUnsupported(
+            f"The container engine at {where} does not run: nobody listens on its socket.", advice=START_ENGINE
+        )
+    return PlatformUnsupported(f"The container engine at {where} does not answer: {cause}.", advice=START_ENGINE)

@@ -1,0 +1,77 @@
+"""The guard of containers: outlives the session, and removes its containers and networks when that is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from muster.platforms.session_guard import SessionGuard, is_orphaned, owner, serve
+
+OWNER = "muster.owner"  # label of everything that a session has made: its process, see session_guard.owner()
+HOMES = "muster-containers-"  # how the folders begin that hold the homes of an owner's containers
+
+
+def make_homes(label: str) -> str:
+    """Make the folder that holds the homes of an owner's containers on this machine, for this user only.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = homes_of(label)
+    folder.mkdir(mode=0o700)
+    return str(folder)
+
+
+def homes_of(label: str) -> Path:
+    """The folder that holds the homes of an owner's containers, on a disk rather than in memory."""
+    base = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
+    return Path(base, f"{HOMES}{label}")
+
+
+def remove_orphaned_homes() -> None:
+    """Remove the homes of sessions that were killed together with their guards, or with the machine."""
+    for folder in homes_of("").parent.glob(f"{HOMES}*"):
+        label = folder.name.removeprefix(HOMES).rpartition(".")[0]
+        is_older = label.partition(".")[0] != owner().partition(".")[0]
+        if folder.lstat().st_uid == os.getuid() and (is_older or is_orphaned(label)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Guard(SessionGuard):
+    """The session's end of it, which this object starts. Raises OSError."""
+
+    def __init__(self, url: str, label: str) -> None:
+        super().__init__(__name__, {"url": url, "label": label})
+
+
+def remove_everything(client: Any, label: str) -> None:
+    """Remove the containers with an owner's label, running ones too, with their volumes; then its networks and homes.
+
+    Raises:
+        APIError, RequestException: the engine does not do so.
+    """
+    from docker.errors import NotFound
+
+    filters = {"label": [f"{OWNER}={label}"]}
+    for container in client.containers(all=True, filters=filters):
+        with contextlib.suppress(NotFound):
+            client.remove_container(container["Id"], force=True, v=True)
+    for network in client.networks(filters=filters):
+        with contextlib.suppress(NotFound):
+            client.remove_network(network["Id"])
+    shutil.rmtree(homes_of(label), ignore_errors=True)
+
+
+def clean_up(facts: dict[str, Any]) -> None:
+    """Remove what the session has made that these facts are about. Raises what the engine does."""
+    from muster.platforms.containers.engine import connect
+
+    remove_everything(connect(facts["url"]).client, facts["label"])
+
+
+if __name__ == "__main__":
+    serve(clean_up)

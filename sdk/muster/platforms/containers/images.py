@@ -1,0 +1,172 @@
+"""The images of workers: the one that the user names, or a tiny one around the session's own Python.
+
+The tiny image holds empty folders, links and nothing else. The session's Python, its packages and what these need of
+the system are mounted into it read-only: nothing is copied and nothing is pulled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from muster.platforms.containers.engine import Engine
+from muster.platforms.containers.refusals import asking
+
+# Links into usr/ on most systems, folders on others. In sbin, which is another, Docker mounts its init.
+SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32")
+EMPTY = (
+    *("dev", "etc", "home", "muster", "proc", "root", "run", "run/sshd", "sbin", "sys", "tmp", "usr", "var"),
+    *("var/empty", "var/tmp"),
+)
+# In /etc; of ssl only what is public, as a root's containers could read the machine's private keys beside it.
+OF_SYSTEM = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mpich", "openmpi"),
+    *("ssl/certs", "ssl/openssl.cnf"),
+)
+STEP = 10  # percent of a pull that are told at once
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def tiny_image(engine: Engine) -> str:
+    """Return the name of the tiny image, which is made where the engine does not have it yet.
+
+    Raises:
+        PlatformError: the engine cannot make it.
+    """
+    from docker.errors import ImageNotFound
+
+    archive = tiny_archive()
+    name = f"localhost/muster-tiny-{hashlib.sha256(archive).hexdigest()[:12]}:latest"
+    with asking(engine, "The image of the workers could not be made"):
+        try:
+            engine.client.inspect_image(name)
+        except ImageNotFound:
+            repository = name.rpartition(":")[0]
+            engine.client.import_image_from_data(archive, repository, "latest", changes=[f"ENV PATH={PATH}"])
+    return name
+
+
+def has_image(engine: Engine, name: str) -> bool:
+    """Return whether the engine has an image already. Raises PlatformError."""
+    from docker.errors import ImageNotFound
+
+    with asking(engine, f"The image {name} could not be looked for"):
+        try:
+            engine.client.inspect_image(name)
+        except ImageNotFound:
+            return False
+    return True
+
+
+def pull(engine: Engine, name: str, tell: Callable[[str], object]) -> None:
+    """Have the engine pull an image.
+
+    Args:
+        engine: the engine.
+        name: name of the image, as ``docker pull`` takes it.
+        tell: called with how far it is, in words, every now and then.
+
+    Raises:
+        PlatformError: it cannot be pulled.
+    """
+    from docker.errors import APIError
+    from docker.utils import parse_repository_tag
+
+    repository, tag = parse_repository_tag(name)
+    layers: dict[str, tuple[int, int]] = {}
+    told = -STEP
+    error = ""
+    tell(f"pulling the image {name}")
+    with asking(engine, f"The image {name} could not be pulled"):
+        for news in engine.client.pull(repository, tag or "latest", stream=True, decode=True):
+            error = news.get("error") or error  # the rest is read all the same, with which its connection ends
+            detail = news.get("progressDetail") or {}
+            if news.get("status") == "Downloading" and detail.get("total"):
+                layers[news.get("id", "")] = int(detail.get("current") or 0), int(detail["total"])
+            elif news.get("status") == "Download complete" and news.get("id") in layers:
+                layers[news["id"]] = (layers[news["id"]][1],) * 2
+            done, total = (sum(amounts) for amounts in zip(*layers.values(), strict=True)) if layers else (0, 0)
+            if total and 100 * done / total >= told + STEP:
+                told = int(100 * done / total) // STEP * STEP
+                tell(f"pulling the image {name}: {told} % of {total / 1e9:.1f} GB")
+        if error:
+            raise APIError(error, explanation=error)
+
+
+def tiny_archive() -> bytes:
+    """The content of the tiny image, as a tar: the same for the same system."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in EMPTY:
+            archive.addfile(folder(name, mode=0o1777 if name.endswith("tmp") else 0o755))
+        for name in SYSTEM:
+            if os.path.islink(f"/{name}"):
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, os.readlink(f"/{name}")
+                archive.addfile(link)
+            elif os.path.isdir(f"/{name}"):
+                archive.addfile(folder(name))
+        for path, text in (("etc/passwd", _passwd()), ("etc/group", _group())):
+            archive.addfile(*file(path, text.encode()))
+    return packed.getvalue()
+
+
+def _passwd() -> str:
+    lines = ["root:x:0:0:root:/root:/bin/sh", "sshd:x:101:65534::/run/sshd:/usr/sbin/nologin"]
+    if os.getuid():
+        lines.append(f"user:x:{os.getuid()}:{os.getgid()}::/muster/home:/bin/sh")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _group() -> str:
+    return "root:x:0:\nnogroup:x:65534:\n" + (f"user:x:{os.getgid()}:\n" if os.getgid() else "")
+
+
+def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tarfile.TarInfo:
+    """A folder in a tar."""
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    info.uid, info.gid = owner
+    return info
+
+
+def file(
+    name: str, data: bytes, mode: int = 0o644, owner: tuple[int, int] = (0, 0)
+) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    """A file in a tar, and its content."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), mode
+    info.uid, info.gid = owner
+    return info, io.BytesIO(data)
+
+
+def own_folders(python: str = sys.executable) -> list[str]:
+    """Folders of this system that a worker with the session's Python needs to see, without those within others."""
+    paths = [
+        "/usr",
+        *(f"/etc/{name}" for name in OF_SYSTEM),
+        *(f"/{name}" for name in SYSTEM if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")),
+    ]
+    paths += [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.abspath(python)))]
+    paths += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    paths += python_path()
+    return outermost([path for path in [*paths, *map(os.path.realpath, paths)] if os.path.exists(path)])
+
+
+def python_path() -> list[str]:
+    """The folders of this process's ``PYTHONPATH``, where a worker with the session's Python looks, too."""
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths without those that lie within another of them, and without the root itself."""
+    found: list[str] = []
+    for path in sorted({os.path.normpath(path) for path in paths} - {"/"}, key=lambda path: (path.count("/"), path)):
+        if not any(Path(path).is_relative_to(other) for other in found):
+            found.append(path)
+    return found

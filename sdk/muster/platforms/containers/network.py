@@ -1,0 +1,123 @@
+"""The network of a platform's containers, and the address at which they reach the session."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.errors import PlatformUnsupported
+from muster.platforms.containers.engine import Engine
+from muster.platforms.containers.refusals import asking
+from muster.text.arguments import Argument, ArgumentText
+
+POOL = ipaddress.ip_network("10.0.0.0/8")
+PREFIX = 24  # bits: 250 containers
+TRIES = 100
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that containers are attached to.
+
+    Attributes:
+        name: by which the engine knows it.
+        subnet, gateway: its addresses; empty where the user has named it, and the engine chose them.
+        is_own: whether it is made for these workers, and ends with them.
+        session: the address at which its containers reach the session.
+    """
+
+    name: str
+    subnet: str
+    gateway: str
+    is_own: bool
+    session: str
+
+
+def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
+    """Describe the network of the workers. Nothing is made.
+
+    Args:
+        engine: the engine that will make it.
+        asked: name of one that is there; None for a new one.
+        owner: a name for a new one.
+
+    Raises:
+        PlatformError: there is none of that name.
+        PlatformUnsupported: the session's address is not known there.
+    """
+    if asked:
+        with asking(engine, f"The network {asked!r} cannot be used"):
+            described = engine.client.inspect_network(asked)
+        configs = (described.get("IPAM") or {}).get("Config") or [{}]
+        gateway = str(configs[0].get("Gateway") or "").partition("/")[0]
+        return Network(described["Name"], "", gateway, False, _session_address(engine, gateway))
+    with asking(engine, "The networks could not be listed"):
+        networks = engine.client.networks()
+    configs = [config for network in networks for config in (network.get("IPAM") or {}).get("Config") or []]
+    subnet = free_subnet([*(str(config.get("Subnet", "")) for config in configs), *_routes()])
+    gateway = str(subnet.network_address + 1)
+    return Network(f"muster-{owner}", str(subnet), gateway, True, _session_address(engine, gateway))
+
+
+def make_network(engine: Engine, network: Network, labels: dict[str, str]) -> None:
+    """Make a network that the engine does not have yet. Raises PlatformError."""
+    from docker.types import IPAMConfig, IPAMPool
+
+    pool = IPAMPool(subnet=network.subnet, gateway=network.gateway)
+    with asking(engine, "The network of the workers could not be made"):
+        engine.client.create_network(network.name, driver="bridge", ipam=IPAMConfig(pool_configs=[pool]), labels=labels)
+
+
+def free_subnet(taken: Iterable[str]) -> ipaddress.IPv4Network:
+    """Return a random private subnet that overlaps with none of ``taken``. Raises PlatformUnsupported."""
+    networks = [ipaddress.ip_network(text, strict=False) for text in taken if ":" not in text and text]
+    wide = [network for network in networks if network.version == 4 and network.prefixlen]
+    for _ in range(TRIES):
+        start = int(POOL.network_address) + (secrets.randbelow(1 << (PREFIX - POOL.prefixlen)) << (32 - PREFIX))
+        subnet = ipaddress.ip_network((start, PREFIX))
+        if isinstance(subnet, ipaddress.IPv4Network) and not any(subnet.overlaps(other) for other in wide):
+            return subnet
+    raise PlatformUnsupported(
+        "No private subnet is free for the workers.", advice=ArgumentText(Argument("network", ""), " one that is there")
+    )
+
+
+def _routes(path: Path = Path("/proc/net/route")) -> list[str]:
+    """Return the networks that this machine has routes to."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [f"{_address(row[1])}/{bin(int(row[7], 16)).count('1')}" for row in rows if len(row) > 7]
+
+
+def _address(hexadecimal: str) -> str:
+    return socket.inet_ntoa(int(hexadecimal, 16).to_bytes(4, "little"))
+
+
+def _session_address(engine: Engine, gateway: str) -> str:
+    """Return the address of the session that containers reach: the gateway's, where the engine runs beside it."""
+    if engine.is_here and not engine.is_rootless and gateway:
+        return gateway
+    remote = engine.url.partition("://")[2].rpartition("@")[2].partition(":")[0].partition("/")[0]
+    address = own_address(remote if not engine.url.startswith("unix") else "192.0.2.1")
+    if address.startswith("127."):
+        raise PlatformUnsupported(
+            f"The address at which containers of {engine} reach this session is not known.",
+            advice=ArgumentText(Argument("session_address", "host:port")),
+        )
+    return address
+
+
+def own_address(other: str) -> str:
+    """Return the address that this machine shows to ``other``; a loopback address where it has no route there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 9))  # sends nothing; the kernel only chooses a route
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

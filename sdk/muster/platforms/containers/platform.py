@@ -1,0 +1,395 @@
+"""The platform seam over an engine of containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.agent.claims import Claim, claim
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported, ResourceError
+from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.options.fields import option
+from muster.platforms import machine
+from muster.platforms.agents import default_log_cap
+from muster.platforms.base import Platform, Reach, Storage
+from muster.platforms.containers import states
+from muster.platforms.containers import worker as containers
+from muster.platforms.containers.engine import Engine, connect
+from muster.platforms.containers.guard import OWNER, Guard, make_homes, remove_everything, remove_orphaned_homes
+from muster.platforms.containers.images import has_image, own_folders, pull, python_path, tiny_image
+from muster.platforms.containers.network import Network, make_network, plan_network
+from muster.platforms.containers.refusals import asking
+from muster.platforms.session_guard import is_orphaned, owner
+from muster.records.runs import muster_home
+
+AT_ONCE = 8  # requests to the engine at the same time
+STOP_SECONDS = 4.0  # that an agent gets for ending its processes and itself
+GONE = "The engine knows no container of that name; somebody has removed it."
+
+
+@dataclass(eq=False, repr=False)
+class ContainersPlatform(Platform):
+    """Runs each worker in a container of its own, by Docker or Podman.
+
+    Args:
+        image: image of the containers; it needs Python 3.6 or later. None for the session's own Python and packages,
+            mounted read-only, where the engine sees the session's files.
+        engine: address of the engine, such as ``unix:///run/podman/podman.sock``; None for the one that Docker's and
+            Podman's own tools would use.
+        network: name of the containers' network; None for one of their own.
+        log_cap: largest size of a worker's log in bytes.
+    """
+
+    image: str | None = option(None, "Image of the workers' containers", default="this Python, mounted", metavar="NAME")
+    engine: str | None = option(
+        None, "Address of the Docker or Podman engine", default="found as docker does", metavar="URL"
+    )
+    network: str | None = option(None, "Network of the containers", default="one of their own", metavar="NAME")
+    log_cap: int | None = option(
+        None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
+    )
+    name = "containers"
+    poll_seconds = (0.2, 1.0)
+    explain_seconds = 1.0
+    storage = Storage.NOTHING
+
+    def __post_init__(self) -> None:
+        self._connected: Engine | None = None
+        self._network: Network | None = None
+        self._has_network = False
+        self._homes = ""
+        self._guard: Guard | None = None
+        self._lock = threading.Lock()
+        self._specs: dict[str, WorkerSpec] = {}
+        self._workers: dict[str, Worker] = {}
+        self._submitted: dict[str, list[str]] = {}
+        self._told_to_stop: dict[str, float] = {}
+        self._waiting: dict[str, str] = {}  # workers that wait for their image, and how far that is
+        self._claims: list[Claim] = []
+        self._starting = threading.Lock()
+        self._is_closed = False
+        self.python = "python3" if self.image else ""
+        self._label = f"{owner()}.{secrets.token_hex(4)}"
+
+    # -- before a launch ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return which engine runs the containers, and from which image."""
+        return f"{self.name} of {self._engine()}, image {self.image or 'made of this Python'}"
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported where no engine answers, or there is no image that it could run."""
+        engine = self._engine()
+        if not self.image and not engine.is_here:
+            raise PlatformUnsupported(
+                f"{engine} does not see this machine's files, and so cannot run workers with this Python.",
+                advice="image= the name of an image with Python, and what the script imports",
+            )
+
+    def reach(self) -> Reach:
+        """Return the address of the gateway of the containers' network, or else of this machine."""
+        network = self._planned_network()
+        return Reach(network.session, network.session, is_coming=network.session == network.gateway)
+
+    def shortages(self, resources: Resources, workers: int) -> list[str]:
+        """Return the cores and memory that the containers would have to share."""
+        engine = self._engine()
+        _check_resources(engine, {"each worker": resources})
+        found = []
+        if workers * resources.cpu > engine.cores:
+            found.append(f"{workers} x {resources.cpu:g} cores on the {engine.cores} of the engine's machine.")
+        if engine.memory and workers * resources.memory_bytes > engine.memory:
+            found.append(
+                f"{workers} x {resources.memory:g} GB of the {engine.memory / 1e9:.1f} GB of the engine's machine: "
+                "if the workers use all of theirs, the system ends some."
+            )
+        return found
+
+    def _engine(self) -> Engine:
+        with self._lock:
+            if self._connected is None:
+                self._connected = connect(self.engine)
+            return self._connected
+
+    def _planned_network(self) -> Network:
+        if self._network is None:
+            self._network = plan_network(self._engine(), self.network, self._label.rpartition(".")[2])
+        return self._network
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Have one container started per spec. All are there when this returns, unless their image has to come first.
+
+        Then they are queued, and where it cannot be pulled they have failed.
+        """
+        if run_key in self._submitted:
+            return self._submitted[run_key]
+        self._is_closed = False
+        engine = self._engine()
+        _check_resources(engine, {spec.name: spec.resources for spec in specs})
+        handles = [containers.container_name(spec) for spec in specs]
+        if self.image and not has_image(engine, self.image):
+            self._queue(specs)
+            threading.Thread(target=self._pull_and_start, args=(engine, specs), daemon=True, name="muster-pull").start()
+        else:
+            self._start(engine, specs)
+        self._submitted[run_key] = handles
+        return handles
+
+    def _queue(self, specs: Sequence[WorkerSpec]) -> None:
+        for spec in specs:
+            handle = containers.container_name(spec)
+            self._specs[handle] = spec
+            self._workers[handle] = Worker(handle, spec.name, created_at=time.time())
+            self._waiting[handle] = ""
+
+    def _pull_and_start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
+        """Pull the image, and start the containers that wait for it, unless they have been stopped meanwhile."""
+        handles = [containers.container_name(spec) for spec in specs]
+        why = ""
+        try:
+            pull(engine, self.image or "", lambda text: self._waiting.update(dict.fromkeys(handles, text)))
+            with self._starting:
+                if not self._is_over(handles):
+                    self._start(engine, specs)
+        except PlatformError as error:
+            why = f"{error.message} Try: {error.advice}" if error.advice else error.message
+        except Exception as error:  # nobody else would hear of it
+            why = f"{type(error).__name__}: {error}"
+        for handle in handles:
+            if why:
+                failed = self._workers[handle].moved(Status.FAILED, reason=why, finished_at=time.time())
+                self._workers[handle] = failed
+            self._waiting.pop(handle, None)
+
+    def _is_over(self, handles: Sequence[str]) -> bool:
+        return self._is_closed or any(handle in self._told_to_stop for handle in handles)
+
+    def _start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
+        """Make and start containers, all or none. Raises PlatformError."""
+        if self._guard is None:
+            self._sweep(engine)
+            self._guard = Guard(engine.url, self._label)
+        setting = self._setting(engine)
+        made: list[str] = []
+        try:
+            gpus = self._claim_gpus(engine, specs)
+            _at_once(lambda spec: made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ()))), specs)
+            _at_once(lambda spec: containers.start(engine, spec), specs)
+        except BaseException:
+            for name in made:
+                with contextlib.suppress(PlatformError):
+                    _end(engine, name)
+            raise
+        now = time.time()
+        for spec in specs:
+            handle = containers.container_name(spec)
+            self._specs[handle] = spec
+            self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
+
+    def _claim_gpus(self, engine: Engine, specs: Sequence[WorkerSpec]) -> dict[str, list[str]]:
+        """Take GPUs of this machine that no other worker of this user's has, and return their ids by worker."""
+        if not engine.is_here or not any(spec.resources.gpu for spec in specs):
+            return {}
+        known, found = machine.gpus(), {}
+        for spec in specs:
+            taken = claim(str(muster_home() / "claims"), known, spec.resources.gpu)
+            if taken is None:
+                raise LaunchRefused(
+                    f"{spec.name} could not be given {spec.resources.gpu} GPUs: other clusters have taken them.",
+                    worker=spec.name,
+                    advice="end them, or ask for less",
+                )
+            self._claims.append(taken)
+            found[spec.name] = taken.devices
+        return found
+
+    def _setting(self, engine: Engine) -> containers.Setting:
+        network = self._planned_network()
+        if network.is_own and not self._has_network:
+            make_network(engine, network, {OWNER: self._label})
+            self._has_network = True
+        if engine.is_here and not self._homes:
+            with contextlib.suppress(OSError):  # then they are put into the containers
+                self._homes = make_homes(self._label)
+        image = self.image or tiny_image(engine)
+        return containers.Setting(
+            image=image,
+            python="python3" if self.image else sys.executable,
+            network=network.name,
+            mounts=() if self.image else own_folders(),
+            python_path=() if self.image else python_path(),
+            has_agent=engine.is_here and not self.image,
+            homes=self._homes,
+            labels={OWNER: self._label},
+            owner=(0, 0) if engine.is_rootless else (os.getuid(), os.getgid()),
+            log_cap=self.log_cap or default_log_cap(),
+        )
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as the engine lists them, and those that have ended as their agents told."""
+        known = [self._workers.get(handle) or Worker(handle, handle) for handle in handles]
+        if all(worker.status.is_final for worker in known):
+            return known
+        engine = self._engine()
+        with asking(engine, "The containers could not be listed"):
+            listed = engine.client.containers(all=True, filters={"label": ["muster.worker"]})
+        entries = {str(name).lstrip("/"): entry for entry in listed for name in entry.get("Names") or []}
+        found = [self._seen(engine, worker, entries.get(worker.id)) for worker in known]
+        self._workers.update((worker.id, worker) for worker in found if worker.id in self._workers)
+        return found
+
+    def _seen(self, engine: Engine, worker: Worker, entry: Mapping[str, Any] | None) -> Worker:
+        if worker.status.is_final:
+            return worker
+        if worker.id in self._waiting:
+            if self._is_over([worker.id]):
+                return worker.moved(Status.STOPPED, finished_at=time.time())
+            return replace(worker, reason=self._waiting[worker.id] or None)
+        if entry is None:
+            status = Status.STOPPED if worker.id in self._told_to_stop else Status.FAILED
+            return worker.moved(status, reason=GONE if status is Status.FAILED else None, finished_at=time.time())
+        labels = entry.get("Labels") or {}
+        worker = replace(worker, name=labels.get("muster.worker", worker.name))
+        state = entry.get("State", "")
+        if state == "running" and worker.running_at is None:
+            worker = states.running(engine, worker)
+        if state in ("exited", "dead", "stopped"):
+            return states.ended(engine, worker, self.image, worker.id in self._told_to_stop)
+        if worker.id in self._told_to_stop and time.monotonic() > self._told_to_stop[worker.id] + STOP_SECONDS:
+            with contextlib.suppress(PlatformError):
+                _signal(engine, worker.id, "SIGKILL")
+        return worker.moved(Status.STOPPING) if worker.id in self._told_to_stop else worker
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Ask the agents to end: SIGTERM to their processes, and SIGKILL where they have not within seconds."""
+        engine = self._engine()
+
+        def stop(handle: str) -> None:
+            known = self._workers.get(handle)
+            if known is not None and known.status.is_final:
+                return
+            if handle not in self._told_to_stop:
+                self._told_to_stop[handle] = time.monotonic()
+                _signal(engine, handle, "SIGTERM")
+
+        _at_once(stop, handles)
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over containers by their names."""
+        found = self.poll(handles)
+        self._workers.update((worker.id, worker) for worker in found)
+        return found
+
+    def list(self) -> list[Worker]:
+        """All workers that this object has launched or taken over, oldest first."""
+        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+
+    def logs(self, handle: str) -> Iterator[str]:
+        """The lines of a worker's log, from its container; none once that is removed."""
+        engine = self._engine()
+        described = states.inspect(engine, handle)
+        log = ((described or {}).get("Config", {}).get("Labels") or {}).get("muster.log")
+        return containers.log_lines(engine, handle, log) if log else iter(())
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all workers, and remove the containers, volumes and network that this object has made.
+
+        Raises:
+            PlatformError: the engine does not do so; the guard goes on to try.
+        """
+        if not self._label.startswith(owner() + ".") or self._connected is None:  # a forked child's copy
+            return
+        engine = self._connected
+        self._is_closed = True
+        try:
+            with self._starting, asking(engine, "The containers could not be removed"):
+                _at_once(lambda name: _end(engine, name), [*self._specs])
+                remove_everything(engine.client, self._label)
+        except PlatformError:
+            if self._guard is not None:
+                self._guard.clean_up()
+                self._guard = None
+            raise
+        self._has_network = False
+        self._homes = ""
+        for taken in self._claims:
+            taken.close()
+        self._claims = []
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
+        taken_over = [name for name in self._workers if name not in self._specs]
+        self.stop(taken_over)
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(not worker.status.is_final for worker in self.poll(taken_over)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for name, worker in self._workers.items():
+            self._workers[name] = worker.moved(Status.STOPPED, finished_at=time.time())
+
+    @staticmethod
+    def _sweep(engine: Engine) -> None:
+        """Remove what sessions have left that were killed together with their guards."""
+        with asking(engine, "The containers could not be listed"):
+            filters = {"label": [OWNER]}
+            found = [*engine.client.containers(all=True, filters=filters), *engine.client.networks(filters=filters)]
+            for label in {(entry.get("Labels") or {}).get(OWNER, "") for entry in found}:
+                if is_orphaned(label.rpartition(".")[0]):
+                    remove_everything(engine.client, label)
+        remove_orphaned_homes()
+
+
+def _at_once(call: Callable[[Any], object], items: Sequence[Any]) -> None:
+    """Call ``call`` for each item, some at the same time, and wait for all. Raises the first error."""
+    if not items:
+        return
+    with ThreadPoolExecutor(min(len(items), AT_ONCE), "muster-containers") as pool:
+        for answer in [pool.submit(call, item) for item in items]:
+            answer.result()
+
+
+def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
+    """Refuse what the engine's machine could never grant."""
+    here = "this machine" if engine.is_here else "the engine's machine"
+    gpus = len(machine.gpus()) if engine.is_here and any(resources.gpu for resources in wanted.values()) else None
+    for name, resources in wanted.items():
+        worker = name if name.rpartition("-")[2].isdigit() else None
+        if resources.cpu > engine.cores:
+            raise ResourceError(f"{name} asks for {resources.cpu:g} cores; {here} has {engine.cores}.", worker=worker)
+        if engine.memory and resources.memory_bytes > engine.memory:
+            raise ResourceError(
+                f"{name} asks for {resources.memory:g} GB of memory; {here} has {engine.memory / 1e9:.1f}.",
+                worker=worker,
+            )
+        if gpus is not None and resources.gpu > gpus:
+            raise ResourceError(
+                f"{name} asks for {resources.gpu} GPUs; {here} has {gpus} (as nvidia-smi -L lists them).", worker=worker
+            )
+
+
+def _signal(engine: Engine, name: str, signame: str) -> None:
+    """Send a signal to a container, where it still runs."""
+    from docker.errors import APIError
+
+    with asking(engine, f"{name} could not be stopped"), contextlib.suppress(APIError):  # it has ended, or is gone
+        engine.client.kill(name, signame)
+
+
+def _end(engine: Engine, name: str) -> None:
+    """Kill a container and remove it with its volumes, where it is there."""
+    from docker.errors import NotFound
+
+    _signal(engine, name, "SIGKILL")  # as a removal alone would wait, some engines for seconds
+    with asking(engine, f"{name} could not be removed"), contextlib.suppress(NotFound):
+        engine.client.remove_container(name, force=True, v=True)

@@ -1,0 +1,185 @@
+"""The errors of an engine of containers: what it says when it refuses, what that means, and what to try."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from muster.errors import LaunchRefused, PlatformError
+from muster.text.arguments import Argument, ArgumentText
+
+PEER = struct.Struct("3i")  # process, user and group id at the other end of a Unix socket
+START_ENGINE = ArgumentText(
+    "start it (systemctl start docker, or podman system service --time=0), or ",
+    Argument("engine", ""),
+    " the address of another",
+)
+
+
+class EngineGone(PlatformError):
+    """The engine does not answer."""
+
+
+class Refusal(NamedTuple):
+    """A kind of answer by which engines refuse: how to tell it, what it means, and what to try."""
+
+    pattern: str
+    meaning: str
+    advice: str
+
+
+# Docker's and Podman's words, which differ between versions, too. The first that fits counts.
+REFUSALS = (
+    Refusal(
+        r"no space left on device",
+        "the engine's disk is full",
+        "docker system df says what is there, docker system prune frees some",
+    ),
+    Refusal(
+        r"pull access denied|unauthorized|authentication required|denied: ",
+        "the registry gives the image to nobody, or not to you",
+        ArgumentText("docker login, or ", Argument("image", ""), " another name"),
+    ),
+    Refusal(
+        r"manifest unknown|manifest for .* not found|not found: manifest|repository .* not found|name unknown",
+        "the registry has no such image",
+        ArgumentText(Argument("image", ""), " NAME:TAG, as docker pull takes it"),
+    ),
+    Refusal(
+        r"no such image|image not known",
+        "there is no such image here",
+        ArgumentText(Argument("image", ""), " one that docker images lists"),
+    ),
+    Refusal(
+        r"network .*not found|unable to find network|no such network|network not found",
+        "there is no such network",
+        ArgumentText(Argument("network", ""), " one that docker network ls lists, or none for one of the run's own"),
+    ),
+    Refusal(
+        r"docker-init",
+        "the engine has no init process for containers",
+        "install tini on its machine, which docker-init is",
+    ),
+    Refusal(
+        r"executable file .*not found|exec: .*not found|starting container process caused.*no such file",
+        "the image does not have the program that is to run in it",
+        ArgumentText(
+            Argument("image", ""), " one with Python 3.6 or later, or ", Argument("python", ""), " where it is in there"
+        ),
+    ),
+    Refusal(
+        r"exec.*permission denied|permission denied.*exec",
+        "the program that is to run in the image may not be executed",
+        ArgumentText(Argument("python", ""), " a program that this user may execute in there"),
+    ),
+    Refusal(
+        r"port is already allocated|address already in use",
+        "a port is taken",
+        "end what holds it",
+    ),
+    Refusal(
+        r"could not select device driver",
+        "the engine cannot give GPUs to containers",
+        "install the NVIDIA container toolkit on its machine",
+    ),
+    Refusal(
+        r"bind source path does not exist|statfs .*no such file",
+        "the engine does not see the session's files",
+        ArgumentText(Argument("image", ""), " one with Python and what the script imports"),
+    ),
+    Refusal(
+        r"already in use by|name .* is in use|is already in use",
+        "there is a container of that name",
+        "docker rm -f NAME",
+    ),
+)
+
+
+def explain(said: str) -> tuple[str, str | None]:
+    """Return the meaning of what an engine says, and what to try; its own words where nobody knows better.
+
+    >>> explain("unable to find network with name or ID nowhere: network not found")[0]
+    'there is no such network'
+    """
+    for refusal in REFUSALS:
+        if re.search(refusal.pattern, said, re.IGNORECASE):
+            return refusal.meaning, refusal.advice
+    return said, None
+
+
+class Asked(Protocol):
+    """An engine, as far as errors name it."""
+
+    @property
+    def product(self) -> str:
+        """Its name."""
+
+    @property
+    def url(self) -> str:
+        """The address at which it listens."""
+
+
+@contextlib.contextmanager
+def asking(engine: Asked, what: str, worker: str | None = None) -> Iterator[None]:
+    """Turn the errors of requests made inside into Muster's own.
+
+    Args:
+        engine: the engine that is asked.
+        what: what could not be done where it says no, such as ``worker-1 could not be created``.
+        worker: whom it concerns; the error is LaunchRefused then.
+
+    Raises:
+        EngineGone: it does not answer.
+        LaunchRefused, PlatformError: it says no.
+    """
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        knock(engine.url)
+        yield
+    except APIError as error:
+        said = str(error.explanation or error)
+        meaning, advice = explain(said)
+        text = f"{what}: {meaning}." if meaning == said else f"{what}: {meaning}. {engine.product} says: {said}"
+        kind = LaunchRefused if worker else PlatformError
+        raise kind(text.rstrip("\n"), worker=worker, advice=advice) from error
+    except (DockerException, RequestException, OSError) as error:
+        cause = system_error(error)
+        raise EngineGone(
+            f"{engine.product} does not answer at {engine.url}: {getattr(cause, 'strerror', None) or cause}.",
+            worker=worker,
+            advice=START_ENGINE,
+        ) from error
+
+
+def knock(url: str) -> tuple[int, int] | None:
+    """Return process and user id of what listens on a Unix socket; None where it is out of this process's sight.
+
+    Raises:
+        OSError: nobody listens; the libraries above would leave their own socket open.
+    """
+    if not url.startswith("unix://"):
+        return None
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(url.removeprefix("unix://"))
+        pid, uid, _ = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return (pid, uid) if pid else None
+
+
+def system_error(error: BaseException) -> BaseException:
+    """The system's own error behind those of the libraries that wrap it; the error itself where there is none."""
+    seen: list[BaseException] = []
+    queue: list[Any] = [error]
+    while queue:
+        next_ = queue.pop(0)
+        if isinstance(next_, BaseException) and next_ not in seen:
+            if isinstance(next_, OSError) and next_.errno:
+                return next_
+            seen.append(next_)
+            queue += [*next_.args, next_.__cause__, next_.__context__, getattr(next_, "reason", None)]
+    return error

@@ -1,0 +1,119 @@
+"""The state of a worker's container, as its engine and its agent tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from muster.job import Status, Worker
+from muster.platforms.containers import worker as containers
+from muster.platforms.containers.engine import Engine
+from muster.platforms.containers.refusals import asking
+
+CANNOT_EXECUTE = "failed to exec"  # as Podman's init says it, and ends with status 1
+NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses by which an init says so
+SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
+
+
+def running(engine: Engine, worker: Worker) -> Worker:
+    """Return a worker whose container runs, with its address and its times. Raises PlatformError."""
+    described = inspect(engine, worker.id)
+    if described is None:
+        return worker
+    networks = (described.get("NetworkSettings") or {}).get("Networks") or {}
+    address = next((network["IPAddress"] for network in networks.values() if network.get("IPAddress")), None)
+    return worker.moved(
+        Status.RUNNING,
+        address=address,
+        created_at=worker.created_at or _seconds(described.get("Created")),
+        placed_at=worker.placed_at or _seconds(described.get("Created")),
+        running_at=max(_seconds(described["State"].get("StartedAt")) or 0.0, worker.created_at or 0.0),
+    )
+
+
+def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) -> Worker:
+    """Return a worker whose container has ended, with how and why.
+
+    Args:
+        engine: its engine.
+        worker: as it was known.
+        image: the image that the user has named.
+        was_stopped: whether it was told to end.
+
+    Raises:
+        PlatformError: the engine cannot be asked.
+    """
+    described = inspect(engine, worker.id)
+    if described is None:
+        return worker
+    state = described["State"]
+    finished = _seconds(state.get("FinishedAt")) or time.time()
+    said = containers.outcome(engine, worker.id)
+    if not said:
+        said = {"status": Status.STOPPED} if was_stopped else _unsaid(engine, worker, state, image)
+    elif was_stopped:
+        said = {"status": Status.STOPPED}
+    return worker.moved(**said, finished_at=finished)
+
+
+def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> dict[str, Any]:
+    """Return how a container ended whose agent could not say it."""
+    code = int(state.get("ExitCode") or 0)
+    words = _last_words(engine, worker.id)
+    python = f"python3 in the image {image}" if image else sys.executable
+    if code == SIGTERM_STATUS:
+        return {"status": Status.STOPPED}
+    if state.get("OOMKilled"):
+        reason = f"{engine.product} says that it ran out of memory."
+    elif code == SIGKILL_STATUS:
+        reason = "Its container was killed (SIGKILL): by somebody, or by the system for want of memory."
+    elif code == NO_PROGRAM or (CANNOT_EXECUTE in words and "No such file" in words):
+        reason = f"There is no {python}, which workers need: Python 3.6 or later."
+    elif code == NOT_EXECUTABLE or CANNOT_EXECUTE in words:
+        reason = f"{python} may not be executed by user {os.getuid()}, or is none for this machine."
+    elif state.get("Error"):
+        reason = f"{engine.product} says: {state['Error']}"
+    else:
+        reason = f"Its container ended with status {code} before its agent could say why."
+        reason = f"{reason} It printed: {words}" if words else reason
+    return {"status": Status.FAILED, "reason": reason}
+
+
+def inspect(engine: Engine, name: str) -> dict[str, Any] | None:
+    """Return what the engine says of a container; None where there is none of that name."""
+    from docker.errors import NotFound
+
+    with asking(engine, f"{name} could not be looked at"):
+        try:
+            described: dict[str, Any] = engine.client.inspect_container(name)
+        except NotFound:
+            return None
+    return described
+
+
+def _last_words(engine: Engine, name: str) -> str:
+    """Return the last line that a container has printed, beside what its worker's processes have."""
+    from docker.errors import APIError
+
+    with asking(engine, f"The output of {name} could not be read"), contextlib.suppress(APIError):
+        lines = bytes(engine.client.logs(name, tail=1)).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
+
+
+def _seconds(text: str | None) -> float | None:
+    """A time as engines write it, in seconds since the epoch; None where there is none (the year 1)."""
+    head, _, tail = str(text).partition(".")
+    zone = tail.lstrip("0123456789") if tail else ""
+    try:
+        at = datetime.fromisoformat((head + zone).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    fraction = tail[: len(tail) - len(zone)]
+    return at + float(f"0.{fraction}") if at > 0 and fraction else (at if at > 0 else None)

@@ -1,0 +1,277 @@
+"""One worker as a container: what the engine is asked for, what is put into it, and what is read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from muster.agent.places import is_symbolic
+from muster.errors import LaunchRefused
+from muster.job import WorkerSpec
+from muster.platforms.agents import LARGEST_NEWS, agent_config, outcome_of
+from muster.platforms.containers.engine import Engine
+from muster.platforms.containers.images import file, folder
+from muster.platforms.containers.refusals import asking
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+HOME = "/muster"  # where the agent and what it needs lie in a container
+CONFIG, NEWS = f"{HOME}/config", f"{HOME}/news"
+LARGEST_LOG = 1 << 30  # bytes that are read from a container at most
+TRIES, TRY_SECONDS = 5, 0.1  # to read a file
+AGENT_MEMORY = 64 << 20  # bytes that a container has beyond what its worker was given
+PIDS = 16384  # processes and threads
+SYSTEM_FOLDERS = {
+    "/",
+    "/bin",
+    "/dev",
+    "/etc",
+    "/home",
+    "/lib",
+    "/opt",
+    "/proc",
+    "/root",
+    "/run",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var",
+}
+ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESSION_ADDRESS", "own": "MUSTER_CONTAINER"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that the containers of one submission have in common.
+
+    Attributes:
+        image: name or id of their image.
+        python: the interpreter that runs the agent.
+        network: name of their network.
+        mounts: folders of the engine's machine that they see at the same path, read-only.
+        python_path: those among them that the interpreter imports from, beside its own.
+        has_agent: whether the agent's source is among the mounts, rather than put into each container.
+        homes: folder of this machine that holds a folder for each container, mounted as its home: engines take long
+            to put files into a container. Empty where the engine does not see this machine's files.
+        labels: labels of all of them.
+        owner: user and group id of their processes.
+        log_cap: largest size of a worker's log in bytes.
+    """
+
+    image: str
+    python: str
+    network: str
+    mounts: Sequence[str]
+    python_path: Sequence[str]
+    has_agent: bool
+    homes: str
+    labels: Mapping[str, str]
+    owner: tuple[int, int]
+    log_cap: int
+
+
+def container_name(spec: WorkerSpec) -> str:
+    """The name of a worker's container, which is its handle, too."""
+    name = f"muster-{spec.run_id}-{spec.name}" + (f".{spec.generation}" if spec.generation else "")
+    return re.sub(r"[^a-zA-Z0-9_.-]", "_", name)
+
+
+def create(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequence[str] = ()) -> str:
+    """Make a worker's container, with all that its agent needs, and return its name. It does not run yet.
+
+    Raises:
+        LaunchRefused: the engine refuses.
+        EngineGone: it does not answer.
+    """
+    client = engine.client
+    name = container_name(spec)
+    home = lay_out(spec, setting)
+    with asking(engine, f"{spec.name} could not be created", spec.name):
+        made = client.create_container(
+            setting.image,
+            entrypoint=[setting.python],
+            command=["-I", "-S", f"{HOME}/agent/__main__.py", "worker", CONFIG],
+            name=name,
+            hostname=spec.name,
+            user=f"{setting.owner[0]}:{setting.owner[1]}",
+            labels={**setting.labels, **_labels(spec)},
+            environment=_environment(setting),
+            host_config=_limits(engine, spec, setting, devices, home),
+            networking_config=client.create_networking_config({setting.network: client.create_endpoint_config()}),
+        )
+        if not home:
+            client.put_archive(made["Id"], "/", archive(spec, setting))
+    return name
+
+
+def lay_out(spec: WorkerSpec, setting: Setting) -> str:
+    """Write what a worker's home holds into a folder of this machine, and return that; empty where it is put there.
+
+    Raises:
+        LaunchRefused: it cannot be written.
+    """
+    if not setting.homes or _folders(spec, setting):
+        return ""
+    target = Path(setting.homes) / container_name(spec)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive(spec, setting))) as tar:
+            tar.extractall(target, numeric_owner=True, filter="fully_trusted")
+    except OSError as error:
+        raise LaunchRefused(f"{spec.name} could not be created: {error}.", worker=spec.name) from error
+    return f"{target}{HOME}"
+
+
+def _environment(setting: Setting) -> dict[str, str]:
+    found = {"PYTHONPATH": os.pathsep.join(setting.python_path)} if setting.python_path else {}
+    return {**found, "HOME": f"{HOME}/home"} if setting.owner[0] else found
+
+
+def start(engine: Engine, spec: WorkerSpec) -> None:
+    """Start a worker's container. Raises as ``create``."""
+    with asking(engine, f"{spec.name} could not be started", spec.name):
+        engine.client.start(container_name(spec))
+
+
+def _limits(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequence[str], home: str) -> dict[str, Any]:
+    from docker.types import Mount
+
+    memory = spec.resources.memory_bytes + AGENT_MEMORY
+    mounts = [Mount(path, path, type="bind", read_only=True) for path in setting.mounts]
+    if home:
+        mounts.append(Mount(HOME, home, type="bind"))
+    if setting.has_agent:
+        mounts.append(Mount(f"{HOME}/agent", str(AGENT), type="bind", read_only=True))
+    limits: dict[str, Any] = engine.client.create_host_config(
+        network_mode=setting.network,
+        mounts=mounts,
+        init=True,
+        nano_cpus=int(spec.resources.cpu * 1e9),
+        mem_limit=memory,
+        memswap_limit=memory,
+        shm_size=memory,
+        pids_limit=PIDS,
+        **gpu_options(engine, spec.resources.gpu, devices),
+    )
+    return limits
+
+
+def gpu_options(engine: Engine, count: int, devices: Sequence[str]) -> dict[str, Any]:
+    """Return how the engine is asked for GPUs: Podman's interface ignores what Docker's takes.
+
+    Args:
+        engine: the engine.
+        count: how many.
+        devices: their ids; none where only the engine knows them.
+    """
+    from docker.types import DeviceRequest
+
+    if not count:
+        return {}
+    if engine.product == "Podman":
+        return {"devices": [f"nvidia.com/gpu={device}" for device in devices or range(count)]}
+    which = {"device_ids": list(devices)} if devices else {"count": count}
+    return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
+
+
+def _labels(spec: WorkerSpec) -> dict[str, str]:
+    return {
+        "muster.run": spec.run_id,
+        "muster.worker": spec.name,
+        "muster.role": spec.role,
+        "muster.index": str(spec.index),
+        "muster.generation": str(spec.generation),
+        "muster.log": str(agent_config(spec, 0, places_of(spec))["log"]),
+    }
+
+
+def archive(spec: WorkerSpec, setting: Setting) -> bytes:
+    """The files that are put into a container before it starts, as a tar: the config among them, for its owner only."""
+    config = {
+        **agent_config(spec, setting.log_cap, places_of(spec)),
+        "news": NEWS,
+        "engine": ENGINE,
+        "counts_gpus": True,
+        "has_cgroup": True,
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path in _folders(spec, setting):
+            tar.addfile(folder(path.lstrip("/"), 0o755, setting.owner))
+        tar.addfile(folder(HOME.lstrip("/"), 0o700, setting.owner))
+        tar.addfile(folder(f"{HOME}/home".lstrip("/"), 0o700, setting.owner))
+        tar.addfile(*file(CONFIG.lstrip("/"), json.dumps(config).encode(), 0o600, setting.owner))
+        if not setting.has_agent:
+            tar.addfile(folder(f"{HOME}/agent".lstrip("/"), 0o755, setting.owner))
+            for source in sorted(AGENT.glob("*.py")):
+                tar.addfile(*file(f"{HOME}/agent/{source.name}".lstrip("/"), source.read_bytes(), 0o644, setting.owner))
+    return packed.getvalue()
+
+
+def places_of(spec: WorkerSpec) -> dict[str, str]:
+    """Return the places of a worker that has no paths of the session's."""
+    if not is_symbolic(str(spec.scratch)):
+        return {}
+    return {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
+
+
+def _folders(spec: WorkerSpec, setting: Setting) -> list[str]:
+    """Return the folders that a worker needs and could not make by itself: it may write into few."""
+    if is_symbolic(str(spec.scratch)):
+        return []
+    wanted = {spec.cwd, os.path.dirname(str(spec.log)), os.path.dirname(str(spec.scratch))} - SYSTEM_FOLDERS
+    return sorted(path for path in wanted if not any(PurePosixPath(path).is_relative_to(own) for own in setting.mounts))
+
+
+def outcome(engine: Engine, name: str) -> dict[str, Any]:
+    """Return a worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
+    return outcome_of(read_file(engine, name, NEWS) or b"")
+
+
+def log_lines(engine: Engine, name: str, log: str) -> Iterator[str]:
+    """The lines of a log in a container, older part first."""
+    for path in (f"{log}.1", log):
+        text = (read_file(engine, name, path, LARGEST_LOG) or b"").decode("utf-8", "surrogateescape")
+        yield from (line for line in text.removesuffix("\n").split("\n") if text)
+
+
+def read_file(engine: Engine, name: str, path: str, most: int = LARGEST_NEWS) -> bytes | None:
+    """Return the content of a file in a container, which may have ended; None where there is none, or too much.
+
+    Raises:
+        EngineGone: the engine does not answer.
+    """
+    for _ in range(TRIES):
+        packed = _get(engine, name, path, most)
+        if packed is None:
+            return None
+        with contextlib.suppress(tarfile.ReadError), tarfile.open(fileobj=packed) as tar:
+            member = next((member for member in tar if member.isfile()), None)
+            content = tar.extractfile(member) if member else None
+            return content.read() if content else None
+        time.sleep(TRY_SECONDS)  # Podman sends nothing while it tidies up after a container
+    return None
+
+
+def _get(engine: Engine, name: str, path: str, most: int) -> io.BytesIO | None:
+    from docker.errors import APIError
+
+    packed = io.BytesIO()
+    with asking(engine, f"{path} of {name} could not be read"):
+        try:
+            stream, _ = engine.client.get_archive(name, path)
+            for piece in stream:
+                if packed.tell() > most:  # whoever runs there may have written anything
+                    return None
+                packed.write(piece)
+        except APIError:
+            return None
+    packed.seek(0)
+    return packed

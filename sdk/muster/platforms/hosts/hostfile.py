@@ -1,0 +1,74 @@
+"""Hosts and their slots, as they are given to ``hosts=`` or written into a hostfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from muster.errors import JobError
+
+# A host as ssh knows it, perhaps with a user: nothing that could be an option of ssh's, or mean anything to a shell.
+NAME = r"(?:\w[\w.-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%\w]+\])"
+HOST = re.compile(rf"(?P<name>{NAME})(?::(?P<slots>\d+))?")
+SLOTS = re.compile(r"slots\s*=\s*(\d+)")
+MOST_SLOTS = 4096
+
+
+def parse_hosts(given: str | Path | Iterable[str]) -> dict[str, int]:
+    """Slots by host, in the order given. A host that comes again gets more slots.
+
+    Args:
+        given: hosts as a list, or as text with commas, each ``host`` or ``host:slots``; or the path of a hostfile.
+
+    Raises:
+        JobError: it names no hosts, or there is no such file.
+    """
+    if isinstance(given, Path):
+        return read_hostfile(given)
+    texts = [given] if isinstance(given, str) else [str(text) for text in given]
+    if len(texts) == 1 and is_path(texts[0].strip()):
+        return read_hostfile(Path(texts[0].strip()).expanduser())
+    words = [word for text in texts for word in re.split(r"[,\s]+", text) if word]
+    found: dict[str, int] = {}
+    for word in words:
+        _add(found, word, "hosts")
+    return found
+
+
+def is_path(text: str) -> bool:
+    """Return whether a text means a file rather than hosts."""
+    return "/" in text or text.startswith("~") or (HOST.fullmatch(text) is not None and Path(text).is_file())
+
+
+def read_hostfile(path: Path) -> dict[str, int]:
+    """Slots by host from a hostfile as Open MPI, Horovod (``host slots=2``) or MPICH (``host:2``) take it.
+
+    Raises:
+        JobError: it cannot be read, or a line names no host.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"The hostfile {path} cannot be read: {error}.") from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split(maxsplit=1)
+        if not words:
+            continue
+        slots = SLOTS.search(words[1]) if len(words) > 1 else None
+        _add(found, f"{words[0]}:{slots[1]}" if slots else words[0], f"{path}, line {number},")
+    if not found:
+        raise JobError(f"The hostfile {path} names no hosts.", advice="a line for each host, such as gpu1 slots=2")
+    return found
+
+
+def _add(found: dict[str, int], word: str, where: str) -> None:
+    match = HOST.fullmatch(word)
+    slots = int(match["slots"] or 1) if match else 0
+    if not match or not 0 < slots <= MOST_SLOTS:
+        raise JobError(
+            f"{where} has {word!r}, which is no host.",
+            advice="host:slots as ssh knows the host, such as gpu1:2 or me@gpu1:2; ports belong into ~/.ssh/config",
+        )
+    found[match["name"]] = found.get(match["name"], 0) + slots

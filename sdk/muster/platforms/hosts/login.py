@@ -1,0 +1,321 @@
+"""One login to a host by the OpenSSH client, with a guard at its far end (:mod:`muster.agent.host_guard`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from muster.agent import frames
+from muster.errors import HostUnreachable, MusterError, PlatformError, PlatformUnsupported
+from muster.platforms.hosts.answers import HELLO, checked
+from muster.platforms.hosts.failures import host_error
+from muster.runtime.forks import in_forked_children
+from muster.security.ssh import CONNECT_SECONDS, ssh_client
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+READY = b"\0muster guard\n"
+LOADER = "python3 -I -S -c 'import sys;exec(sys.stdin.buffer.raw.readline())'"
+READY_SECONDS = 60.0  # a login may take, the host's own shell files included
+ANSWER_SECONDS = 20.0
+LONGEST = 1 << 25  # bytes of an answer without its payload
+MOST_SAID = 1 << 16  # bytes that are read of what ssh, or the far end, complains of
+LATE_SECONDS = 0.2  # that a host is waited for which owes answers already
+CLOSE_SECONDS = 10.0
+ALIVE_SECONDS, ALIVE_COUNT = 5, 3  # after which ssh itself gives a host up that does not answer
+OPTIONS = (
+    "BatchMode=yes",
+    "StrictHostKeyChecking=yes",
+    f"ConnectTimeout={CONNECT_SECONDS:.0f}",
+    f"ServerAliveInterval={ALIVE_SECONDS}",
+    f"ServerAliveCountMax={ALIVE_COUNT}",
+    "ControlMaster=yes",
+    "ControlPersist=no",
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "RemoteCommand=none",
+    "RequestTTY=no",
+    "PermitLocalCommand=no",
+    "LogLevel=ERROR",
+)
+
+
+class Login:
+    """A login to one host.
+
+    Args:
+        host: as ssh knows it.
+        folder: a private folder with a short path, for ssh's control socket.
+
+    Attributes:
+        host: the same.
+        facts: what the guard said of the host at its hello.
+    """
+
+    def __init__(self, host: str, folder: Path) -> None:
+        self.host = host
+        self.facts: dict[str, Any] = {}
+        self._control = folder / f"{abs(hash((host, time.monotonic()))):x}"[:12]
+        self._lock = threading.Lock()
+        self._decoder = frames.Decoder(LONGEST)
+        self._received: list[dict[str, Any]] = []
+        self._unanswered = 0  # requests whose answers nobody waits for any more
+        self._process: subprocess.Popen[bytes] | None = None
+        self.heard_at = time.monotonic()
+        self.clock_offset = 0.0
+
+    def open(self, lease: float, word: str) -> None:
+        """Log in, and start a guard there.
+
+        Args:
+            lease: seconds that its agents go on without the session.
+            word: by which the guard knows whoever comes by another login.
+
+        Raises:
+            PlatformError: the host cannot be used; says why.
+        """
+        client = ssh_client()
+        if client is None:
+            raise PlatformUnsupported("There is no ssh client here.", advice="install openssh-client")
+        options = [word for option in (*OPTIONS, f"ControlPath={self._control}") for word in ("-o", option)]
+        try:
+            self._process = subprocess.Popen(
+                [client, *options, "-T", "--", self.host, LOADER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # an interrupt of the notebook does not reach it
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            raise PlatformUnsupported(f"The ssh client cannot be started: {error}.") from error
+        _logins.add(self)
+        try:
+            self._write(packed_agent())
+            self._wait_for_guard(time.monotonic() + READY_SECONDS)
+            before = time.time()
+            self.facts = checked(self.ask("hello", lease=lease, word=word, python=sys.executable), HELLO, self.host)
+            self.clock_offset = self.facts["time"] - (before + time.time()) / 2
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """True if the login has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def guard(self) -> tuple[int, int]:
+        """Process id and start time of the guard, on its host."""
+        pid, start = self.facts["guard"]
+        return pid, start
+
+    def ask(self, request: str, seconds: float = ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
+        """Send one request to the guard and return its answer.
+
+        Raises:
+            HostUnreachable: the login has ended, or nothing comes.
+            PlatformError: the guard could not do it.
+        """
+        with self._lock:
+            is_late = self._unanswered > 0  # and so will this one be
+            self._write(frames.encode(request, **fields))
+            self._unanswered += 1
+            deadline = time.monotonic() + (min(seconds, LATE_SECONDS) if is_late else seconds)
+            while True:
+                answer = self._next(deadline)
+                self._unanswered -= 1
+                if not self._unanswered:
+                    break
+        if "error" in answer:
+            raise PlatformError(f"The workers' guard on {self.host} failed: {answer['error']}")
+        return answer
+
+    def forward(self, port: int, host: str, there: int = 0) -> int:
+        """Have connections to a port of the host come out here.
+
+        Args:
+            port, host: where they come out.
+            there: the port on the host's loopback interface; 0 for any.
+
+        Returns:
+            The port on the host.
+
+        Raises:
+            HostUnreachable: the host does not allow that.
+        """
+        command = [ssh_client() or "ssh", "-o", f"ControlPath={self._control}", "-o", "LogLevel=ERROR"]
+        command += ["-O", "forward", "-R", f"127.0.0.1:{there}:{host}:{port}", "--", self.host]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CONNECT_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise HostUnreachable(f"ssh to {self.host} does not forward a port: it does not answer.") from None
+        if done.returncode or not (there or done.stdout.strip().isdigit()):
+            raise HostUnreachable(
+                f"{self.host} can neither dial this session nor be given a port for it: its sshd forwards none.",
+                advice="AllowTcpForwarding remote in its sshd_config, or let it dial this machine",
+                details=done.stderr,
+            )
+        return there or int(done.stdout)
+
+    def close(self) -> None:
+        """Have everything of it ended, and wait until it is gone."""
+        self.begin_close()
+        self.finish_close()
+
+    def begin_close(self) -> None:
+        """Ask for the end of everything, without waiting."""
+        with contextlib.suppress(MusterError), self._lock:
+            self._write(frames.encode("close"))
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def finish_close(self) -> None:
+        """Wait until the login has ended, for some seconds; not for a host that does not answer."""
+        if self._process is None:
+            return
+        with self._lock:
+            seconds = LATE_SECONDS if self._unanswered else CLOSE_SECONDS
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._drain(time.monotonic() + seconds)
+            self._process.wait(LATE_SECONDS if self._unanswered else 1)
+        self.kill()
+
+    def _drain(self, deadline: float) -> None:
+        assert self._process is not None
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(MusterError):
+                if self._read(time.monotonic() + 0.05) == b"":
+                    return
+
+    def _wait_for_guard(self, deadline: float) -> None:
+        """Pass over what the login prints by itself, until the guard says that it is there."""
+        printed = b""
+        while READY not in printed:
+            data = self._read(deadline)
+            if not data:
+                raise self._ended()
+            printed = (printed + data)[-(1 << 16) :]
+        self._feed(printed.partition(READY)[2])
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while not self._received:
+            data = self._read(deadline)
+            if not data:
+                raise self._ended()
+            self._feed(data)
+        answer = self._received.pop(0)
+        del answer["type"]
+        return answer
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._received += self._decoder.feed(data)
+        except frames.ProtocolError as error:
+            if self._process is not None:
+                self._process.kill()  # nothing that comes after it can be understood
+            raise HostUnreachable(
+                f"The workers' guard on {self.host} talks nonsense: {error}.",
+                advice=f"see who else runs programs as your user on {self.host}",
+            ) from None
+
+    def _read(self, deadline: float) -> bytes:
+        """Return the next bytes; none at the end. Raises HostUnreachable where nothing does in time."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        waiting = select.poll()
+        waiting.register(self._process.stdout, select.POLLIN)
+        left = deadline - time.monotonic()  # none, where what comes never makes an answer
+        if left < 0 or not waiting.poll(1000 * left):
+            silent = time.monotonic() - self.heard_at
+            raise HostUnreachable(
+                f"{self.host} has not answered for {silent:.0f} s." if left >= 0 else f"{self.host} does not answer.",
+                advice="see whether it is on, and on the network",
+            )
+        data = os.read(self._process.stdout.fileno(), 1 << 18)
+        self.heard_at = time.monotonic()
+        return data
+
+    def _write(self, data: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise self._ended() from None
+
+    def _ended(self) -> MusterError:
+        """The error for a login that has ended, made of ssh's last words."""
+        assert self._process is not None
+        assert self._process.stderr is not None
+        if self._process.stderr.closed:  # it has been let go of
+            return HostUnreachable(f"The login to {self.host} has ended.")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        said = b""
+        waiting = select.poll()
+        waiting.register(self._process.stderr, select.POLLIN)
+        while len(said) < MOST_SAID and waiting.poll(100):
+            piece = os.read(self._process.stderr.fileno(), 1 << 16)
+            if not piece:
+                break
+            said += piece
+        return host_error(self.host, said.decode("utf-8", "replace"))
+
+    def kill(self) -> None:
+        """End ssh itself, and let go of it; everything at its far end then ends by itself."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def abandon(self) -> None:
+        """Let go of the pipes in a forked child, so that the login ends with the process that made it."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None and not pipe.closed:
+                    os.dup2(nowhere, pipe.fileno())  # not closed: its owner would close the number a second time
+        os.close(nowhere)
+
+
+_logins: weakref.WeakSet[Login] = weakref.WeakSet()
+
+
+def _abandon_logins() -> None:
+    for login in list(_logins):
+        login.abandon()
+
+
+in_forked_children(_abandon_logins)
+
+
+@functools.lru_cache(maxsize=1)
+def packed_agent() -> bytes:
+    """Return the loader's input: a line that is a program, and behind it the agent's package for that program."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(AGENT.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    program = (AGENT / "host_bootstrap.py").read_text(encoding="utf-8")
+    return f"exec({program!r})\n{len(packed.getvalue())}\n".encode() + packed.getvalue()

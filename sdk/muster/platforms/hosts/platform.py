@@ -1,0 +1,419 @@
+"""The platform seam over logins to hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from muster.agent.host_guard import LOG_PIECE
+from muster.agent.project import CACHE_BYTES
+from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError, PlatformError, ResourceError
+from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.options.fields import option
+from muster.platforms.agents import agent_config, default_log_cap
+from muster.platforms.base import Platform, Reach, Relay, Storage
+from muster.platforms.hosts.answers import workers_of
+from muster.platforms.hosts.failures import together
+from muster.platforms.hosts.hostfile import NAME, parse_hosts
+from muster.platforms.hosts.login import Login
+from muster.platforms.hosts.logins import Logins, for_all
+from muster.platforms.hosts.placement import Key, Placement
+from muster.platforms.hosts.ways import PoolRelay, Ways
+
+HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
+CACHE = "~/.cache/muster/projects"  # on each host
+POLL_SECONDS = 0.7  # that a poll waits for hosts that do not answer
+END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
+END_POLL = 0.05
+NOBODY = "This platform does not know the worker."
+
+Guard = tuple[str, int, int]  # its host, process id and start time
+
+
+@dataclass(eq=False, repr=False)
+class HostsPlatform(Platform):
+    """Runs workers on hosts that ``ssh HOST`` logs in to without a question, one in each slot.
+
+    The hosts share nothing with the session, and need a ``python3`` (3.6 or later) and nothing else of Muster's. The
+    agent's source goes through the login; nothing of it is left there.
+
+    Args:
+        hosts: hosts with their slots, or the path of a hostfile; None for what ``MUSTER_HOSTS`` says in the same words.
+        tunnel: whether workers reach the session through ssh (``ssh -R``) rather than by dialling it; None to find out
+            for each host what works.
+        cache: whether hosts keep the files of projects for later runs, in ``~/.cache/muster/projects``.
+        lease_seconds: how long a worker that has lost the session goes on until it ends.
+    """
+
+    hosts: tuple[str, ...] = option(
+        (), "Hosts as host:slots with commas between, or the path of a hostfile", metavar="HOSTS"
+    )
+    tunnel: bool | None = option(None, "Have workers reach this session through ssh", default="where needed")
+    cache: bool = option(True, "Keep a project's files on the hosts, so that the next run sends what has changed")
+    lease_seconds: float = option(
+        Platform.lease_seconds,
+        "How long workers go on without the session until they end",
+        metavar="SECONDS",
+        minimum=0,
+    )
+    name = "hosts"
+    poll_seconds = (0.5, 2.0)
+    explain_seconds = 1.0
+    storage = Storage.NOTHING
+    python = "python3"
+
+    def __post_init__(self) -> None:
+        self._slots = parse_hosts(self.hosts or os.environ.get("MUSTER_HOSTS", ""))
+        self._word = secrets.token_hex(16)
+        self._logins = Logins(self.lease_seconds, self._word)
+        self._ways = Ways(self._logins, self.tunnel)
+        self._relays: list[PoolRelay] = []
+        self._workers: dict[str, Worker] = {}
+        self._others: dict[str, Worker] = {}  # taken over from another object
+        self._submitted: dict[str, list[str]] = {}
+        self._latest: dict[Key, str] = {}  # the handle of each worker's newest generation
+        self._placement = Placement(self._slots, partial(_has_ended, self._latest, self._workers))
+        self._broken: set[str] = set()  # hosts whose login has broken, until it is made again
+
+    # -- before a launch ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Log in to every host.
+
+        Raises:
+            JobError: no hosts are given.
+            PlatformError: a host cannot be used; says why, and what to try.
+        """
+        if not self._slots:
+            raise JobError(
+                "No hosts are given.", advice='hosts=["gpu1:2", "gpu2:2"], a hostfile\'s path, or MUSTER_HOSTS'
+            )
+        self._logins.open(self._slots)
+        has_ours = all(self._logins.get(host).facts["python"] for host in self._slots)
+        self.python = sys.executable if has_ours else "python3"
+
+    def describe(self) -> str:
+        """Return, in words, the hosts, and how each reaches this session."""
+        ways = self._ways.describe()
+        hosts = ", ".join(f"{host}:{slots}" for host, slots in self._slots.items())
+        return f"hosts {hosts}" + (f" ({ways})" if ways else "")
+
+    def reach(self) -> Reach:
+        """Return where the session has to listen; each host is tried. Agents are always told by ``open_relay``."""
+        self.check()
+        return self._ways.reach([*self._slots])
+
+    def open_relay(self, host: str, port: int) -> Relay:
+        """Make what says how each host's workers reach the session, and forwards ports where they need that."""
+        self._relays.append(PoolRelay(self._ways, (host, port), self._placement.host_of))
+        return self._relays[-1]
+
+    def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Run a short command on every host."""
+        done, failed = for_all(lambda host: self._logins.get(host).ask("run", argv=[*argv]), [*self._slots])
+        if failed:
+            raise together(failed)
+        return {host: (answer["status"], answer["output"]) for host, answer in done.items()}
+
+    def shortages(self, resources: Resources, workers: int) -> list[str]:
+        """Return what workers of one host would have to share; there is one slot for each worker."""
+        found: list[str] = []
+        for host, here in self._placement.shares(workers).items():
+            found += _shortages_on(self._logins.get(host), resources, here)
+        return found
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Have each host's guard fork its agents."""
+        if run_key in self._submitted:
+            return self._submitted[run_key]
+        self.check()
+        try:
+            by_host: dict[str, list[WorkerSpec]] = {}
+            for spec in specs:
+                by_host.setdefault(self._placement.host_of(spec), []).append(spec)
+                _make_log_folder(spec)
+            for host, here in by_host.items():
+                for spec in here:
+                    _shortages_on(self._logins.get(host), spec.resources, 1)
+            found = self._launch(by_host, run_key)
+        except BaseException:
+            for spec in specs:
+                if (spec.run_id, spec.name) not in self._latest:
+                    self._placement.free(spec)
+            raise
+        for spec, worker in found:
+            self._workers[worker.id] = worker
+            self._latest[spec.run_id, spec.name] = worker.id
+        handles = {spec.name: worker.id for spec, worker in found}
+        self._submitted[run_key] = [handles[spec.name] for spec in specs]
+        return self._submitted[run_key]
+
+    def _launch(self, by_host: Mapping[str, Sequence[WorkerSpec]], run_key: str) -> list[tuple[WorkerSpec, Worker]]:
+        """Have each host's guard fork its agents, all or none."""
+        configs = {
+            host: [self._config(spec, self._logins.get(host)) for spec in specs] for host, specs in by_host.items()
+        }
+
+        def launch(host: str) -> dict[str, Any]:
+            return self._logins.get(host).ask("launch", run_key=run_key, workers=configs[host])
+
+        answers, failed = for_all(launch, [*by_host])
+        refused = {host: answer for host, answer in answers.items() if "refused" in answer}
+        if failed or refused:
+            for host in by_host:
+                with contextlib.suppress(MusterError):
+                    self._logins.get(host).ask("stop", ids=[config["id"] for config in configs[host]])
+        if failed:
+            raise together(failed)
+        for host, answer in refused.items():
+            raise LaunchRefused(
+                f"{answer['refused']} could not be started on {host}: {answer.get('why')}.",
+                worker=str(answer["refused"]),
+                advice="end other programs there, or ask for less",
+            )
+        found: list[tuple[WorkerSpec, Worker]] = []
+        for host, answer in answers.items():
+            handles = [config["id"] for config in configs[host]]
+            workers = workers_of(answer, handles, host, self._logins.get(host).clock_offset)
+            if len(workers) < len(handles):
+                raise HostUnreachable(f"The workers' guard on {host} talks nonsense: it has launched others.")
+            found += [(spec, workers[handle]) for spec, handle in zip(by_host[host], handles, strict=True)]
+        return found
+
+    def _config(self, spec: WorkerSpec, login: Login) -> dict[str, Any]:
+        """A worker as its agent needs it."""
+        cache = {"folder": CACHE, "bytes": CACHE_BYTES} if self.cache else None
+        return {**_config(spec, login), "address": self._address(login.host), "cache": cache}
+
+    def _address(self, host: str) -> str:
+        """The address at which workers of other hosts reach those of this one."""
+        facts = self._logins.get(host).facts
+        address, route = str(facts["address"]), str(facts["route"])
+        is_reached_by_others = len(self._slots) > 1 and address.startswith("127.")
+        return route if route and (is_reached_by_others or ":" in address) else address
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as the guards of their hosts know them."""
+        self._refresh([handle for handle in handles if handle in self._workers])
+        others = self._polled([handle for handle in handles if handle not in self._workers])
+        return [self._workers.get(handle) or others[handle] for handle in handles]
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Ask the agents to end: SIGTERM to their processes, and SIGKILL a second later."""
+        living = [
+            handle for handle in handles if handle not in self._workers or not self._workers[handle].status.is_final
+        ]
+        for guard, its_handles in _by_guard(living).items():
+            own = any(handle in self._workers for handle in its_handles)
+            with contextlib.suppress(*[HostUnreachable] if own else []):  # then its guard ends them
+                self._ask(guard, "stop", ids=its_handles)
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over workers whose guard still runs on its host."""
+        found = self.poll(handles)
+        self._others.update((worker.id, worker) for worker in found if worker.id not in self._workers)
+        return found
+
+    def list(self) -> list[Worker]:
+        """All workers that this object has launched or taken over, oldest first."""
+        self._refresh([*self._workers])
+        self._others.update(self._polled([*self._others]))
+        return sorted([*self._others.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
+
+    def logs(self, handle: str) -> Iterator[str]:
+        """The lines of a worker's log, read from its host; none once its guard is gone."""
+        data, most = bytearray(), 2 * default_log_cap() + LOG_PIECE  # its older part, and the log itself
+        for guard in _by_guard([handle]):
+            while len(data) < most and (answer := self._ask(guard, "log", id=handle, offset=len(data))):
+                if "payload" not in answer:
+                    break
+                data += answer["payload"]
+        lines = data.decode("utf-8", "surrogateescape").split("\n")
+        yield from lines[:-1] if data.endswith(b"\n") or not data else lines
+
+    def close(self) -> None:
+        """End everything and wait until it is gone, a few seconds at most."""
+        self._end([*self._others])
+        for guard in _by_guard(handle for handle, worker in self._workers.items() if not worker.status.is_final):
+            login = self._logins.made(guard[0])
+            if login is not None and login.is_open and login.guard != guard[1:]:  # the login was made again
+                with contextlib.suppress(MusterError):
+                    self._ask(guard, "close", keep=self._word)
+        self._logins.close()
+        for handle, worker in self._workers.items():
+            self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
+        self._ways.forget()
+
+    def _end(self, handles: Sequence[str]) -> None:
+        """Stop workers that others have launched, and wait until they have ended."""
+        if not handles:
+            return
+        with contextlib.suppress(MusterError):
+            self.stop(handles)
+            deadline = time.monotonic() + END_SECONDS
+            while not all(worker.status.is_final for worker in self.poll(handles)) and time.monotonic() < deadline:
+                time.sleep(END_POLL)
+
+    # -- what guards say ----------------------------------------------------------------------------------------------
+
+    def _ask(self, guard: Guard, request: str, seconds: float | None = None, **fields: Any) -> dict[str, Any] | None:
+        """The answer of a guard, through the login of its host, which may be another's; None where it is gone."""
+        login = self._logins.get(guard[0])
+        limit = {} if seconds is None else {"seconds": seconds}
+        if login.guard == guard[1:]:
+            fields.pop("keep", None)
+            return login.ask(request, **limit, **fields)
+        answer = login.ask("visit", **limit, guard=guard[1:], message={"say": request, **fields})
+        if "error" in answer:
+            raise PlatformError(f"The workers' guard on {guard[0]} failed: {answer['error']}")
+        return None if "gone" in answer else answer
+
+    def _refresh(self, handles: Iterable[str]) -> None:
+        """Learn how workers of this object are."""
+        living = [handle for handle in handles if not self._workers[handle].status.is_final]
+        by_guard = _by_guard(living)
+        guards = {str(number): guard for number, guard in enumerate(by_guard)}
+
+        def poll(number: str) -> dict[str, Worker] | None:
+            guard = guards[number]
+            self._look_after(guard[0])
+            answer = self._ask(guard, "poll", POLL_SECONDS, keep=self._word)
+            return None if answer is None else self._told(answer, guard, by_guard[guard])
+
+        answers, failed = for_all(poll, [*guards])
+        for number, workers in answers.items():
+            if workers is None:
+                self._fail_all(guards[number], f"The process that guards its workers on {guards[number][0]} has ended.")
+            for handle, fresh in (workers or {}).items():
+                self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
+        for number, error in failed.items():
+            login = self._logins.made(guards[number][0])
+            if login is None or time.monotonic() - login.heard_at > self.lease_seconds:
+                self._fail_all(guards[number], self._logins.troubles.get(guards[number][0], error.message))
+
+    def _told(self, answer: Mapping[str, Any], guard: Guard, handles: Sequence[str]) -> dict[str, Worker]:
+        return workers_of(answer, handles, guard[0], self._logins.get(guard[0]).clock_offset)
+
+    def _look_after(self, host: str) -> None:
+        """Have a login that has broken made again. Raises HostUnreachable as long as it is not."""
+        if not self._logins.is_open(host):
+            self._broken.add(host)
+            self._logins.repair(host)
+            raise HostUnreachable(f"The login to {host} has ended.")
+        if host in self._broken:
+            self._broken.discard(host)
+            for relay in self._relays:
+                relay.renew(host)
+
+    def _fail_all(self, guard: Guard, why: str) -> None:
+        for handle in _by_guard(self._workers).get(guard, ()):
+            known = self._workers[handle]
+            self._workers[handle] = known.moved(Status.FAILED, reason=why, finished_at=time.time())
+
+    def _polled(self, handles: Sequence[str]) -> dict[str, Worker]:
+        """Workers of other objects, by handle, as their guards know them."""
+        found = {handle: Worker(handle, handle, Status.FAILED, reason=NOBODY) for handle in handles}
+        for guard, its_handles in _by_guard(handles).items():
+            answer = self._ask(guard, "poll")
+            known = {} if answer is None else self._told(answer, guard, its_handles)
+            for handle in its_handles:
+                if handle in known:
+                    found[handle] = known[handle]
+                elif answer is None:
+                    reason = f"Its guard on {guard[0]} is gone, and its workers with it."
+                    found[handle] = replace(found[handle], name=handle.split("@")[0].split(".")[1], reason=reason)
+        return found
+
+
+def _has_ended(latest: Mapping[Key, str], workers: Mapping[str, Worker], worker: Key) -> bool:
+    """Return whether a worker has been launched and has ended; apart from the platform, to make no circle of it."""
+    handle = latest.get(worker)
+    return handle is not None and workers[handle].status.is_final
+
+
+def _shortages_on(login: Login, resources: Resources, workers: int) -> list[str]:
+    """Return what workers would have to share on a host. Raises ResourceError for what it could never grant."""
+    host, facts = login.host, login.facts
+    cores, memory, gpus = facts["cores"], facts["memory"], len(facts["gpus"])
+    for asked, there, unit in ((resources.cpu, cores, "cores"), (resources.memory, memory / 1e9, "GB of memory")):
+        if asked > there:
+            raise ResourceError(f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}.")
+    if workers * resources.gpu > gpus:
+        raise ResourceError(
+            f"{workers} worker{'s' if workers > 1 else ''} on {host} ask for {workers * resources.gpu} GPUs; "
+            f"{host} has {gpus} (as nvidia-smi -L lists them)."
+        )
+    found = []
+    if workers * resources.cpu > cores:
+        found.append(
+            f"{workers} x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} on {host}, which has {cores}: "
+            "the workers wait for one another."
+        )
+    if workers * resources.memory_bytes > memory:
+        found.append(
+            f"{workers} x {resources.memory:g} GB on {host}, which has {memory / 1e9:.1f} GB: "
+            "if the workers use all of theirs, its system ends some."
+        )
+    return found
+
+
+def _config(spec: WorkerSpec, login: Login) -> dict[str, Any]:
+    """Return a worker's config with its folders on its host."""
+    generation = f".{spec.generation}" if spec.generation else ""
+    # A worker has folders of its own even beside others on its host: files come to all of them at the same time.
+    own = f"{login.facts['folder']}/{_short(spec.run_id)}/{spec.name}{generation}"
+    places = {
+        "library": f"{own}/lib",
+        "run": f"{own}/run",
+        "scratch": f"{own}/scratch",
+        "project": f"{own}/project",
+    }
+    pid, start = login.guard
+    return {
+        **agent_config(replace(spec, places={**spec.places, **places}), default_log_cap()),
+        "id": f"{spec.run_id}.{spec.name}{generation}@{login.host}:{pid}.{start}",
+        "scratch": places["scratch"],
+        "cwd": places["project"],
+        "identity": {},
+        "address_variables": [],
+        "may_move": False,
+        "hidden": [],
+    }
+
+
+def _by_guard(handles: Iterable[str]) -> dict[Guard, list[str]]:
+    """The handles of each guard, without those that are no handles of workers on hosts."""
+    found: dict[Guard, list[str]] = {}
+    for handle in handles:
+        match = HANDLE.fullmatch(handle)
+        if match:
+            found.setdefault((match["host"], int(match["pid"]), int(match["start"])), []).append(handle)
+    return found
+
+
+def _short(run: str) -> str:
+    """A run's id without what it is called, as the paths of sockets are short."""
+    return run if len(run) <= 24 else f"{run[:15]}{run[-5:]}"
+
+
+def _changes(worker: Worker) -> dict[str, Any]:
+    """Return all facts of a worker that may be news."""
+    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
+
+
+def _make_log_folder(spec: WorkerSpec) -> None:
+    """Make the folder in which the session writes the worker's log. Raises LaunchRefused."""
+    try:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchRefused(f"The folders of {spec.name} cannot be made: {error}.", worker=spec.name) from error

@@ -1,0 +1,1 @@
+"""Workers that are pods of a Kubernetes cluster."""

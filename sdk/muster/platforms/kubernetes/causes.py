@@ -1,0 +1,251 @@
+"""The state of a pod in words: why it waits, why it will never run, why it has ended. Pure functions.
+
+Several places of a pod say so, and not always the same: the order of the functions here is the order of trust.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from muster.text.arguments import Argument, ArgumentText
+
+Pod = Mapping[str, Any]
+
+
+class Cause(NamedTuple):
+    """Something that has become of a pod.
+
+    Attributes:
+        kind: a word for it, such as ``evicted``.
+        text: what happened, in words, with Kubernetes' own beside them.
+        advice: what to try; empty where nobody knows.
+    """
+
+    kind: str
+    text: str
+    advice: str = ""
+
+
+RESTART = ArgumentText(Argument("restarts", 1), " and a checkpoint in the script")
+MORE_MEMORY = ArgumentText("more ", Argument("memory", ""), " for each worker, or smaller batches")
+IMAGE = ArgumentText(Argument("image", ""), " a name that the cluster's nodes can pull")
+
+# Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later): who took the pod away, and why.
+DISRUPTIONS = {
+    "PreemptionByScheduler": Cause("preempted", "A pod of higher priority took its place", RESTART),
+    "DeletionByTaintManager": Cause("node lost", "Its node was tainted: it is lost, or being emptied", RESTART),
+    "EvictionByEvictionAPI": Cause("evicted", "It was evicted: somebody empties its node, or balances load", RESTART),
+    "DeletionByPodGC": Cause("node lost", "Its node is gone", RESTART),
+    "TerminationByKubelet": Cause("evicted", "Its node ended it, for want of something or to shut down", RESTART),
+}
+# Reasons of a pod's own status.
+REASONS = {
+    "Evicted": Cause("evicted", "Its node evicted it", RESTART),
+    "Preempting": Cause("preempted", "A pod of higher priority took its place", RESTART),
+    "NodeLost": Cause("node lost", "Its node does not answer any more", RESTART),
+    "Terminated": Cause("node lost", "Its node was shut down", RESTART),
+    "Shutdown": Cause("node lost", "Its node was shut down", RESTART),
+    "NodeShutdown": Cause("node lost", "Its node was shut down", RESTART),
+    "DeadlineExceeded": Cause(
+        "deadline", "It lived as long as it was allowed to", ArgumentText("a longer ", Argument("lifetime", ""))
+    ),
+    "UnexpectedAdmissionError": Cause("refused by node", "Its node refused it, mostly for want of a device"),
+    "NodeAffinity": Cause("refused by node", "Its node no longer has the labels that it asks for"),
+    "OutOfcpu": Cause("refused by node", "Its node had no cores left when it came"),
+    "OutOfmemory": Cause("refused by node", "Its node had no memory left when it came"),
+    "OutOfpods": Cause("refused by node", "Its node had no room for another pod when it came"),
+    "OutOfnvidia.com/gpu": Cause("refused by node", "Its node had no GPU left when it came"),
+}
+# Reasons for which a container waits that does not come up by itself.
+NEVER = {
+    "InvalidImageName": Cause("image", "The name of its image is none", IMAGE),
+    "ErrImageNeverPull": Cause("image", "Its image is not on the node, and may not be pulled", IMAGE),
+    "CreateContainerConfigError": Cause("container", "Its container cannot be made as it is described"),
+    "CreateContainerError": Cause("container", "Its node cannot make its container"),
+    "RunContainerError": Cause("container", "Its node cannot start its container"),
+    "CrashLoopBackOff": Cause("container", "Its container ends again and again"),
+}
+PULL_FAILED = ("ErrImagePull", "ImagePullBackOff")
+NO_IMAGE = re.compile(
+    r"not found|manifest unknown|name unknown|does not exist|denied|unauthorized|authorization failed"
+    r"|authentication required|no basic auth|insufficient_scope|invalid reference|no match for platform",
+    re.IGNORECASE,
+)
+REFUSED_IMAGE = re.compile(
+    r"denied|unauthorized|authorization failed|authentication required|no basic auth", re.IGNORECASE
+)
+# What the scheduler says that nodes lack, and what that is in other words.
+LACKS = (
+    (r"Insufficient cpu", "too few free cores"),
+    (r"Insufficient memory", "too little free memory"),
+    (r"Insufficient ephemeral-storage", "too little free disk"),
+    (r"Insufficient nvidia\.com/gpu|Insufficient \S*gpu", "too few free GPUs"),
+    (r"Too many pods", "too many pods"),
+    (r"had taint|untolerated taint", "kept for others by a taint"),
+    (r"node affinity|node selector|node\(s\) didn't match Pod's", "not those that are asked for by label"),
+    (r"unschedulable", "closed to new pods (cordoned)"),
+    (r"volume|PersistentVolumeClaim|persistentvolumeclaim", "a volume that cannot be had there"),
+)
+
+
+def end_of(pod: Pod) -> Cause | None:
+    """Return why a pod has ended or is about to; None where nothing out of the ordinary is known."""
+    return _disruption(pod) or _of_reason(pod) or _of_container(pod)
+
+
+def never_runs(pod: Pod, said: str = "") -> Cause | None:
+    """Return why a pod that waits will not run by itself; None where it may.
+
+    Args:
+        pod: the pod.
+        said: what pulling its image has failed with before; Kubernetes then only says that it waits.
+    """
+    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    if reason in NEVER:
+        return _with_words(NEVER[reason], f"{reason}: {message}" if message else reason)
+    text = message if NO_IMAGE.search(message) else said
+    if reason == "ImagePullBackOff" and NO_IMAGE.search(text):
+        return _image_cause(pod, text)
+    return None
+
+
+def pull_trouble(pod: Pod) -> str:
+    """Return what pulling a pod's image has failed with; empty where it has not, or that is not said."""
+    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    message = str(waiting.get("message") or "")
+    return message if waiting.get("reason") in PULL_FAILED and not message.startswith("Back-off") else ""
+
+
+def wait_of(pod: Pod, said: str = "") -> str:
+    """Return, in words, what a pod waits for that does not run yet; empty where it does.
+
+    Args:
+        pod: the pod.
+        said: as ``never_runs`` takes it.
+    """
+    placed = condition(pod, "PodScheduled")
+    if placed.get("status") != "True":
+        return _unplaced(placed, _gates(pod))
+    waiting = _container(pod).get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason"), str(waiting.get("message") or "")
+    if reason in PULL_FAILED:
+        return f"Its image {image_of(pod)} could not be pulled and is tried again: {said or message}"
+    if reason in NEVER:
+        return _with_words(NEVER[str(reason)], message).text
+    if reason:  # ContainerCreating says everything from volumes to images
+        return f"Its node prepares it: volumes, network, image {image_of(pod)} (Kubernetes says: {message or reason})."
+    return f"Its node {pod.get('spec', {}).get('nodeName', '')} has not begun with it.".replace("  ", " ")
+
+
+def condition(pod: Pod, kind: str) -> Mapping[str, Any]:
+    """Return a condition of a pod; an empty one where it has none of that type."""
+    found: list[Mapping[str, Any]] = pod.get("status", {}).get("conditions") or []
+    return next((entry for entry in found if entry.get("type") == kind), {})
+
+
+def image_of(pod: Pod) -> str:
+    """The name of the image of a pod's worker."""
+    containers = pod.get("spec", {}).get("containers") or [{}]
+    return str(containers[0].get("image", ""))
+
+
+def lacks_of(message: str) -> str:
+    """Return, in words, what the scheduler says that the nodes lack.
+
+    >>> lacks_of("0/3 nodes are available: 1 node(s) had taint {a: }, 2 Insufficient cpu.")
+    'too few free cores; kept for others by a taint'
+    """
+    return "; ".join(words for pattern, words in LACKS if re.search(pattern, message))
+
+
+def _unplaced(placed: Mapping[str, Any], gates: Sequence[str]) -> str:
+    message = str(placed.get("message") or "")
+    if gates or placed.get("reason") == "SchedulingGated":
+        held = ", ".join(gates) or message
+        return f"It is held back by {held}: a queue has not admitted it yet."
+    if placed.get("reason") == "Unschedulable":
+        words = lacks_of(message)
+        why = f"No node takes it ({words})." if words else "No node takes it."
+        return f"{why} Kubernetes says: {message}"
+    if message:
+        return f"It has no node yet. Kubernetes says: {message}"
+    return "The scheduler has not looked at it yet."
+
+
+def _gates(pod: Pod) -> list[str]:
+    return [str(gate.get("name")) for gate in pod.get("spec", {}).get("schedulingGates") or []]
+
+
+def _disruption(pod: Pod) -> Cause | None:
+    for kind in ("DisruptionTarget", "TerminationTarget"):
+        found = condition(pod, kind)
+        if found.get("status") == "True":
+            reason = str(found.get("reason") or "")
+            known = DISRUPTIONS.get(reason, Cause("evicted", "It was taken away", RESTART))
+            if kind == "TerminationTarget":
+                known = Cause("preempted", "Its queue (Kueue) took its place away", RESTART)
+            return _with_words(known, str(found.get("message") or reason))
+    return None
+
+
+def _of_reason(pod: Pod) -> Cause | None:
+    status = pod.get("status", {})
+    reason = str(status.get("reason") or "")
+    if not reason:
+        return None
+    known = REASONS.get(reason)
+    if known is None:
+        known = Cause("refused by node" if reason.startswith("OutOf") else "failed", f"Kubernetes ended it ({reason})")
+    return _with_words(known, str(status.get("message") or reason))
+
+
+def _of_container(pod: Pod) -> Cause | None:
+    container = _container(pod)
+    ended = terminated(pod) or container.get("lastState", {}).get("terminated") or {}
+    reason, code = str(ended.get("reason") or ""), ended.get("exitCode")
+    message = str(ended.get("message") or "").strip()
+    if reason == "OOMKilled":
+        limit = container_limit(pod)
+        allowed = f" (its limit is {limit})" if limit else ""
+        return Cause("memory", f"It ran out of memory{allowed} and was ended: OOMKilled.", MORE_MEMORY)
+    if reason in ("ContainerCannotRun", "StartError") or code in (126, 127):
+        python = (pod.get("spec", {}).get("containers") or [{}])[0].get("command", ["python3"])[0]
+        text = f"Its image {image_of(pod)} cannot run {python}. Kubernetes says: {message or reason}"
+        return Cause("image", text, ArgumentText(Argument("image", ""), " one with Python 3.6 or later"))
+    if code == 137:
+        return Cause("killed", "Its container was killed (SIGKILL): by somebody, or by its node for want of memory.")
+    if ended and code:
+        last = f" It printed: {message.splitlines()[-1]}" if message else ""
+        return Cause("failed", f"Its container ended with status {code} before its agent could say why.{last}")
+    return None
+
+
+def terminated(pod: Pod) -> Mapping[str, Any]:
+    """Return how a pod's container has ended; empty where it has not."""
+    found: Mapping[str, Any] = _container(pod).get("state", {}).get("terminated") or {}
+    return found
+
+
+def container_limit(pod: Pod) -> str:
+    """The memory that a pod's worker may have, as Kubernetes writes it; empty without a limit."""
+    containers = pod.get("spec", {}).get("containers") or [{}]
+    return str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def _container(pod: Pod) -> Mapping[str, Any]:
+    found: list[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or []
+    return found[0] if found else {}
+
+
+def _image_cause(pod: Pod, text: str) -> Cause:
+    if REFUSED_IMAGE.search(text):
+        advice: str = ArgumentText(Argument("image_pull_secrets", ""), " a Secret with a login for that registry")
+        return Cause("image", f"The registry does not give its image {image_of(pod)}. Kubernetes says: {text}", advice)
+    return Cause("image", f"There is no image {image_of(pod)}. Kubernetes says: {text}", IMAGE)
+
+
+def _with_words(cause: Cause, said: str) -> Cause:
+    return cause._replace(text=f"{cause.text}. Kubernetes says: {said}" if said else f"{cause.text}.")

@@ -1,0 +1,149 @@
+"""The credentials that a request shows: tokens, files of tokens, passwords, certificates, and programs for them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from muster.errors import PlatformUnsupported
+from muster.platforms.kubernetes.kubeconfig import Access, content_of
+
+TOKEN_FILE_SECONDS = 60.0  # after which a file of a token is read again: others renew it
+PROGRAM_SECONDS = 60.0  # that a program may take to say its token
+EARLY_SECONDS = 30.0  # before its end at which a token is no longer used
+VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+
+
+class Credential(NamedTuple):
+    """Something to show: a header of a request, or a certificate of the connection with its key (PEM); empty if not."""
+
+    header: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+class Credentials:
+    """The credential of a user, asked for again when it is about to end, or was refused.
+
+    Args:
+        access: how the user logs in.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._user = access.user
+        self._server = access.server
+        self._lock = threading.Lock()
+        self._known: Credential | None = None
+        self._until = 0.0  # on the wall clock
+
+    def current(self) -> Credential:
+        """Return what to show now.
+
+        Raises:
+            PlatformUnsupported: a file or a program of it does not work.
+        """
+        with self._lock:
+            if self._known is None or time.time() >= self._until:
+                self._known, self._until = self._ask()
+            return self._known
+
+    def forget(self) -> bool:
+        """Have it asked for again, as it was refused; return whether that can help."""
+        with self._lock:
+            self._known = None
+        return bool(self._user.get("exec") or self._user.get("tokenFile"))
+
+    def _ask(self) -> tuple[Credential, float]:
+        user, forever = self._user, float("inf")
+        if user.get("exec"):
+            return self._of_program(user["exec"])
+        certificate, key = content_of(user, "client-certificate"), content_of(user, "client-key")
+        if user.get("tokenFile"):
+            try:
+                token = Path(user["tokenFile"]).read_text().strip()
+            except OSError as error:
+                raise PlatformUnsupported(f"The token of the cluster's user cannot be read: {error}.") from error
+            return Credential(f"Bearer {token}", certificate, key), time.time() + TOKEN_FILE_SECONDS
+        if user.get("token"):
+            return Credential(f"Bearer {user['token']}", certificate, key), forever
+        if user.get("username"):
+            both = f"{user['username']}:{user.get('password', '')}"
+            return Credential("Basic " + base64.b64encode(both.encode()).decode(), certificate, key), forever
+        if user.get("auth-provider") and not certificate:
+            raise PlatformUnsupported(
+                "The kubeconfig logs in by an auth-provider, which Kubernetes has given up.",
+                advice="have the cloud's tool write it again: newer ones name a program under exec",
+            )
+        return Credential("", certificate, key), forever
+
+    def _of_program(self, described: Mapping[str, Any]) -> tuple[Credential, float]:
+        said = run_program(described)
+        header = f"Bearer {said['token']}" if said.get("token") else ""
+        credential = Credential(header, said.get("clientCertificateData") or "", said.get("clientKeyData") or "")
+        until = _seconds(said.get("expirationTimestamp"))
+        return credential, until - EARLY_SECONDS if until else float("inf")
+
+
+def run_program(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Run the program of a kubeconfig's ``exec``, and return the ``status`` that it says.
+
+    Raises:
+        PlatformUnsupported: it is not there, fails, or says something else.
+    """
+    command = str(described.get("command") or "")
+    version = str(described.get("apiVersion") or "")
+    if version not in VERSIONS:
+        raise PlatformUnsupported(
+            f"The kubeconfig logs in by {command}, which speaks {version}; Muster knows {' and '.join(VERSIONS)}.",
+            advice="a newer version of that program, and have it write the kubeconfig again",
+        )
+    info = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    own = {str(entry["name"]): str(entry["value"]) for entry in described.get("env") or []}
+    try:
+        done = subprocess.run(
+            [command, *map(str, described.get("args") or [])],
+            env={**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROGRAM_SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise PlatformUnsupported(
+            f"{command}, which logs in to the cluster, takes more than {PROGRAM_SECONDS:g} s."
+        ) from None
+    except subprocess.CalledProcessError as error:
+        words = error.stderr.decode("utf-8", "replace").strip() or "nothing"
+        raise PlatformUnsupported(
+            f"{command}, which logs in to the cluster, failed with status {error.returncode} and said: {words}",
+            advice="log in with it in a terminal, then again",
+        ) from None
+    except OSError as error:
+        raise PlatformUnsupported(
+            f"{command}, which logs in to the cluster, cannot be run: {error.strerror}.",
+            advice=str(described.get("installHint") or "install it, or put it on PATH"),
+        ) from error
+    try:
+        said = json.loads(done.stdout)
+        status = said["status"]
+        if said.get("apiVersion") != version or not (status.get("token") or status.get("clientCertificateData")):
+            raise ValueError("no credential of that version")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise PlatformUnsupported(f"{command}, which logs in to the cluster, did not say a credential.") from None
+    return dict(status)
+
+
+def _seconds(text: object) -> float | None:
+    """A time of Kubernetes' in seconds since the epoch; None where it is none."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,183 @@
+"""The place that pods are made in, and what all of them have: by options, and like the session's own pod."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from muster.errors import JobError, PlatformUnsupported
+from muster.platforms.kubernetes.client import Client, Refused
+from muster.runtime.extras import extra
+from muster.text.arguments import Argument, ArgumentText
+
+ORDINARY_USER = 1000  # whose pods run where the session is root's
+LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # what pods have of the session's own pod
+
+
+class Options(Protocol):
+    """The options of the platform that say where pods are made."""
+
+    image: str | None
+    namespace: str | None
+    service_account: str | None
+    image_pull_secrets: tuple[str, ...]
+    node_selector: tuple[str, ...]
+    tolerations: tuple[str, ...]
+    user: int | None
+    overlay: Path | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place that pods are made in, and what all of them have.
+
+    Attributes:
+        namespace: of the pods.
+        image: of the pods; empty where none is known.
+        python: the interpreter that runs the agent.
+        user: user id of the pods' processes; None for what the image says.
+        address: of this session, as the cluster sees it.
+        spec: what each pod's ``spec`` has of its own.
+        overlay: what is laid over each pod in the end.
+        is_mine: whether the image is the session's own, with the same Python and packages.
+        owner: the session's own pod, with which all is removed; None where it is none of that namespace.
+    """
+
+    namespace: str
+    image: str
+    python: str
+    user: int | None
+    address: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    is_mine: bool = False
+    owner: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported where no image is known."""
+        if not self.image:
+            raise PlatformUnsupported(
+                "Workers on Kubernetes need an image, and this session is no pod whose own they could have.",
+                advice=ArgumentText(Argument("image", ""), " the name of one with Python, and what the script imports"),
+            )
+
+
+def find_place(client: Client, options: Options) -> Place:
+    """Find out where pods are made.
+
+    Raises:
+        JobError: an option makes no sense.
+    """
+    access = client.access
+    namespace = options.namespace or access.namespace
+    mine = _own_pod(client) if access.is_inside else None
+    spec = {**_like_mine(mine), **_asked_for(options)}
+    image = options.image or (_image(mine) if mine else "")
+    user = options.user
+    if user is None:
+        user = os.getuid() or ORDINARY_USER
+    return Place(
+        namespace=namespace,
+        image=image,
+        python=sys.executable if mine and not options.image else "python3",
+        user=user,
+        address=own_address(access.server),
+        spec=spec,
+        overlay=read_overlay(options.overlay),
+        is_mine=bool(mine and not options.image),
+        owner=mine if mine and namespace == access.namespace else None,
+    )
+
+
+def own_address(server: str) -> str:
+    """Return the address that this machine shows to a server; a loopback address where there is no way to it."""
+    parts = urlsplit(server)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing; the kernel only chooses a route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def toleration(text: str) -> dict[str, str]:
+    """The toleration that a text means.
+
+    >>> toleration("gpu=yes:NoSchedule")
+    {'key': 'gpu', 'operator': 'Equal', 'value': 'yes', 'effect': 'NoSchedule'}
+    >>> toleration("gpu")
+    {'key': 'gpu', 'operator': 'Exists'}
+    """
+    words, _, effect = text.partition(":")
+    key, equals, value = words.partition("=")
+    found = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    return {**found, "effect": effect} if effect else found
+
+
+def read_overlay(path: Path | None) -> dict[str, Any]:
+    """Read what is laid over each pod.
+
+    Raises:
+        JobError: it cannot be read.
+    """
+    if path is None:
+        return {}
+    with extra("kubernetes"):
+        import yaml
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise JobError(ArgumentText(Argument("overlay"), f" {path} cannot be read: {error}.")) from error
+    if not isinstance(data, dict):
+        raise JobError(ArgumentText(Argument("overlay"), f" {path} is no part of a pod: it is no mapping."))
+    return data
+
+
+def _asked_for(options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if options.service_account:
+        found["serviceAccountName"] = options.service_account
+    if options.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
+    if options.node_selector:
+        found["nodeSelector"] = _pairs(options.node_selector)
+    if options.tolerations:
+        found["tolerations"] = [toleration(text) for text in options.tolerations]
+    return found
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise JobError(
+                ArgumentText(Argument("node_selector"), f" has {text!r}; each must be KEY=VALUE, a label of nodes.")
+            )
+    return {key: value for key, _, value in (text.partition("=") for text in texts)}
+
+
+def _own_pod(client: Client) -> dict[str, Any] | None:
+    """Return the pod that this session is; None where that may not be looked at."""
+    name = os.environ.get("HOSTNAME") or socket.gethostname()
+    try:
+        return {
+            **client.get(f"/api/v1/namespaces/{client.access.namespace}/pods/{name}"),
+            "apiVersion": "v1",
+            "kind": "Pod",
+        }
+    except Refused:
+        return None
+
+
+def _image(pod: Mapping[str, Any]) -> str:
+    return str(pod["spec"]["containers"][0]["image"])
+
+
+def _like_mine(pod: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: pod["spec"][key] for key in LIKE_MINE if pod["spec"].get(key)} if pod else {}

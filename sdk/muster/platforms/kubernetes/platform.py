@@ -1,0 +1,420 @@
+"""The platform seam over a cluster of Kubernetes: bare pods, which nobody replaces, as runs decide themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster.errors import PlatformError
+from muster.job import Status, Worker, WorkerSpec
+from muster.options.fields import option
+from muster.platforms.agents import default_log_cap
+from muster.platforms.base import Platform, Reach, Storage
+from muster.platforms.kubernetes import pods, states
+from muster.platforms.kubernetes.causes import pull_trouble
+from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
+from muster.platforms.kubernetes.guard import Guard, remove_everything, secrets_of
+from muster.platforms.kubernetes.kubeconfig import find_access
+from muster.platforms.kubernetes.place import Place, find_place
+from muster.platforms.kubernetes.refusals import asking
+from muster.platforms.kubernetes.rights import missing_rights
+from muster.platforms.session_guard import is_orphaned, owner
+from muster.runtime.extras import extra
+
+AT_ONCE = 8  # requests to the cluster at the same time
+LOOK_SECONDS = 2.0  # between two looks at the pods
+CLOSE_SECONDS = 15.0  # that pods may take to end
+CLOSING_LOOK_SECONDS = 0.5  # between two looks meanwhile
+TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
+NOBODY = Worker("", "")
+
+
+@dataclass(eq=False, repr=False)
+class KubernetesPlatform(Platform):
+    """Runs each worker in a pod of its own, in a cluster that ``kubectl`` reaches from here, or that this pod is in.
+
+    Args:
+        image: image of the pods; it needs Python 3.6 or later, and what the script imports. None for the one of the pod
+            that the session is.
+        namespace: namespace of the pods; None for the kubeconfig's, or the session's own.
+        context: entry of the kubeconfig; None for its current one.
+        service_account: service account of the pods, of which they get no token. None for the namespace's default.
+        image_pull_secrets: names of Secrets with logins to registries.
+        node_selector: labels of the nodes that pods may run on, as ``key=value``.
+        tolerations: taints that the pods put up with, as ``key``, ``key=value`` or either with ``:effect``.
+        queue: local queue of Kueue's that the pods wait in, all or none.
+        user: user and group id of the pods' processes; 0 for root, which many clusters refuse.
+        lifetime: seconds after which a pod ends, whatever happens.
+        overlay: file (YAML or JSON) with what is laid over each pod: volumes, priority, whatever pods can have.
+        log_cap: largest size of a worker's log in bytes.
+    """
+
+    image: str | None = option(None, "Image of the workers' containers", default="this Python, mounted", metavar="NAME")
+    namespace: str | None = option(None, "Namespace of the pods", default="the kubeconfig's", metavar="NAME")
+    context: str | None = option(None, "Context of the kubeconfig", default="its current one", metavar="NAME")
+    service_account: str | None = option(
+        None, "Service account of the pods", default="the namespace's default", metavar="NAME"
+    )
+    image_pull_secrets: tuple[str, ...] = option((), "Secrets with logins to registries", metavar="NAMES")
+    node_selector: tuple[str, ...] = option((), "Labels of the nodes that pods may run on", metavar="KEY=VALUE")
+    tolerations: tuple[str, ...] = option((), "Taints that pods put up with", metavar="KEY[=VALUE][:EFFECT]")
+    queue: str | None = option(None, "Local queue of Kueue's that the pods wait in", metavar="NAME")
+    user: int | None = option(None, "User id of the pods' processes", default="yours, or 1000 for root's", minimum=0)
+    lifetime: int | None = option(
+        None, "Seconds after which a pod ends, whatever happens", default="no limit", metavar="SECONDS", minimum=1
+    )
+    overlay: Path | None = option(None, "File with what is laid over each pod", metavar="PATH")
+    log_cap: int | None = option(
+        None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
+    )
+    name = "kubernetes"
+    poll_seconds = (LOOK_SECONDS, LOOK_SECONDS)
+    explain_seconds = 6.0
+    storage = Storage.NOTHING
+    python = "python3"
+
+    def __post_init__(self) -> None:
+        self._asked: Client | None = None
+        self._found: Place | None = None
+        self._guard: Guard | None = None
+        self._process = owner()
+        self._owner = secrets.token_hex(5)
+        self._lock = threading.Lock()
+        self._workers: dict[str, Worker] = {}
+        self._own: dict[str, WorkerSpec] = {}
+        self._submitted: dict[str, list[str]] = {}
+        self._secrets: list[str] = []
+        self._told_to_stop: set[str] = set()
+        self._deleted: set[str] = set()  # those of them of which the cluster has said so
+        self._pull_troubles: dict[str, str] = {}
+        self._looked_at = float("-inf")
+        self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    # -- before a launch ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return which cluster and namespace the pods run in, and from which image."""
+        place = self._place()
+        return f"{self.name}, namespace {place.namespace} of {self._client().access.server}, image {place.image}"
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported where no cluster answers, or there is no image that pods could run."""
+        place = self._place()
+        place.check()
+        self.python = "" if place.is_mine else "python3"
+
+    def reach(self) -> Reach:
+        """Return the address that this machine shows to the cluster."""
+        address = self._place().address
+        return Reach(address, address)
+
+    def _client(self) -> Client:
+        with self._lock:
+            if self._asked is None:
+                self._asked = Client(find_access(self.context))
+            return self._asked
+
+    def _place(self) -> Place:
+        if self._found is None:
+            self._found = find_place(self._client(), self)
+        return self._found
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def missing_rights(self) -> list[str]:
+        """Return the rights of the guide's Role that this user does not have, as the cluster says."""
+        with asking("The cluster could not be asked for this user's rights"):
+            return missing_rights(self._client(), self._place().namespace)
+
+    def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
+        """Return the manifests of Secrets and pods, as ``kubectl apply`` takes them; the Secrets without contents."""
+        with extra("kubernetes"):
+            import yaml
+        setting = replace(self._setting("plan"), owner="plan")
+        made = [pods.agent_secret(setting), *pods.config_secrets(specs, setting), *pods.pods(specs, setting)]
+        plain = json.loads(json.dumps([pods.without_secrets(each) for each in made]))  # nothing said twice by reference
+        text: str = yaml.safe_dump_all(plain, sort_keys=False, explicit_start=True)
+        return text
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Have one pod made per spec; a Secret with the agent owns them all, and a session that is a pod owns that."""
+        if run_key in self._submitted:
+            return self._submitted[run_key]
+        place = self._place()
+        place.check()
+        client = self._client()
+        setting = self._setting(run_key)
+        if self._guard is None:
+            self._sweep(client, place.namespace)
+            self._guard = Guard(client.access, place.namespace, self._owner)
+        made = [*pods.config_secrets(specs, setting)]
+        self._secrets += [pods.name_of_agent(self._owner, run_key), *(each["metadata"]["name"] for each in made)]
+        self._guard.tell({"secrets": self._secrets})
+        path = f"/api/v1/namespaces/{place.namespace}"
+        try:
+            agent = pods.agent_secret(setting)
+            agent = self._make_secret(pods.owned_by(agent, place.owner) if place.owner else agent)
+            owned = [pods.owned_by(each, {**agent, "apiVersion": "v1", "kind": "Secret"}) for each in made]
+            _at_once(self._make_secret, owned)
+            named = zip(specs, pods.pods(specs, setting), strict=True)
+            anchor = {**agent, "apiVersion": "v1", "kind": "Secret"}
+            _at_once(lambda pair: self._make_pod(pair[0], pods.owned_by(pair[1], anchor)), list(named))
+        except BaseException:
+            with contextlib.suppress(PlatformError):
+                self._remove(client, path, [pods.pod_name(spec) for spec in specs], [agent, *made], run_key)
+            raise
+        now = time.time()
+        handles = [f"{place.namespace}/{pods.pod_name(spec)}" for spec in specs]
+        for handle, spec in zip(handles, specs, strict=True):
+            self._own[handle] = spec
+            self._workers[handle] = Worker(handle, spec.name, created_at=now)
+        self._submitted[run_key] = handles
+        return handles
+
+    def _setting(self, run_key: str) -> pods.Setting:
+        place = self._place()
+        return pods.Setting(
+            owner=self._owner,
+            session=self._process,
+            submission=run_key,
+            image=place.image,
+            python=place.python,
+            user=place.user,
+            log_cap=self.log_cap or default_log_cap(),
+            seconds=self.lifetime,
+            queue=self.queue or "",
+            spec=place.spec,
+            overlay=place.overlay,
+        )
+
+    def _make_secret(self, secret: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a Secret, and return it. One that is there was made by a request whose answer was lost: made again."""
+        client, path = self._client(), f"/api/v1/namespaces/{self._place().namespace}/secrets"
+        with asking("A Secret with the workers' agent could not be made", "the agent"):
+            try:
+                return client.create(path, secret)
+            except Refused as error:
+                if error.code != 409:
+                    raise
+                client.delete(f"{path}/{secret['metadata']['name']}")
+                return client.create(path, secret)
+
+    def _make_pod(self, spec: WorkerSpec, pod: Mapping[str, Any]) -> None:
+        """Make a worker's pod. Raises LaunchRefused."""
+        client, path = self._client(), f"/api/v1/namespaces/{self._place().namespace}/pods"
+        deadline = time.monotonic() + TAKEN_SECONDS
+        with asking(f"{spec.name} was refused", spec.name):
+            while True:
+                try:
+                    client.create(path, pod)
+                    return
+                except Refused as error:
+                    if error.code != 409 or time.monotonic() > deadline:
+                        raise
+                    taken_by = self._pod(f"{path}/{pod['metadata']['name']}")
+                    if taken_by is not None and _is_same(taken_by, pod):
+                        return
+                    if taken_by is not None and not taken_by["metadata"].get("deletionTimestamp"):
+                        raise
+                time.sleep(0.5)
+
+    def _pod(self, path: str) -> dict[str, Any] | None:
+        try:
+            return self._client().get(path)
+        except Refused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def _remove(
+        self, client: Client, path: str, names: Sequence[str], made: Sequence[Mapping[str, Any]], run_key: str
+    ) -> None:
+        """Delete what a submission that was refused has made."""
+
+        def delete(name: str) -> None:
+            pod = self._pod(f"{path}/pods/{name}")
+            if pod is not None and pod["metadata"].get("annotations", {}).get(pods.SUBMISSION) == run_key:
+                client.delete(f"{path}/pods/{name}", gracePeriodSeconds="0")
+
+        with asking("What a refused launch has left could not be deleted"):
+            _at_once(delete, names, goes_on=True)
+            for secret in made:
+                client.delete(f"{path}/secrets/{secret['metadata']['name']}")
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as one list of pods shows them, which is asked for every two seconds at most."""
+        known = [self._workers.get(handle) or Worker(handle, handle) for handle in handles]
+        if all(worker.status.is_final for worker in known):
+            return known
+        others = {worker.id for worker in known if worker.id not in self._workers}
+        if time.monotonic() >= self._looked_at + LOOK_SECONDS or not others <= self._looked_for:
+            self._look(handles)
+        return [self._workers.get(worker.id) or self._now(worker) for worker in known]
+
+    def _look(self, handles: Sequence[str]) -> None:
+        """List the pods, and see what has become of the workers."""
+        selector = f"{pods.OWNER}={self._owner}" if all(handle in self._own for handle in handles) else pods.OWNER
+        spaces = {handle.partition("/")[0] for handle in handles if "/" in handle}
+        found = self._listed(spaces, selector, resourceVersion="0")
+        expected = {
+            handle for handle in handles
+            if "/" in handle and handle not in found and not self._workers.get(handle, NOBODY).status.is_final
+        }  # fmt: skip
+        if expected:  # what a server remembers may be older than the pod: only its store knows that there is none
+            found |= self._listed({handle.partition("/")[0] for handle in expected}, selector)
+        self._seen = found
+        self._looked_for = frozenset(handles)
+        self._looked_at = time.monotonic()
+        for handle in handles:
+            if handle in self._workers:
+                self._workers[handle] = self._now(self._workers[handle])
+
+    def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
+        """Return the pods of namespaces by handle. Raises PlatformError."""
+        found: dict[str, dict[str, Any]] = {}
+        for namespace in namespaces:
+            with asking("The pods could not be listed"):
+                listed = self._client().get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector, **query)
+            found |= {f"{namespace}/{pod['metadata']['name']}": pod for pod in listed["items"]}
+        return found
+
+    def _now(self, worker: Worker) -> Worker:
+        pod = self._seen.get(worker.id)
+        if pod is not None and pull_trouble(pod):
+            self._pull_troubles[worker.id] = pull_trouble(pod)
+        return states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Delete the pods of workers: their agents end their processes, and then themselves."""
+
+        def stop(handle: str) -> None:
+            known = self._workers.get(handle)
+            if "/" not in handle or (known is not None and known.status.is_final) or handle in self._deleted:
+                return
+            self._told_to_stop.add(handle)  # before: it may happen although the answer is lost
+            self._delete(handle)
+            self._deleted.add(handle)
+
+        _at_once(stop, handles, goes_on=True)
+
+    def _delete(self, handle: str) -> None:
+        namespace, _, name = handle.partition("/")
+        with asking(f"The pod {name} could not be deleted"):
+            self._client().delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over pods by their names."""
+        self._looked_at = float("-inf")
+        found = self.poll(handles)
+        self._workers.update((worker.id, worker) for worker in found)
+        return found
+
+    def list(self) -> list[Worker]:
+        """All workers that this object has launched or taken over, oldest first."""
+        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+
+    def logs(self, handle: str) -> Iterator[str]:
+        """The lines of a worker's log, once its pod has ended and as long as that is there; else a session has them."""
+        namespace, _, name = handle.partition("/")
+        if not name:
+            return iter(())
+        text = self._client().text(f"/api/v1/namespaces/{namespace}/pods/{name}/log")
+        return iter(text.removesuffix("\n").split("\n") if text else ())
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Delete all pods and Secrets that this object has made, and wait until their processes have ended.
+
+        Raises:
+            PlatformError: the cluster does not do so; the guard goes on to try.
+        """
+        if self._process != owner() or self._asked is None:  # a forked child's copy
+            return
+        try:
+            self._end_all()
+        except PlatformError:
+            if self._guard is not None:
+                self._guard.clean_up()
+                self._guard = None
+            raise
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.close()
+        self._secrets = []
+        for handle, worker in self._workers.items():
+            self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
+        self._asked.close()
+
+    def _end_all(self) -> None:
+        """Delete everything, and wait. Raises PlatformError."""
+        client = self._client()
+        living = [handle for handle, worker in self._workers.items() if not worker.status.is_final]
+        with asking("The workers could not be deleted"):
+            self._told_to_stop.update(living)
+            _at_once(
+                self._delete, [*self._own, *(handle for handle in living if handle not in self._own)], goes_on=True
+            )
+            if self._found is not None:
+                path = f"/api/v1/namespaces/{self._found.namespace}"
+                _at_once(lambda name: client.delete(f"{path}/secrets/{name}"), self._secrets, goes_on=True)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while living and time.monotonic() < deadline:
+            self._look(living)
+            living = [handle for handle in living if not self._workers[handle].status.is_final]
+            if living:
+                time.sleep(CLOSING_LOOK_SECONDS)
+
+    @staticmethod
+    def _sweep(client: Client, namespace: str) -> None:
+        """Remove what sessions have left that were killed together with their guards."""
+        with asking("The pods could not be listed"):
+            listed = client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]
+            left: dict[str, set[str]] = {}
+            for pod in listed:
+                if is_orphaned((pod["metadata"].get("annotations") or {}).get(pods.SESSION, "")):
+                    left.setdefault(pod["metadata"]["labels"][pods.OWNER], set()).update(secrets_of(pod))
+        for label, names in left.items():
+            with contextlib.suppress(PlatformError):  # no reason not to submit: the next session tries again
+                remove_everything(client, namespace, label, names)
+
+
+def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a pod is the one of this very submission, made by a request whose answer was lost."""
+    there, here = found["metadata"], wanted["metadata"]
+    is_ours = there.get("labels", {}).get(pods.OWNER) == here["labels"][pods.OWNER]
+    return bool(is_ours and there.get("annotations", {}).get(pods.SUBMISSION) == here["annotations"][pods.SUBMISSION])
+
+
+def _at_once(call: Callable[[Any], object], items: Sequence[Any], *, goes_on: bool = False) -> None:
+    """Call ``call`` for each item, some at the same time, and wait for those that have begun. Raises the first error.
+
+    Args:
+        call: raises PlatformError.
+        items: what it is called with.
+        goes_on: whether others are begun after a refusal; after ClusterGone none are.
+    """
+    errors: list[Exception] = []
+
+    def attempt(item: Any) -> None:
+        if any(not goes_on or isinstance(error, ClusterGone) for error in errors):
+            return
+        try:
+            call(item)
+        except Exception as error:  # raised below, on the thread that waits
+            errors.append(error)
+
+    if items:
+        with ThreadPoolExecutor(min(len(items), AT_ONCE), "muster-kubernetes") as pool:
+            list(pool.map(attempt, items))
+    if errors:
+        raise errors[0]

@@ -1,0 +1,285 @@
+"""Workers as Kubernetes gets them: pods, and Secrets with their agents. Plain data, which `kubectl apply` takes, too.
+
+The pods pass the "restricted" pod security standard: no root, no privilege, no way to either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.agent.places import is_symbolic
+from muster.job import WorkerSpec
+from muster.platforms.agents import agent_config
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: what its worker writes to, and what it reads first
+NEWS = "/dev/termination-log"  # what an agent tells of its end: Kubernetes reads it when the container has ended
+LARGEST_NAME = 63  # letters of a pod's name that are its host's name, too, and of a label's value
+LARGEST_SECRET = 700_000  # bytes of configs in one Secret, which may have 1 MiB
+AGENT_MEMORY = 64 << 20  # bytes that a pod has beyond what its worker was given
+GRACE_SECONDS = 5  # that an agent gets for ending its processes and itself
+CONTAINER = "worker"
+OWNER, WORKER, RUN = "muster/owner", "muster/worker", "muster/run"  # labels
+SESSION, SUBMISSION = "muster/session", "muster/submission"  # annotations
+ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESSION_ADDRESS", "own": "MUSTER_POD"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that the pods of one submission have in common.
+
+    Attributes:
+        owner: label of everything that a platform object has made.
+        session: name of its process, as ``muster.platforms.owners`` has it.
+        submission: the submission's key.
+        image: the image of the pods.
+        python: the interpreter that runs the agent.
+        user: user and group id of their processes; None for what the image or the cluster says.
+        log_cap: largest size of a worker's log in bytes.
+        seconds: how long a pod may live; None for no limit.
+        queue: Kueue's queue that they wait in; empty without Kueue.
+        spec: what the pods' ``spec`` has beside what is the same everywhere.
+        overlay: what is laid over each pod in the end.
+    """
+
+    owner: str
+    session: str
+    submission: str
+    image: str
+    python: str
+    user: int | None
+    log_cap: int
+    seconds: int | None = None
+    queue: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+
+
+def slug(text: str, largest: int = LARGEST_NAME) -> str:
+    """Return a text as a part of names that Kubernetes takes; two texts never become the same one.
+
+    >>> slug("train-3")
+    'train-3'
+    >>> slug("Train_3")
+    'train-3-263991'
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if plain == text and len(plain) <= largest:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{plain[: largest - 7].rstrip('-')}-{digest}".lstrip("-")
+
+
+def pod_name(spec: WorkerSpec) -> str:
+    """The name of a worker's pod, which no other one has had."""
+    generation = f"-{spec.generation}" if spec.generation else ""
+    worker = slug(spec.name, 30) + generation
+    return f"muster-{slug(spec.run_id, LARGEST_NAME - len(worker) - 8)}-{worker}"
+
+
+def secret_names(owner: str, submission: str, specs: Sequence[WorkerSpec], setting: Setting) -> list[str]:
+    """Names of the Secrets of a submission: of the agent first, which owns all the rest, then of the configs."""
+    return [name_of_agent(owner, submission), *(name for name, _ in _shares(specs, setting))]
+
+
+def name_of_agent(owner: str, submission: str) -> str:
+    """The name of the Secret with a submission's agent."""
+    return f"muster-{owner}-{hashlib.sha256(submission.encode()).hexdigest()[:8]}"
+
+
+def agent_secret(setting: Setting) -> dict[str, Any]:
+    """The Secret with the agent's source. All else of its submission is owned by it, and goes with it."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for source in sorted(AGENT.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"agent/{source.name}"), source.read_bytes(), zipfile.ZIP_DEFLATED)
+    data = {"agent.zip": packed.getvalue(), "pod.py": (AGENT / "pod.py").read_bytes()}
+    return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
+
+
+def config_secrets(specs: Sequence[WorkerSpec], setting: Setting) -> list[dict[str, Any]]:
+    """The Secrets with the agents' configs; each pod sees its own only. Few have room for many."""
+    return [_secret(name, data, setting) for name, data in _shares(specs, setting)]
+
+
+def pods(specs: Sequence[WorkerSpec], setting: Setting) -> list[dict[str, Any]]:
+    """The pods of a submission, in the order of their workers."""
+    secret_of = {key: name for name, data in _shares(specs, setting) for key in data}
+    return [_pod(spec, setting, secret_of[spec.name], len(specs)) for spec in specs]
+
+
+def owned_by(made: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object with an owner, with which it is removed."""
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+    return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
+
+
+def without_secrets(made: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object, where a Secret's content is left out."""
+    if made["kind"] != "Secret":
+        return dict(made)
+    return {**made, "data": dict.fromkeys(made["data"], "")}
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Return data with other data laid over it: mappings by their keys, lists of named things by their names.
+
+    >>> merged({"a": 1, "b": [{"name": "x", "v": 1}]}, {"b": [{"name": "x", "v": 2}, {"name": "y"}]})
+    {'a': 1, 'b': [{'name': 'x', 'v': 2}, {'name': 'y'}]}
+    """
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        both = {key: merged(value, above[key]) if key in above else value for key, value in below.items()}
+        return {**both, **{key: value for key, value in above.items() if key not in below}}
+    if isinstance(below, list) and isinstance(above, list):
+        named = {entry["name"]: entry for entry in above if isinstance(entry, Mapping) and "name" in entry}
+        known = {entry.get("name") for entry in below if isinstance(entry, Mapping)}
+        mixed = [
+            merged(entry, named[entry["name"]]) if isinstance(entry, Mapping) and entry.get("name") in named else entry
+            for entry in below
+        ]
+        return mixed + [
+            entry for entry in above if not (isinstance(entry, Mapping) and entry.get("name", object()) in known)
+        ]
+    return above
+
+
+def _shares(specs: Sequence[WorkerSpec], setting: Setting) -> list[tuple[str, dict[str, bytes]]]:
+    """The configs of the workers, by Secret and worker."""
+    shares: list[tuple[str, dict[str, bytes]]] = []
+    size = LARGEST_SECRET
+    for spec in specs:
+        config = json.dumps(_config(spec, setting)).encode()
+        if size + len(config) > LARGEST_SECRET:
+            name = f"{name_of_agent(setting.owner, setting.submission)}-{len(shares)}"
+            shares.append((name, {}))
+            size = 0
+        shares[-1][1][spec.name] = config
+        size += len(config)
+    return shares
+
+
+def _config(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
+    places = {}
+    if is_symbolic(str(spec.scratch)):
+        places = {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
+    config = agent_config(spec, setting.log_cap, places)
+    return {**config, "news": NEWS, "engine": ENGINE, "counts_gpus": True, "has_cgroup": True}
+
+
+def _secret(name: str, data: Mapping[str, bytes], setting: Setting) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, **_marks(setting)},
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }
+
+
+def _marks(setting: Setting) -> dict[str, Any]:
+    return {
+        "labels": {"app.kubernetes.io/managed-by": "muster", OWNER: setting.owner},
+        "annotations": {SESSION: setting.session, SUBMISSION: setting.submission},
+    }
+
+
+def _pod(spec: WorkerSpec, setting: Setting, config: str, workers: int) -> dict[str, Any]:
+    marks = _marks(setting)
+    labels = {
+        **marks["labels"],
+        RUN: slug(spec.run_id),
+        WORKER: slug(spec.name),
+        "muster/role": slug(spec.role),
+        "muster/index": str(spec.index),
+    }
+    annotations = {**marks["annotations"], WORKER: spec.name, "sidecar.istio.io/inject": "false"}
+    labels["sidecar.istio.io/inject"] = "false"  # whose proxy lets pods talk through it alone
+    if setting.queue:
+        labels |= {"kueue.x-k8s.io/queue-name": setting.queue, "kueue.x-k8s.io/pod-group-name": _group(setting)}
+        annotations |= {
+            "kueue.x-k8s.io/pod-group-total-count": str(workers),
+            "kueue.x-k8s.io/retriable-in-group": "false",
+        }
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod_name(spec), "labels": labels, "annotations": annotations},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            **({"activeDeadlineSeconds": setting.seconds} if setting.seconds else {}),
+            "securityContext": _security(setting),
+            **setting.spec,
+            "containers": [_container(spec, setting)],
+            "volumes": _volumes(spec, setting, config),
+        },
+    }
+    overlaid: dict[str, Any] = merged(made, setting.overlay)
+    return overlaid
+
+
+def _group(setting: Setting) -> str:
+    return name_of_agent(setting.owner, setting.submission)
+
+
+def _security(setting: Setting) -> dict[str, Any]:
+    allowed: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if setting.user is None:
+        return {**allowed, "runAsNonRoot": True}
+    ids = {"runAsUser": setting.user, "runAsGroup": setting.user, "fsGroup": setting.user}
+    return {**allowed, **ids, "runAsNonRoot": setting.user != 0}
+
+
+def _container(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
+    cpu, memory = f"{round(spec.resources.cpu * 1000)}m", str(spec.resources.memory_bytes + AGENT_MEMORY)
+    amounts = {"cpu": cpu, "memory": memory}
+    if spec.resources.gpu:
+        amounts["nvidia.com/gpu"] = str(spec.resources.gpu)
+    return {
+        "name": CONTAINER,
+        "image": setting.image,
+        "command": [setting.python, "-I", "-S", f"{SECRETS}/pod.py", SECRETS, HOME],
+        "workingDir": HOME,
+        "env": [
+            {"name": "MUSTER_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "HOME", "value": f"{HOME}/home"},
+        ],
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "terminationMessagePath": NEWS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "muster", "mountPath": HOME},
+            {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
+    }
+
+
+def _volumes(spec: WorkerSpec, setting: Setting, config: str) -> list[dict[str, Any]]:
+    agent = {"name": name_of_agent(setting.owner, setting.submission)}
+    own = {"name": config, "items": [{"key": spec.name, "path": "config"}]}
+    return [
+        {"name": "muster", "emptyDir": {}},
+        {"name": "secrets", "projected": {"defaultMode": 0o444, "sources": [{"secret": agent}, {"secret": own}]}},
+        {
+            "name": "shared-memory",
+            "emptyDir": {"medium": "Memory", "sizeLimit": str(spec.resources.memory_bytes)},
+        },
+    ]

@@ -1,0 +1,115 @@
+"""The state of a worker, as its pod and its agent tell it. Pure functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from muster.job import EndCause, Status, Worker
+from muster.platforms.agents import outcome_of
+from muster.platforms.kubernetes import causes
+from muster.platforms.kubernetes.pods import WORKER
+
+GONE = "Its pod is gone: somebody has deleted it, or the cluster has with its node."
+DELETED = "Its pod was deleted: by somebody (kubectl delete), or by the cluster to make room."
+CAUSES = {
+    "preempted": EndCause.PREEMPTED,
+    "evicted": EndCause.LOST,
+    "node lost": EndCause.LOST,
+    "killed": EndCause.LOST,
+    "memory": EndCause.MEMORY,
+    "deadline": EndCause.OVERTIME,
+}
+
+
+def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said: str = "") -> Worker:
+    """Return a worker as its pod shows it now.
+
+    Args:
+        worker: as it was known.
+        pod: its pod; None where there is none.
+        was_stopped: whether it was told to end.
+        said: what pulling its image has failed with before.
+    """
+    if worker.status.is_final:
+        return worker
+    if pod is None:
+        status = Status.STOPPED if was_stopped or worker.status is Status.STOPPING else Status.FAILED
+        if status is Status.STOPPED:
+            return worker.moved(status, reason=worker.reason, finished_at=time.time())
+        return worker.moved(status, reason=GONE, cause=EndCause.CANCELLED, finished_at=time.time())
+    metadata, status = pod["metadata"], pod.get("status", {})
+    name = (metadata.get("annotations") or {}).get(WORKER) or worker.name
+    worker = replace(worker, name=name, created_at=worker.created_at or seconds(metadata.get("creationTimestamp")))
+    worker = replace(worker, address=status.get("podIP") or worker.address)
+    if status.get("phase") in ("Succeeded", "Failed") or causes.terminated(pod):
+        return _ended(worker, pod, was_stopped)
+    if causes.condition(pod, "PodScheduled").get("status") == "True":
+        at = seconds(causes.condition(pod, "PodScheduled").get("lastTransitionTime")) or time.time()
+        worker = worker.moved(Status.STARTING, placed_at=worker.placed_at or max(at, worker.created_at or 0.0))
+    is_running = _running_since(pod) is not None
+    if is_running:
+        since = max(_running_since(pod) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
+        worker = worker.moved(Status.RUNNING, running_at=worker.running_at or since)
+    if metadata.get("deletionTimestamp"):
+        if was_stopped and not is_running:  # it never did
+            return worker.moved(Status.STOPPED, reason=None, finished_at=time.time())
+        return replace(worker.moved(Status.STOPPING), reason=None if was_stopped else DELETED)
+    if is_running:
+        return replace(worker, reason=None)
+    never = causes.never_runs(pod, said)
+    if never is not None:
+        return _failed(worker, never, time.time())
+    return replace(worker, reason=causes.wait_of(pod, said))
+
+
+def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
+    """Return a worker whose container has ended, or whose pod Kubernetes has given up."""
+    ended = causes.terminated(pod)
+    finished = max(seconds(ended.get("finishedAt")) or time.time(), worker.running_at or 0.0)
+    if was_stopped:
+        return worker.moved(Status.STOPPED, reason=None, finished_at=finished)
+    told = outcome_of(str(ended.get("message") or "").encode())
+    cause = causes.end_of(pod)
+    if pod["metadata"].get("deletionTimestamp") and cause is not None and cause.kind in ("killed", "failed"):
+        cause = None  # the agent took longer for its end than it was given, or had just begun
+    if told and told["status"] is not Status.STOPPED and (cause is None or cause.kind in ("failed", "killed")):
+        return worker.moved(**{"reason": None, **told}, finished_at=finished)
+    if cause is not None and not (told and cause.kind == "failed"):
+        return _failed(worker, cause, finished)
+    if told or pod["metadata"].get("deletionTimestamp"):
+        if not pod["metadata"].get("deletionTimestamp"):
+            return worker.moved(Status.STOPPED, reason=None, finished_at=finished)
+        return worker.moved(Status.STOPPED, reason=DELETED, cause=EndCause.CANCELLED, finished_at=finished)
+    if pod.get("status", {}).get("phase") == "Succeeded":
+        return worker.moved(Status.SUCCEEDED, reason=None, finished_at=finished)
+    return worker.moved(
+        Status.FAILED, reason="Its pod has failed, and Kubernetes does not say why.", finished_at=finished
+    )
+
+
+def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
+    return worker.moved(
+        Status.FAILED,
+        reason=cause.text,
+        cause=CAUSES.get(cause.kind),
+        advice=cause.advice or None,
+        finished_at=finished,
+    )
+
+
+def _running_since(pod: Mapping[str, Any]) -> float | None:
+    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
+    running = (statuses[0].get("state") or {}).get("running")
+    return None if running is None else seconds(running.get("startedAt")) or 0.0
+
+
+def seconds(text: object) -> float | None:
+    """A time as Kubernetes writes it, in seconds since the epoch; None where it is none."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

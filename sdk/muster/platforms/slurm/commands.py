@@ -1,0 +1,176 @@
+"""Slurm's own commands, run as the user's shell would, and what they say as errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import NamedTuple
+
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.text.arguments import Argument, ArgumentText
+
+SECONDS = 60.0  # that a command may take: a controller that is busy answers late
+PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
+TOLD = re.compile(rf"^(?:{'|'.join(PROGRAMS)}|allocation failure)(?:: error)?: ", re.MULTILINE)
+ENDED = r"already|invalid job|not found|no such"  # words of scancel's for what is over
+
+
+class Refusal(NamedTuple):
+    """A kind of answer by which Slurm refuses: how to tell it, what it means, and what to try."""
+
+    pattern: str
+    meaning: str
+    advice: str
+
+
+REFUSALS = (
+    Refusal(
+        r"invalid partition", "there is no such partition, or not for you",
+        ArgumentText(Argument("partition", ""), " one that sinfo lists"),
+    ),
+    Refusal(
+        r"invalid account", "the account is none that you may charge",
+        ArgumentText(Argument("account", ""), " one that `sacctmgr show associations user=$USER` lists"),
+    ),
+    Refusal(
+        r"invalid qos", "there is no such quality of service, or not for you",
+        ArgumentText(Argument("qos", ""), " one that `sacctmgr show associations user=$USER format=qos` lists"),
+    ),
+    Refusal(
+        r"invalid feature", "no node has these features",
+        ArgumentText(Argument("constraint", ""), " features that `sinfo -o %f` lists"),
+    ),
+    Refusal(
+        r"reservation is invalid|reservation", "there is no such reservation, or not for you",
+        ArgumentText(Argument("reservation", ""), " one that `scontrol show reservation` lists"),
+    ),
+    Refusal(
+        r"invalid generic resource|gres", "no node has such devices",
+        ArgumentText("fewer GPUs, or ", Argument("gres", ""), " as `sinfo -o %G` says"),
+    ),
+    Refusal(r"memory specification", "no node has so much memory", ArgumentText("less ", Argument("memory"))),
+    Refusal(
+        r"node configuration is not available|more processors requested|node count specification",
+        "no nodes of the partition could ever hold these workers",
+        "fewer or smaller workers, or another partition; sinfo says what there is",
+    ),
+    Refusal(
+        r"time limit|partitiontimelimit", "it takes longer than the partition allows",
+        ArgumentText("a shorter ", Argument("time", ""), ", or another partition"),
+    ),
+    Refusal(
+        r"submit limit|job violates|assoc|qosmax", "it goes beyond what your account, or you, may have",
+        "wait until other jobs of yours have ended, or ask for less",
+    ),
+    Refusal(
+        r"unable to contact slurm controller|connection refused|communication connection failure",
+        "Slurm's controller does not answer", "try again later; `scontrol ping` says whether it is up",
+    ),
+)  # fmt: skip
+
+
+class SlurmGone(PlatformError):
+    """Slurm does not answer."""
+
+
+def explain(said: str) -> tuple[str, str | None]:
+    """Return the meaning of what Slurm says, and what to try; its own words where nobody knows better.
+
+    >>> explain("Invalid partition name specified")[0]
+    'there is no such partition, or not for you'
+    """
+    for refusal in REFUSALS:
+        if re.search(refusal.pattern, said, re.IGNORECASE):
+            return refusal.meaning, refusal.advice
+    return said, None
+
+
+def check() -> None:
+    """Raise PlatformUnsupported where Slurm's commands are not there."""
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    if missing:
+        raise PlatformUnsupported(
+            f"There is no {missing[0]} here: this is no machine from which jobs of Slurm are submitted.",
+            advice="run this on a login node of the cluster, or within a job",
+        )
+
+
+def ask(*argv: str, what: str, worker: str | None = None, given: str | None = None) -> str:
+    """Run one of Slurm's commands, and return what it prints.
+
+    Args:
+        what: what could not be done where it says no, such as ``The job could not be submitted``.
+        worker: whom it concerns; the error is LaunchRefused then.
+        given: its standard input.
+
+    Raises:
+        SlurmGone: it cannot be run, or does not answer in time.
+        LaunchRefused, PlatformError: it says no.
+    """
+    code, out, said = run(*argv, given=given)
+    if code:
+        raise _refused(f"{argv[0]} ended with status {code}", said, what, worker)
+    return out
+
+
+def cancel(*which: str) -> None:
+    """Cancel a job, a step, or all jobs that options describe; what has ended already is fine.
+
+    Raises:
+        SlurmGone, PlatformError: Slurm does not do so.
+    """
+    code, _, said = run("scancel", "--quiet", *which)
+    if code and said.strip() and not re.search(ENDED, said, re.IGNORECASE):
+        raise _refused("scancel failed", said, "The job could not be cancelled", None)
+
+
+def job_of(out: str) -> str:
+    """Return the id of a job as ``sbatch --parsable`` says it; sites may print more before it. Raises PlatformError.
+
+    >>> job_of("Welcome to the cluster\\n1234;west\\n")
+    '1234'
+    """
+    found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
+    if not found:
+        raise PlatformError(f"The job could not be submitted: sbatch says no id of it, but {out.strip()[-500:]!r}.")
+    return str(found[-1])
+
+
+def _refused(otherwise: str, said: str, what: str, worker: str | None) -> PlatformError:
+    text = " ".join(TOLD.sub("", said).split()) or otherwise
+    meaning, advice = explain(text)
+    message = f"{what}: {meaning}." if meaning == text else f"{what}: {meaning}. Slurm says: {text}"
+    if "controller" in meaning:
+        return SlurmGone(message, worker=worker, advice=advice)
+    return (LaunchRefused if worker else PlatformError)(message, worker=worker, advice=advice)
+
+
+def run(*argv: str, given: str | None = None) -> tuple[int, str, str]:
+    """Run one of Slurm's commands, and return its status and what it prints. Raises SlurmGone."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=given,
+            stdin=subprocess.DEVNULL if given is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            env=environment(),
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmGone(
+            f"{argv[0]} has not answered within {SECONDS:g} s.", advice="`scontrol ping` says whether Slurm is up"
+        ) from None
+    except OSError as error:
+        raise SlurmGone(f"{argv[0]} cannot be run: {error.strerror}.", advice="run this on a login node") from error
+    return done.returncode, done.stdout, done.stderr
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of Slurm's commands, without the user's own filters of what is shown or cancelled."""
+    filters = ("SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(filters)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

@@ -1,0 +1,68 @@
+"""The guard of jobs: outlives the session, and cancels its jobs, queued ones too, when that is gone.
+
+Agents end by themselves a lease after they have lost the session. But a job that is queued has none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.agent import linux
+from muster.platforms.session_guard import SessionGuard, serve
+from muster.platforms.slurm import commands
+
+AGAIN_SECONDS = 2.0  # between two tries
+LATE_SECONDS = 10.0  # for which jobs are looked for that were being submitted when the session ended
+
+
+class Guard(SessionGuard):
+    """The session's end of a guard of jobs. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._labels: list[str] = []
+        self._folders: list[str] = []
+        self._steps: list[tuple[int, int]] = []
+        super().__init__(__name__, {"labels": [], "folders": [], "steps": []})
+
+    def watch_folder(self, folder: Path) -> None:
+        """Have it remove a submission's folder, should the session end."""
+        self._folders.append(str(folder))
+        self.tell({"folders": self._folders})
+
+    def watch(self, label: str) -> None:
+        """Have it cancel the jobs of this name, should the session end."""
+        self._labels.append(label)
+        self.tell({"labels": self._labels})
+
+    def watch_step(self, pid: int) -> None:
+        """Have it end the process that has started a step, should the session end."""
+        self._steps.append((pid, linux.start_of(pid)))
+        self.tell({"steps": self._steps})
+
+
+def clean_up(facts: dict[str, Any]) -> None:
+    """End steps, cancel jobs, also those that Slurm takes only now, and remove files.
+
+    Raises:
+        PlatformError: Slurm does not do so now.
+    """
+    for pid, start in facts["steps"]:
+        if linux.is_running(pid, start):
+            os.kill(pid, signal.SIGTERM)
+    began = time.monotonic()
+    while facts["labels"]:
+        commands.cancel("--me", f"--name={','.join(facts['labels'])}")
+        if time.monotonic() > began + LATE_SECONDS:
+            break
+        time.sleep(AGAIN_SECONDS)
+    for folder in facts["folders"]:  # of jobs that never began, it has what only they were to know
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    serve(clean_up)

@@ -1,0 +1,419 @@
+"""The platform seam over Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster.agent.places import is_symbolic
+from muster.agent.worker import own_address
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.options.fields import option
+from muster.platforms.agents import default_log_cap
+from muster.platforms.base import Platform, Reach, Storage, read_log
+from muster.platforms.session_guard import is_orphaned, owner
+from muster.platforms.slurm import commands, script
+from muster.platforms.slurm.guard import Guard
+from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitions
+from muster.platforms.slurm.queue import queue
+from muster.platforms.slurm.states import state_of
+from muster.platforms.slurm.submissions import HANDLE, Submission
+from muster.records.runs import muster_home
+
+END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
+CHECK_SECONDS = 0.05  # between two looks at their files meanwhile
+STRANGER = "This platform does not know the worker."
+NODES_SECONDS = 60.0  # for which the limits of partitions are remembered
+
+
+@dataclass(eq=False, repr=False)
+class SlurmPlatform(Platform):
+    """Runs workers as tasks of a job of Slurm's, or, within a job, of a step beside whatever else runs in it.
+
+    Args:
+        partition, account, qos, constraint, gres, reservation, nodelist, exclude: as sbatch takes them.
+        nodes: number of nodes that the workers are spread over, as sbatch takes it.
+        time: the longest that the job may take, such as ``4h`` or ``1-12:00:00``.
+        sbatch_args: further options of sbatch, each in one word, such as ``--exclusive``.
+        folder: a folder that this machine and the compute nodes see, for the files of submissions.
+        shared: whether the project's folder is one that the compute nodes see, too, so that nothing has to be sent.
+        log_cap: largest size of a worker's log in bytes.
+    """
+
+    partition: str | None = option(None, "Partition", default="Slurm's", metavar="NAME")
+    time: str | None = option(None, "Longest time of the job, such as 4h", default="the partition's", metavar="TIME")
+    account: str | None = option(None, "Account that is charged", default="yours", metavar="NAME")
+    qos: str | None = option(None, "Quality of service", default="yours", metavar="NAME")
+    constraint: str | None = option(None, "Features that the nodes must have", metavar="LIST")
+    gres: str | None = option(None, "Generic resources of each node", metavar="LIST")
+    reservation: str | None = option(None, "Reservation", metavar="NAME")
+    nodelist: str | None = option(None, "Nodes to take", metavar="NODES")
+    exclude: str | None = option(None, "Nodes not to take", metavar="NODES")
+    nodes: str | None = option(None, "Number of nodes to spread workers over", default="as few as fit", metavar="N")
+    sbatch_args: tuple[str, ...] = option((), "Further options of sbatch", metavar="ARGS")
+    folder: str | None = option(
+        None, "Folder that the compute nodes see", default="slurm in Muster's own", metavar="PATH"
+    )
+    shared: bool = option(False, "The compute nodes see the project's folder: send nothing")
+    log_cap: int | None = option(
+        None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
+    )
+    name = "slurm"
+    poll_seconds = (0.3, 2.0)
+    explain_seconds = 7.0
+    launches_there = True
+
+    def __post_init__(self) -> None:
+        self.storage = Storage.PROJECT if self.shared else Storage.NOTHING
+        self._submissions: dict[str, Submission] = {}  # by folder
+        self._workers: dict[str, Worker] = {}
+        self._submitted: dict[str, list[str]] = {}
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}  # what has started steps, by folder
+        self._guard: Guard | None = None
+        self._may_be_left = False  # whether there may be a job whose submission was not answered
+        self._known_at = float("-inf")
+        self._partitions: dict[str, Partition] = {}
+        self._configuration = ""
+        self._owner = os.getpid()
+
+    # -- before a launch ----------------------------------------------------------------------------------------------
+
+    @property
+    def allocation(self) -> str:
+        """Id of the job that this session runs in; empty outside."""
+        return os.environ.get("SLURM_JOB_ID", "")
+
+    def describe(self) -> str:
+        """Return whether workers are a job or a step, and where."""
+        if self.allocation:
+            return f"{self.name}, steps of job {self.allocation}"
+        return f"{self.name}, partition {', '.join(place.name for place in self._places())}"
+
+    def check(self) -> None:
+        """Raise PlatformUnsupported where there are no commands of Slurm's, JobError for options that make no sense."""
+        commands.check()
+        script.check_raw(self.sbatch_args)
+        if self.time:
+            script.time_of(self.time)
+        if not self.allocation:
+            self._places()
+
+    def reach(self) -> Reach:
+        """Return the address of the interface by which this machine reaches the compute nodes."""
+        found = [node.address for place in self._places() for node in place.nodes]
+        for address in found:
+            with contextlib.suppress(OSError):
+                mine = own_address(address)
+                return Reach(mine, mine)
+        raise PlatformUnsupported(
+            "No compute node's address is known here, so that nobody knows which of this machine's they could dial.",
+            advice="session_address= the one that they reach",
+        )
+
+    def shortages(self, resources: Resources, workers: int) -> list[str]:
+        """Return nothing: each worker has its own, or waits. Raises ResourceError for what could never be."""
+        if not self.allocation:
+            check_fits(self._places(), {f"each worker ({n})": resources for n in range(workers)}, self.time)
+        return []
+
+    def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
+        """Return the batch script that would be submitted. Raises PlatformError."""
+        folder = self._home() / "0000"
+        site = self._site()
+        return script.batch_script(
+            str(folder), "muster", owner(), script.worker_arguments(len(specs), specs[0].resources, site), site
+        )
+
+    def _places(self) -> list[Partition]:
+        if time.monotonic() > self._known_at + NODES_SECONDS:
+            self._partitions = partitions()
+            what = "Slurm's configuration could not be read"
+            self._configuration = commands.ask("scontrol", "show", "config", what=what)
+            self._known_at = time.monotonic()
+        return chosen(self._partitions, None if self.allocation else self.partition)
+
+    def _site(self) -> script.Site:
+        places = self._places()
+        named = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "constraint": self.constraint,
+            "gres": self.gres,
+            "reservation": self.reservation,
+            "nodelist": self.nodelist,
+            "exclude": self.exclude,
+            "nodes": str(self.nodes) if self.nodes else None,
+            "time": script.time_of(self.time) if self.time else None,
+        }
+        is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
+        return script.Site(
+            flags={name: value for name, value in named.items() if value},
+            raw=self.sbatch_args,
+            has_memory=all(node.memory > 1 for place in places for node in place.nodes),
+            has_gpus_per_task=not is_linear,
+        )
+
+    def _home(self) -> Path:
+        return Path(self.folder).expanduser().absolute() if self.folder else muster_home() / "slurm"
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Submit one job, or start one step, with a task per spec: that is all or nothing."""
+        if run_key in self._submitted:
+            return self._submitted[run_key]
+        commands.check()
+        if not self.allocation:
+            check_fits(self._places(), {spec.name: spec.resources for spec in specs}, self.time)
+        _check_logs(specs)
+        if self._guard is None:
+            self._sweep()
+            self._guard = Guard()
+        made = Submission(self._home() / f"{_word(specs[0].run_id)}-{secrets.token_hex(4)}")
+        self._guard.watch_folder(made.folder)
+        try:
+            made.write(specs, self.reach().advertise, self.log_cap or default_log_cap(), {})
+            handles = self._start(made, specs) if self.allocation else self._batch(made, specs)
+        except OSError as error:
+            made.remove()
+            raise LaunchRefused(
+                f"The submission's files cannot be written into {made.folder}: {error.strerror}.",
+                worker=specs[0].name,
+                advice="folder= another one, which this machine and the compute nodes see",
+            ) from error
+        except BaseException:
+            made.remove()
+            raise
+        now = time.time()
+        self._submissions[str(made.folder)] = made
+        for handle, spec in zip(handles, specs, strict=True):
+            self._workers[handle] = Worker(handle, spec.name, created_at=now)
+        self._submitted[run_key] = handles
+        return handles
+
+    def _batch(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Submit a job. Raises LaunchRefused."""
+        assert self._guard is not None
+        label = f"muster-{made.folder.name}"
+        site = self._site()
+        arguments = script.worker_arguments(len(specs), _largest(specs), site)
+        text = script.batch_script(str(made.folder), label, owner(), arguments, site)
+        self._guard.watch(label)
+        what, worker = "The job could not be submitted", specs[0].name
+        commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker)
+        try:
+            out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker)
+            return made.submitted(commands.job_of(out))
+        except BaseException:  # the job may be there all the same: an answer can be lost
+            self._may_be_left = True  # even after this: the controller may take it only later
+            with contextlib.suppress(PlatformError):
+                commands.cancel("--me", f"--name={label}")
+            raise
+
+    def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Start a step of the job that this session is in. Raises OSError."""
+        assert self._guard is not None
+        site = replace(self._site(), flags={})
+        arguments = script.worker_arguments(len(specs), _largest(specs), site)
+        spread = [f"--nodes={self.nodes}"] if self.nodes else []
+        where = [f"--jobid={self.allocation}", "--overlap", *spread, *arguments]
+        command = script.launch_command(str(made.folder), where, f"muster-{made.folder.name}")
+        with (made.folder / "output").open("ab") as output:
+            step = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        self._steps[str(made.folder)] = step
+        self._guard.watch_step(step.pid)
+        return made.submitted(self.allocation, is_step=True)
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as their files and the queue tell: one look at that for all of them, and rarely."""
+        found: dict[str, Worker] = {}
+        for made, of_one in self._by_submission(handles).items():
+            for handle in of_one:
+                known = self._workers.get(handle) or Worker(handle, handle)
+                if made is None and not known.status.is_final:
+                    known = known.moved(Status.FAILED, reason=STRANGER, finished_at=time.time())
+                found[handle] = known
+            if made is not None and any(not found[handle].status.is_final for handle in of_one):
+                found.update(self._polled(made, {handle: found[handle] for handle in of_one}))
+        self._workers.update((handle, worker) for handle, worker in found.items() if handle in self._workers)
+        return [found[handle] for handle in handles]
+
+    def _polled(self, made: Submission, known: Mapping[str, Worker]) -> dict[str, Worker]:
+        tasks = made.tasks()
+        step = self._steps.get(str(made.folder))
+        found = {}
+        for handle, worker in known.items():
+            number = _task_of(handle)
+            worker = replace(worker, name=made.names[number])
+            found[handle] = state_of(worker, made, tasks.get(number), step)
+        return found
+
+    def _by_submission(self, handles: Sequence[str]) -> dict[Submission | None, list[str]]:
+        found: dict[Submission | None, list[str]] = {}
+        for handle in handles:
+            match = HANDLE.fullmatch(handle)
+            folder = match["folder"] if match else ""
+            made = self._submissions.get(folder)
+            if match and made is None:
+                made = Submission.found(Path(folder))
+            if made is not None and match is not None and int(match["task"]) >= len(made.names):
+                made = None
+            if made is not None:
+                made = self._submissions.setdefault(folder, made)
+            found.setdefault(made, []).append(handle)
+        return found
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Have agents told to end: all of a job by cancelling it, some by a step beside them."""
+        for made, of_one in self._by_submission(handles).items():
+            if made is None:
+                continue
+            tasks, numbers = made.tasks(), [_task_of(handle) for handle in of_one]
+            over = {number for number, task in tasks.items() if task.outcome or task.was_stopped}
+            wanted = [number for number in numbers if number not in over]
+            for number in wanted:
+                made.stop(number)
+            if not wanted and not made.is_left:
+                continue
+            if len(over) + len(wanted) == len(made.names):
+                made.is_left = True
+                self._cancel(made)
+                made.is_left = False
+                continue
+            for number in wanted:
+                task = tasks.get(number)
+                if task is not None and task.pid:
+                    commands.run(
+                        "srun", f"--jobid={made.job}", "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
+                        f"--nodelist={task.node}", "kill", "-TERM", str(task.pid),
+                    )  # fmt: skip
+
+    def _cancel(self, made: Submission) -> None:
+        """End a job, or a step of one: never the job that this session is in."""
+        if not made.is_step:
+            commands.cancel(made.job)
+            return
+        step = next((task.step for task in made.tasks().values() if task.step.isdecimal()), None)
+        process = self._steps.get(str(made.folder))
+        if step is not None:
+            commands.cancel(f"{made.job}.{step}")
+        elif process is not None:
+            process.terminate()
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Take over workers by their handles."""
+        found = self.poll(handles)
+        self._workers.update((worker.id, worker) for worker in found)
+        return found
+
+    def list(self) -> list[Worker]:
+        """All workers that this object has launched or taken over, oldest first."""
+        return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
+
+    def logs(self, handle: str) -> Iterator[str]:
+        """The lines of a worker's log, where it lies in a folder that this machine sees."""
+        (made,) = self._by_submission([handle])
+        log = made.logs[_task_of(handle)] if made is not None else ""
+        return read_log(Path(log)) if log and not is_symbolic(log) else iter(())
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all workers, wait until they are gone, and remove their files.
+
+        Raises:
+            PlatformError: Slurm does not do so; the guard goes on to try.
+        """
+        if self._owner != os.getpid():  # a forked child's copy
+            return
+        guard = self._guard
+        try:
+            self._end_all()
+        except PlatformError:
+            self._guard = None
+            if guard is not None:
+                guard.clean_up()
+            raise
+        for handle, worker in self._workers.items():
+            self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
+        self._guard = None
+        if guard is not None and self._may_be_left:
+            guard.clean_up()
+        elif guard is not None:
+            guard.close()
+        self._may_be_left = False
+
+    def _end_all(self) -> None:
+        """Cancel everything, wait, and remove the files. Raises PlatformError."""
+        self.stop([*self._workers])
+        deadline = time.monotonic() + END_SECONDS
+        while not all(self._is_over(made) for made in self._own()) and time.monotonic() < deadline:
+            time.sleep(CHECK_SECONDS)
+        with contextlib.suppress(PlatformError):
+            self.poll([*self._workers])
+        for step in self._steps.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                step.wait(max(deadline - time.monotonic(), 0.1))
+        self._steps.clear()
+        own = {handle for handles in self._submitted.values() for handle in handles}
+        for made in self._own():
+            if own.intersection(made.handles):
+                made.remove()
+
+    def _own(self) -> Sequence[Submission]:
+        return [made for made in self._submissions.values() if any(handle in self._workers for handle in made.handles)]
+
+    def _is_over(self, made: Submission) -> bool:
+        """Return whether all tasks that have begun, and are this object's, have ended."""
+        mine = {_task_of(handle) for handle in made.handles if handle in self._workers}
+        return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
+
+    def _sweep(self) -> None:
+        """Cancel jobs whose session is gone, and whose guard is, too."""
+        with contextlib.suppress(PlatformError):  # whoever submits will hear of it
+            for job in queue.look().values():
+                label = job.comment.removeprefix("muster:")
+                if label != job.comment and is_orphaned(label) and not job.is_over:
+                    commands.cancel(job.id)
+
+
+def _task_of(handle: str) -> int:
+    match = HANDLE.fullmatch(handle)
+    return int(match["task"]) if match else 0
+
+
+def _word(text: str) -> str:
+    """A run's id as the name of a folder and of a job."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:60]
+
+
+def _largest(specs: Sequence[WorkerSpec]) -> Resources:
+    """The resources of every task: Slurm's are all of one size."""
+    wanted = [spec.resources for spec in specs]
+    return Resources(
+        max(each.cpu for each in wanted), max(each.memory for each in wanted), max(each.gpu for each in wanted)
+    )
+
+
+def _check_logs(specs: Sequence[WorkerSpec]) -> None:
+    """Raise LaunchRefused where a log that is to lie in a shared folder cannot."""
+    for spec in specs:
+        if is_symbolic(str(spec.log)) or not spec.log.is_absolute():
+            continue
+        try:
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchRefused(
+                f"{spec.name} cannot write its log {spec.log}: {error.strerror}.", worker=spec.name
+            ) from error

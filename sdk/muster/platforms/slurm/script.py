@@ -1,0 +1,113 @@
+"""The batch script of a submission, and what its options ask of Slurm."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.agent import slurm_bootstrap
+from muster.errors import JobError
+from muster.job import Resources
+from muster.platforms.slurm.words import minutes_of
+from muster.platforms.workbench.agent_files import packed_agent
+from muster.text.arguments import Argument, ArgumentText
+
+MEBIBYTE = 1 << 20
+AGENT_MEMORY = 64  # MiB that a worker's task has beyond what the worker was given
+OWN = ("job-name", "comment", "ntasks", "cpus-per-task", "mem-per-cpu", "output", "parsable", "wrap")  # ours alone
+
+
+@dataclass(frozen=True)
+class Site:
+    """Options of a site, beside the workers' own.
+
+    Attributes:
+        flags: options of sbatch, by name.
+        has_memory: whether Slurm counts memory on its nodes.
+        has_gpus_per_task: whether it gives each task its own GPUs.
+    """
+
+    flags: dict[str, str] = field(default_factory=dict)
+    raw: Sequence[str] = ()
+    has_memory: bool = True
+    has_gpus_per_task: bool = True
+
+
+def time_of(text: str) -> str:
+    """Return a time limit as Slurm writes it. Raises JobError for one that is none."""
+    minutes = minutes_of(text)
+    if not minutes:
+        raise JobError(
+            f"time is {text!r}, which is no time limit.",
+            advice=ArgumentText(Argument("time", ""), " such as 4h, 30m, 1-12:00:00 or 2:00:00"),
+        )
+    whole = math.ceil(minutes)
+    return f"{whole // 1440}-{whole % 1440 // 60:02}:{whole % 60:02}:00"
+
+
+def check_raw(words: Sequence[str]) -> None:
+    """Raise JobError where raw arguments would change what is Muster's to say."""
+    for word in words:
+        name = re.sub(r"^--", "", word).partition("=")[0]
+        if not word.startswith("-") or "\n" in word or name in OWN:
+            raise JobError(
+                f"sbatch_args has {word!r}, which "
+                + ("is Muster's to say." if name in OWN else "is no option in one word."),
+                advice=ArgumentText(Argument("sbatch_args", ("--exclusive", "--nice=100")), " for example"),
+            )
+
+
+def worker_arguments(count: int, resources: Resources, site: Site) -> list[str]:
+    """Return the options, of sbatch and srun alike, for so many workers of this size."""
+    cpus = max(math.ceil(resources.cpu), 1)
+    found = [f"--ntasks={count}", f"--cpus-per-task={cpus}"]
+    if site.has_memory:
+        megabytes = math.ceil((resources.memory_bytes / MEBIBYTE + AGENT_MEMORY) / cpus)
+        found.append(f"--mem-per-cpu={megabytes}M")
+    if resources.gpu and "gres" not in site.flags:
+        if site.has_gpus_per_task:
+            found.append(f"--gpus-per-task={resources.gpu}")
+        else:
+            found += [f"--gres=gpu:{resources.gpu}", "--ntasks-per-node=1"]
+    return found
+
+
+def launch_command(folder: str, arguments: Sequence[str], label: str) -> list[str]:
+    """Return the command that starts a worker in each task."""
+    return [
+        "srun", f"--job-name={label}", *arguments, "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered",
+        "/bin/sh", f"{folder}/start.sh",
+    ]  # fmt: skip
+
+
+def batch_script(folder: str, label: str, owner: str, arguments: Sequence[str], site: Site) -> str:
+    """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it."""
+    flags = [f"--{name}={value}" for name, value in site.flags.items()]
+    own = [
+        f"--job-name={label}", f"--comment=muster:{owner}", *arguments, *flags, "--no-requeue",
+        f"--output={folder}/output", "--open-mode=append", *site.raw,
+    ]  # fmt: skip
+    lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in own)]
+    return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, arguments, label))}", ""])
+
+
+def _quoted(word: str) -> str:
+    """A word of a directive: sbatch takes quotes there as a shell would."""
+    return shlex.quote(word) if re.search(r"[\s#'\"]", word) else word
+
+
+def start_script(folder: str) -> str:
+    """Return the program of each task: the session's Python where the node has it, else its own."""
+    own, here = shlex.quote(sys.executable), shlex.quote(f"{folder}/start.py")
+    return f"if [ -x {own} ]; then exec {own} -I -S {here}; fi\nexec python3 -I -S {here}\n"
+
+
+def start_program(folder: str, session: str) -> str:
+    """Return the program that makes a worker of a task, in Python."""
+    bootstrap = Path(slurm_bootstrap.__file__).read_text(encoding="utf-8")
+    return f"{bootstrap}\n\nbecome_worker({folder!r}, {session!r}, '''\n{packed_agent()}''')\n"

@@ -1,0 +1,115 @@
+"""The state of a worker: what its agent has told comes first, and then what Slurm says of its job."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from typing import Any
+
+from muster.job import EndCause, Status, Worker
+from muster.platforms.slurm.queue import queue
+from muster.platforms.slurm.submissions import Submission, Task
+from muster.platforms.slurm.words import ENDS, NEVER, OVER, UNKNOWN, how_ended, state_word, why_pending
+
+SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm, had it asked for that, may still show its job as running
+NEVER_PREEMPTED = "None"  # what scontrol says instead of a time
+LATE_SECONDS = 5.0  # after which a job that the queue does not show is gone, rather than not there yet
+ENDED_BY_SLURM = (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
+
+
+def state_of(worker: Worker, made: Submission, task: Task | None, step: subprocess.Popen[bytes] | None) -> Worker:
+    """Return a worker as it is now.
+
+    Args:
+        worker: as it was known.
+        made: its submission.
+        task: what its task has told; None for nothing.
+        step: what has started it, where it is a step of the session's own job.
+
+    Raises:
+        PlatformError: Slurm cannot be asked.
+    """
+    task = task or Task()
+    if worker.status.is_final:
+        return worker
+    if task.at is not None:
+        worker = worker.moved(
+            Status.STOPPING if task.was_stopped else Status.RUNNING,
+            address=task.address,
+            placed_at=worker.placed_at or task.at,
+            running_at=max(task.at, worker.created_at or 0.0),
+            created_at=worker.created_at or task.at,
+            reason=None,
+        )
+    if task.outcome and task.was_stopped:
+        return worker.moved(Status.STOPPED, finished_at=task.told_at)
+    if task.outcome and not _may_be_slurms(task):
+        return worker.moved(**task.outcome, finished_at=task.told_at)
+    if task.was_stopped and task.at is None:
+        return worker.moved(Status.STOPPED, finished_at=time.time())
+    return _of_step(worker, made, task, step) if made.is_step else _of_job(worker, made, task)
+
+
+def _may_be_slurms(task: Task) -> bool:
+    """Return whether a task's end may be of Slurm's doing, as when its job is cancelled or over time."""
+    return task.outcome["status"] is Status.STOPPED or task.outcome.get("signal") in ENDED_BY_SLURM
+
+
+def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Popen[bytes] | None) -> Worker:
+    if task.outcome:
+        return worker.moved(**task.outcome, finished_at=task.told_at)
+    if step is None or step.poll() is None:
+        return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
+    reason = f"Its step ended with status {step.returncode} before its agent could say why. {made.last_words()}"
+    return worker.moved(Status.FAILED, reason=reason.strip(), finished_at=time.time())
+
+
+def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
+    jobs, looked_at = queue.jobs()
+    job = jobs.get(made.job)
+    if job is None:
+        age = time.time() - (worker.created_at or 0.0)
+        is_late = age > LATE_SECONDS and time.time() - (time.monotonic() - looked_at) > (worker.created_at or 0.0)
+        return _ended(worker, made, task, "") if is_late else worker
+    if job.is_over:
+        return _ended(worker, made, task, job.state)
+    if task.outcome:
+        is_newer = time.time() - (time.monotonic() - looked_at) > task.told_at + SETTLE_SECONDS
+        is_going_on = is_newer and job.state not in ("COMPLETING", "STOPPED")
+        return worker.moved(**task.outcome, finished_at=task.told_at) if is_going_on else worker
+    if job.is_waiting:
+        if NEVER.match(job.reason):
+            words = why_pending(job.reason)
+            return worker.moved(Status.FAILED, reason=words, cause=None, finished_at=time.time())
+        return replace(worker, reason=why_pending(job.reason, job.starts_at, queue.before(made.job)))
+    if job.state == "CONFIGURING":
+        worker = worker.moved(Status.STARTING, placed_at=job.starts_at or time.time())
+        return replace(worker, reason="Its nodes are being booted (Slurm says CONFIGURING).")
+    if job.state == "SUSPENDED":
+        return replace(worker, reason="The job is suspended (Slurm says SUSPENDED).")
+    if task.at is None:
+        return worker.moved(Status.STARTING, placed_at=job.starts_at or time.time(), reason=None)
+    return worker
+
+
+def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
+    """Return a worker whose job is over, with how and why: the best of what agent, controller and accounting know."""
+    may_be_slurms = not task.outcome or _may_be_slurms(task)
+    found = queue.end_of(made.job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
+    state, said = found or (state, {})
+    if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
+        state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
+    word = state_word(state)
+    if task.outcome and word not in ENDS:
+        return worker.moved(**task.outcome, finished_at=task.told_at)
+    if found and word not in OVER:  # the queue did not show it, or it begins anew
+        return worker
+    words, cause, advice = how_ended(state, said) if word in OVER else (UNKNOWN, EndCause.LOST, None)
+    if cause is None:
+        words = f"{words} {made.last_words()}".strip()
+    told: dict[str, Any] = {"reason": f"{words[:1].upper()}{words[1:]}", "cause": cause, "advice": advice}
+    if word == "NODE_FAIL" and task.node:
+        told["reason"] += f" It was on {task.node}."
+    return worker.moved(Status.FAILED, **told, finished_at=time.time())

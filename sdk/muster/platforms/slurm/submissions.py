@@ -1,0 +1,154 @@
+"""The files by which session and tasks exchange facts, in a folder that both see, only for its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.job import WorkerSpec
+from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
+from muster.platforms.slurm.script import start_program, start_script
+from muster.security.ssh import write_private
+
+HANDLE = re.compile(r"(?P<job>\d+)\.(?P<task>\d+)@(?P<folder>/.+)")
+ENGINE = {
+    "id": "MUSTER_SLURM_JOB_ID",
+    "address": "MUSTER_ADDRESS",
+    "session": "MUSTER_SESSION_ADDRESS",
+    "own": "MUSTER_SLURM",
+}
+LAST_WORDS = 500  # characters of what a job has printed beside its workers
+
+
+@dataclass
+class Task:
+    """One task, as its files tell.
+
+    Attributes:
+        node, address, pid, at: where it runs, and since when, once it has said so.
+        outcome: its end as its agent told it, once it has.
+        told_at: when it last told anything, in seconds since the epoch.
+        was_stopped: whether somebody asked for its end.
+    """
+
+    node: str = ""
+    address: str = ""
+    pid: int = 0
+    step: str = ""
+    at: float | None = None
+    outcome: dict[str, Any] = field(default_factory=dict)
+    told_at: float = 0.0
+    was_stopped: bool = False
+
+
+class Submission:
+    """One submission: its job, its workers' names, and its folder.
+
+    Attributes:
+        folder: its folder.
+        job: id of its job; empty until Slurm has taken it.
+        names: its workers', by task.
+        logs: paths of their logs; those that lie elsewhere are symbols.
+        is_step: whether it is a step of a job that is none of Muster's.
+        is_left: whether Slurm has still to be told that it is to end, as it did not answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.job = ""
+        self.names: list[str] = []
+        self.logs: list[str] = []
+        self.is_step = False
+        self.is_left = False
+        self._seen: dict[int, tuple[int, Task]] = {}  # by task: the size of its news, and what they say
+
+    @classmethod
+    def found(cls, folder: Path) -> Submission | None:
+        """The submission that another process has left there; None where there is none."""
+        made = cls(folder)
+        try:
+            facts = json.loads((folder / "job.json").read_text())
+            made.job, made.names, made.logs = str(facts["job"]), [*facts["names"]], [*facts["logs"]]
+            made.is_step = bool(facts["is_step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return made
+
+    def write(self, specs: Sequence[WorkerSpec], session: str, cap: int, places: Mapping[str, str]) -> None:
+        """Write what the tasks need. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True)
+        self.names = [spec.name for spec in specs]
+        self.logs = [str(spec.log) for spec in specs]
+        for task, spec in enumerate(specs):
+            path = self.folder / f"worker-{task}"
+            config = {**agent_config(spec, cap, places), "news": f"{path}.news", "engine": ENGINE}
+            write_private(path.with_name(f"{path.name}.launch"), json.dumps(config))
+        folder = str(self.folder)
+        write_private(self.folder / "start.sh", start_script(folder))
+        write_private(self.folder / "start.py", start_program(folder, session))
+
+    def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
+        """Note the job, for other processes as well, and return the workers' handles. Raises OSError."""
+        self.job, self.is_step = job, is_step
+        facts = {"job": job, "names": self.names, "logs": self.logs, "is_step": is_step}
+        write_private(self.folder / "job.json", json.dumps(facts))
+        return self.handles
+
+    @property
+    def handles(self) -> list[str]:
+        """The workers' handles."""
+        return [f"{self.job}.{task}@{self.folder}" for task in range(len(self.names))]
+
+    def stop(self, task: int) -> None:
+        """Note that a task is to end, and take back what it was to know: one that has not begun never will."""
+        path = self.folder / f"worker-{task}"
+        with contextlib.suppress(OSError):  # the folder is gone: it has ended
+            write_private(path.with_name(f"{path.name}.stop"), "")
+            path.with_name(f"{path.name}.launch").unlink()
+
+    def tasks(self) -> dict[int, Task]:
+        """Return what the tasks have told."""
+        found: dict[int, Task] = {}
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                stem, _, kind = entry.name.partition(".")
+                number = stem.removeprefix("worker-")
+                if kind == "news" and number.isdecimal():
+                    found[int(number)] = self._read(int(number), entry)
+                elif kind == "stop" and number.isdecimal():
+                    found.setdefault(int(number), Task())
+        for task_number, task in found.items():
+            task.was_stopped = (self.folder / f"worker-{task_number}.stop").exists()
+        return found
+
+    def _read(self, number: int, entry: os.DirEntry[str]) -> Task:
+        size = entry.stat().st_size
+        known = self._seen.get(number)
+        if known is None or known[0] != size:
+            with open(entry.path, "rb") as file:
+                data = file.read(LARGEST_NEWS)
+            task = Task(outcome=outcome_of(data), told_at=entry.stat().st_mtime)
+            for line in news_of(data):
+                if isinstance(line.get("node"), str) and isinstance(line.get("pid"), int):
+                    task.node, task.address, task.pid = line["node"], str(line.get("address")), line["pid"]
+                    task.step, at = str(line.get("step")), line.get("at")
+                    task.at = float(at) if isinstance(at, (int, float)) else None
+            known = self._seen[number] = (size, task)
+        return known[1]
+
+    def last_words(self) -> str:
+        """Return the end of what the job has printed beside its workers; nothing where it lies elsewhere."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "output").read_text(errors="replace").strip()[-LAST_WORDS:]
+        return ""
+
+    def remove(self) -> None:
+        """Remove its files."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,137 @@
+"""Slurm's states and reasons in words: why a job waits, and what ended it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from muster.job import EndCause
+from muster.text.arguments import Argument, ArgumentText
+
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+})  # fmt: skip
+
+# Why a job is pending; the first pattern that matches counts.
+REASONS = (
+    (r"None|Resources", "it waits for nodes that are free"),
+    (r"Priority", "jobs with a higher priority come first"),
+    (r"ReqNodeNotAvail|Nodes_required_for_job_are_DOWN", "nodes that it needs are down, drained or reserved"),
+    (r"JobHeldUser", "you hold it: scontrol release lets it go"),
+    (r"JobHeldAdmin", "an administrator holds it"),
+    (r"launch_failed_requeued_held|.*launch failed", "it could not be launched, and is held: ask an administrator"),
+    (r"Dependency\w*", "another job has to end first"),
+    (r"BeginTime", "its time to begin has not come"),
+    (r"Licenses", "licences are all in use"),
+    (r"Reservation\w*", "its reservation has not begun"),
+    (r"PartitionDown|PartitionInactive", "the partition takes no jobs at present"),
+    (r"PartitionTimeLimit", "it asks for more time than the partition allows"),
+    (r"PartitionNodeLimit|PartitionConfig", "the partition has no such nodes, or not so many"),
+    (r"BadConstraints", "no nodes could ever be what it asks for"),
+    (r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours"),
+    (r"QOS\w*PerUser\w*|QOSMax\w*PerUser\w*", "you have as much as your quality of service lets one user have"),
+    (r"QOS\w*", "a limit of the quality of service is reached"),
+    (r"Assoc\w*|.*Assoc\w*", "a limit of your account is reached"),
+    (r"NodeDown", "a node that it needs is down"),
+    (r"Cleaning", "it is being cleaned up after an earlier start"),
+    (r"SystemFailure", "Slurm itself has failed"),
+)
+IN_TURN = ("None", "Resources", "Priority")  # reasons of jobs that only have to wait for their turn
+NEVER = re.compile(r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|InvalidQOS|InvalidAccount")
+
+# What ended a job, by its state: in words, the cause, and what to try.
+ENDS: Mapping[str, tuple[str, EndCause | None, str]] = {
+    "TIMEOUT": (
+        "its job had run for as long as it may", EndCause.OVERTIME,
+        ArgumentText("a longer ", Argument("time", ""), ", as far as the partition allows, and checkpoints"),
+    ),
+    "DEADLINE": ("its job's deadline has passed", EndCause.OVERTIME, "a later deadline"),
+    "NODE_FAIL": ("a node of its job failed", EndCause.LOST, "run again: Slurm takes other nodes"),
+    "BOOT_FAIL": ("a node of its job did not boot", EndCause.LOST, "run again: Slurm takes other nodes"),
+    "PREEMPTED": (
+        "a job with a higher priority has taken its place", EndCause.PREEMPTED,
+        ArgumentText("run again, with ", Argument("restarts"), " and checkpoints, or another partition or qos"),
+    ),
+    "OUT_OF_MEMORY": (
+        "a node ended it for its memory", EndCause.MEMORY,
+        ArgumentText("a larger ", Argument("memory"), ", or smaller batches"),
+    ),
+    "CANCELLED": ("somebody has cancelled its job", EndCause.CANCELLED, "run again"),
+    "REVOKED": ("its job was revoked", EndCause.CANCELLED, "run again"),
+}  # fmt: skip
+UNKNOWN = "what ended it is not known: its job is gone from Slurm's memory, and there is no accounting (sacct)"
+
+
+def why_pending(reason: str, starts_at: float | None = None, before: int | None = None) -> str:
+    """Return, in words and Slurm's own, why a job is pending.
+
+    Args:
+        reason: Slurm's.
+        starts_at: when Slurm expects to start it, in seconds since the epoch.
+        before: how many pending jobs of the partition come first, where that is known.
+    """
+    word = reason.strip("()").partition(",")[0]
+    meaning = next((words for pattern, words in REASONS if re.fullmatch(pattern, word)), "it is not its turn")
+    parts = [f"The job is queued: {meaning} (Slurm says {reason.strip('()') or 'nothing'})"]
+    if before is not None and word in IN_TURN:
+        jobs = "job comes" if before == 1 else "jobs come"
+        parts.append(f"{before} pending {jobs} first" if before else "it is the next one")
+    if starts_at:
+        parts.append(f"Slurm expects to start it at {time.strftime('%H:%M on %d %B', time.localtime(starts_at))}")
+    return "; ".join(parts) + "."
+
+
+def state_word(state: str) -> str:
+    """Return a job's state without what is said beside it.
+
+    >>> state_word("CANCELLED by 1000"), state_word("CANCELLED+")
+    ('CANCELLED', 'CANCELLED')
+    """
+    return state.partition(" ")[0].rstrip("+")
+
+
+def how_ended(state: str, said: Mapping[str, str]) -> tuple[str, EndCause | None, str | None]:
+    """Return in words how a job ended, the cause, and what to try.
+
+    Args:
+        state: Slurm's.
+        said: what ``scontrol show job`` or ``sacct`` says beside it.
+    """
+    word, _, by = state.partition(" ")
+    words, cause, advice = ENDS.get(state_word(state), ("its job has ended", None, None))
+    if by:
+        words += f", {by}"
+    beside = [f"{name} {said[name]}" for name in ("Reason", "ExitCode", "FailedNode") if _tells(said.get(name))]
+    return f"{words} (Slurm says {', '.join([word, *beside])}).", cause, advice
+
+
+def _tells(text: str | None) -> bool:
+    return bool(text) and text not in ("None", "0:0", "(null)", "Unknown")
+
+
+def minutes_of(text: str) -> float | None:
+    """Return a time limit in minutes; None for one that is none.
+
+    It is written as Slurm does, or as a number with a unit.
+
+    >>> minutes_of("4h"), minutes_of("90"), minutes_of("1:30"), minutes_of("1-12"), minutes_of("2:00:00")
+    (240.0, 90.0, 1.5, 2160.0, 120.0)
+    >>> minutes_of("infinite") is None
+    True
+    """
+    with_unit = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip())
+    if with_unit:
+        return float(with_unit[1]) * {"s": 1 / 60, "m": 1, "h": 60, "d": 1440, "w": 10080}[with_unit[2]]
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not match:
+        return None
+    days, *rest = match.groups()
+    first, second, third = (int(word) if word else 0 for word in rest)
+    if days is not None:
+        return int(days) * 1440 + first * 60 + second + third / 60
+    if match[4] is not None:
+        return first * 60 + second + third / 60
+    return first + second / 60

@@ -1,0 +1,117 @@
+"""The request for one worker to the workbench, and the files by which session and agent exchange facts about it.
+
+The files lie beside the worker's log, in a folder that the session and its workers share: ``<log>.launch`` is the
+agent's config, which the agent takes away; ``<log>.news`` is what it tells the platform.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from muster.job import WorkerSpec
+from muster.platforms.agents import LARGEST_NEWS, agent_config, default_log_cap, news_of, outcome_of
+from muster.security.ssh import write_private
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+ELSEWHERE = (
+    "bootstrap.py",
+    "channels.py",
+    "guard.py",
+    "hardware.py",
+    "host_bootstrap.py",
+    "host_guard.py",
+    "visitors.py",
+    "claims.py",
+    "runner.py",
+    "mpi_rank.py",
+)  # files of the agent's package that no worker needs
+ENGINE = {  # variables in which the workbench tells a worker who it is
+    "id": "CDSW_ENGINE_ID",
+    "address": "CDSW_IP_ADDRESS",
+    "session": "CDSW_MASTER_IP",
+    "own": "CDSW_",
+}
+LINE = 100  # characters of a line of packed source
+
+
+def launch_request(spec: WorkerSpec) -> dict[str, Any]:
+    """The worker as the workbench wants to have it described. There are no secrets in it, as the workbench shows it."""
+    return {
+        "kernel": "python3",
+        "cpu": spec.resources.cpu,
+        "memory": spec.resources.memory,
+        "nvidia_gpu": spec.resources.gpu,
+        "script": "",
+        "code": f"{bootstrap()}\n\nbecome_worker('''\n{packed_agent()}''', {str(config_path(spec))!r})\n",
+        "env": {},
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def bootstrap() -> str:
+    """The program that a worker's engine runs, without the call at its end."""
+    return (AGENT / "bootstrap.py").read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=1)
+def packed_agent() -> str:
+    """The agent's package as the base64 of a zip, in lines: its source travels with each worker."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(AGENT.glob("*.py")):
+            if path.name not in ELSEWHERE:
+                archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    text = base64.b64encode(packed.getvalue()).decode()
+    return "".join(f"{text[start : start + LINE]}\n" for start in range(0, len(text), LINE))
+
+
+def config_path(spec: WorkerSpec) -> Path:
+    """Return the path of the agent's config."""
+    return spec.log.with_name(spec.log.name + ".launch")
+
+
+def status_path(spec: WorkerSpec) -> Path:
+    """Return the path of the file in which the agent writes its news for the platform."""
+    return spec.log.with_name(spec.log.name + ".news")
+
+
+def write_config(spec: WorkerSpec) -> None:
+    """Leave the agent's config for it. Raises OSError."""
+    config = {**agent_config(spec, default_log_cap()), "news": str(status_path(spec)), "engine": ENGINE}
+    write_private(config_path(spec), json.dumps(config))
+
+
+def withdraw(spec: WorkerSpec) -> list[str]:
+    """Take back what the agent was to know. Returns the ids of the engines that had taken it before; mostly none."""
+    try:
+        config_path(spec).unlink()
+    except OSError:
+        return [line["id"] for line in news_of(_news(spec)) if isinstance(line.get("id"), str)]
+    return []
+
+
+def remove_files(spec: WorkerSpec) -> None:
+    """Remove what was left for the agent and by it."""
+    for path in (config_path(spec), status_path(spec)):
+        with contextlib.suppress(OSError):  # not written, or read by the agent
+            path.unlink()
+
+
+def outcome(spec: WorkerSpec) -> dict[str, Any]:
+    """Return the worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
+    return outcome_of(_news(spec))
+
+
+def _news(spec: WorkerSpec) -> bytes:
+    try:
+        with status_path(spec).open("rb") as file:
+            return file.read(LARGEST_NEWS)
+    except OSError:
+        return b""

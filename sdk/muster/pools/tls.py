@@ -1,0 +1,222 @@
+"""Transport of a connection that the session has accepted, over TLS.
+
+asyncio's own keeps a buffer of 256 KiB for each connection, which is nearly all that a session with thousands of
+workers would hold. This one reads into a buffer that all of them share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+RECORD = 1 << 14  # bytes that TLS hands over at once, at most
+AT_ONCE = 8  # records that are read before others have their turn
+
+_buffer = memoryview(bytearray(RECORD))  # all are read on one thread, the background loop's
+
+
+class TlsTransport(asyncio.Transport):
+    """A connection with TLS.
+
+    Args:
+        connection: a socket that does not block; the transport's from now on.
+        context: the server's.
+        make_protocol: makes what takes the bytes, once the handshake is done.
+    """
+
+    def __init__(
+        self, connection: socket.socket, context: ssl.SSLContext, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection
+        self._tls: ssl.SSLSocket
+        self._context = context
+        self._make_protocol = make_protocol
+        self._protocol: asyncio.Protocol | None = None
+        self._on_readable = self._begin
+        self._is_open: asyncio.Future[None] | None = None
+        self._unsent = bytearray()
+        self._is_waiting = False  # for room to send
+        self._hears_nothing = False  # the other side has hung up, as far as what is sent tells
+        self._is_closing = False
+        self._is_lost = False
+
+    async def open(self) -> None:
+        """Wait for the first byte, as TLS keeps memory for a connection, and shake hands.
+
+        Raises:
+            OSError: the other side does not speak TLS, or has hung up. The connection has ended, as it has where the
+                caller is cancelled.
+        """
+        self._is_open = self._loop.create_future()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        try:
+            await self._is_open
+        finally:
+            self._is_open = None
+            if self._protocol is None:
+                self.abort()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket; -1 once that is closed."""
+        return self._socket.fileno()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return the socket; nothing else is known."""
+        return self._socket if name == "socket" else default
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait to be sent."""
+        return len(self._unsent)
+
+    def is_closing(self) -> bool:
+        """Return whether the connection has been closed, or has ended."""
+        return self._is_closing
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Send bytes as soon as possible; into the void once the connection has ended."""
+        if not self._is_closing and not self._hears_nothing:
+            self._unsent += data
+            if not self._is_waiting:
+                self._send()
+
+    def close(self) -> None:
+        """End the connection, once what waits has been sent."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._loop.remove_reader(self._socket.fileno())
+            if not self._unsent:
+                self._finish()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._lose(None)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        self._on_readable()
+
+    def _begin(self) -> None:
+        # Where it cannot be wrapped its descriptor is closed at once: the loop would go on watching the number, and
+        # think that it does so for the next connection that gets it.
+        self._loop.remove_reader(self._socket.fileno())
+        try:
+            if not self._socket.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError("it has ended before it began")
+            self._tls = self._context.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
+        except OSError as error:
+            self._lose(error)
+            return
+        self._socket = self._tls
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._on_readable = self._shake_hands
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._wait_to_send(None)
+            return
+        except ssl.SSLWantWriteError:
+            self._wait_to_send(self._shake_hands)
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._wait_to_send(None)
+        self._on_readable = self._read
+        self._protocol = self._make_protocol()
+        self._protocol.connection_made(self)
+        if self._is_open is not None and not self._is_open.done():
+            self._is_open.set_result(None)
+
+    def _read(self) -> None:
+        assert self._protocol is not None
+        for _ in range(AT_ONCE):
+            try:
+                size = self._tls.recv_into(_buffer)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            except OSError as error:
+                self._lose(error)
+                return
+            if not size:  # what waits to be sent would reach nobody
+                self._lose(None)
+                return
+            self._protocol.data_received(bytes(_buffer[:size]))
+            if size < RECORD or self._is_closing:  # there is hardly more, or else the loop comes back
+                break
+        if self._unsent and not self._is_waiting:
+            self._send()
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        while self._unsent and not self._is_lost:
+            try:
+                # What has to be repeated must begin with the same bytes; so it does, as only the end grows.
+                sent = self._tls.write(bytes(self._unsent[:RECORD]))
+            except ssl.SSLWantWriteError:
+                self._wait_to_send(self._send)
+                return
+            except ssl.SSLWantReadError:  # it is tried again after the next read
+                self._wait_to_send(None)
+                return
+            except OSError as error:
+                self._stop_sending(error)
+                return
+            del self._unsent[:sent]
+        self._wait_to_send(None)
+        if self._is_closing:
+            self._finish()
+
+    def _stop_sending(self, error: Exception) -> None:
+        """Handle that the other side has hung up. Its last words may lie here unread; the end comes behind them."""
+        self._unsent.clear()
+        self._hears_nothing = True
+        self._wait_to_send(None)
+        is_broken = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+        if self._is_closing or is_broken:  # nothing more is read, or can be
+            self._lose(error)
+
+    def _wait_to_send(self, then: Callable[[], None] | None) -> None:
+        """Call ``then`` when there is room to send, until this is called with None."""
+        if then is not None and not self._is_waiting:
+            self._loop.add_writer(self._socket.fileno(), then)
+        elif then is None and self._is_waiting:
+            self._loop.remove_writer(self._socket.fileno())
+        self._is_waiting = then is not None
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Tell the other side that this is the end, and hang up."""
+        if not self._is_lost:
+            with contextlib.suppress(OSError, ValueError):
+                self._tls.unwrap()  # it sends its word, and does not wait for the other's
+            self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        """Handle the end of the connection, whoever has ended it."""
+        if self._is_lost:
+            return
+        self._is_lost = self._is_closing = True
+        self._unsent.clear()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._wait_to_send(None)
+        self._loop.call_soon(self._end, error)
+
+    def _end(self, error: Exception | None) -> None:
+        self._socket.close()
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+        elif self._is_open is not None and not self._is_open.done():
+            self._is_open.set_exception(error or ConnectionAbortedError())

@@ -1,0 +1,137 @@
+"""The attempts of a run: after which failures all its ranks are started again, and how often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.checks.arguments import whole_number
+from muster.errors import JobError, LaunchRefused, MusterError, RunStalled
+from muster.events import Event, Progress
+from muster.failure.causes import CRASHES, Failure, FailureKind
+from muster.job import Script
+from muster.text.arguments import Argument, ArgumentText
+
+LOST, KILLED, MEMORY, FAILED, CRASHED, STALLED = CAUSES = ("lost", "killed", "memory", "failed", "crashed", "stalled")
+BY_ITSELF = (LOST, KILLED)  # causes that another attempt may well not meet
+KINDS = {
+    FailureKind.LOST: LOST,
+    FailureKind.PREEMPTED: LOST,
+    FailureKind.STOPPED: LOST,
+    FailureKind.HUNG_UP: KILLED,
+    FailureKind.DAEMON: KILLED,
+    FailureKind.MEMORY: MEMORY,
+    FailureKind.EXCEPTION: FAILED,
+    FailureKind.EXIT: FAILED,
+}
+SAVES = re.compile(rb"checkpoint|MUSTER_ATTEMPT|BackupAndRestore", re.IGNORECASE)  # as a script says that goes on
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """A policy of restarts: how often a run is tried again, and after what.
+
+    Attributes:
+        restarts: the most attempts after the first.
+        causes: those of ``CAUSES`` after which there is another.
+    """
+
+    restarts: int = 0
+    causes: Sequence[str] = BY_ITSELF
+
+    @classmethod
+    def checked(
+        cls, restarts: object, restart_on: Iterable[str] | str | None, from_scratch: bool, script: Script | None
+    ) -> RestartPolicy:
+        """The policy that a user asked for.
+
+        Raises:
+            JobError: a number or a cause is none, or the script would begin again from nothing.
+        """
+        count = whole_number("restarts", restarts)
+        if count < 0:
+            raise JobError(f"restarts is {count}; it must not be negative.")
+        causes = (
+            BY_ITSELF if restart_on is None else (restart_on,) if isinstance(restart_on, str) else tuple(restart_on)
+        )
+        for cause in causes:
+            if cause not in CAUSES:
+                raise JobError(
+                    f"restart_on has {cause!r}, which is no cause of a failure.", advice=f"one of {', '.join(CAUSES)}"
+                )
+        if count and not from_scratch and not _saves(script):
+            raise JobError(
+                "The script seems to keep no checkpoint, so that another attempt would begin from nothing.",
+                advice=ArgumentText(
+                    "muster.training.checkpoint in the script, or ", Argument("from_scratch", True),
+                    " if it may begin again",
+                ),
+            )  # fmt: skip
+        return cls(count, causes)
+
+
+def _saves(script: Script | None) -> bool:
+    """Return whether a script says that it goes on from what it has saved, as far as its text can be read."""
+    if script is None:
+        return False
+    if script.pickled:
+        return bool(SAVES.search(script.pickled))
+    try:
+        return bool(SAVES.search(Path(script.target).read_bytes()))
+    except OSError:  # a module, or a program: nobody knows
+        return True
+
+
+class Attempts:
+    """The attempts of one run. An observer of it, which remembers how far each has come.
+
+    Attributes:
+        policy: when there is another.
+        number: of the present one, from 1.
+    """
+
+    def __init__(self, policy: RestartPolicy = RestartPolicy()) -> None:
+        self.policy = policy
+        self.number = 1
+        self._steps: dict[str | None, int] = {}  # the furthest of each worker, in any attempt
+        self._met: tuple[str | None, str | None, int] | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Remember how far each worker has come."""
+        step = event.data.step if isinstance(event.data, Progress) else None
+        if step is not None:
+            self._steps[event.worker] = max(step, self._steps.get(event.worker, step))
+
+    def another(self, error: MusterError, failure: Failure | None) -> str | None:
+        """Begin another attempt if there is to be one, and return why, in words; None if there is none.
+
+        There is none where the same has become of the same worker twice, and it has come no further meanwhile.
+
+        Args:
+            error, failure: what ended the last one, and its cause, where there is one.
+        """
+        cause, step = _cause_of(error, failure), self._steps.get(error.worker)
+        if cause not in self.policy.causes or self.number > self.policy.restarts:
+            return None
+        met = None if step is None else (cause, error.worker, step)
+        if met is not None and met == self._met:
+            error.message += f" It was the same the time before, at step {step} as well: no further attempt is made."
+            return None
+        self._met = met
+        self.number += 1
+        return f"{error.message} Attempt {self.number} of at most {self.policy.restarts + 1} begins."
+
+
+def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
+    """The cause of an end, as users name it; None for what has nothing to do with the attempt."""
+    if isinstance(error, LaunchRefused):  # it could not be started, and will hardly be another time
+        return None
+    if isinstance(error, RunStalled):
+        return STALLED
+    if failure is None:
+        return None
+    if failure.kind in (FailureKind.SIGNAL, FailureKind.LAUNCHER) and failure.signal is not None:
+        return CRASHED if failure.signal in CRASHES else KILLED
+    return KINDS.get(failure.kind)

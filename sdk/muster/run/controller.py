@@ -1,0 +1,157 @@
+"""The controller of a detached run: a process of its own that the run lives in, whatever becomes of who asked for it.
+
+It is given the request on its standard input, goes into the background, says on its standard output which run it has
+begun, and ends with the run: at the end of the script, when somebody stops it, or when its time is over.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from muster.errors import JobError, MusterError, PlatformError
+from muster.events.observers import Observers
+from muster.platforms.base import Platform
+from muster.records.runs import Run
+from muster.run.execution import Execution
+from muster.run.request import CheckedRun, RunRequest, check
+
+PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package is imported from
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controller import main; main()"
+LOG = "controller.log"  # in the run's folder: what the controller itself prints, which should be nothing
+SECONDS_TO_BEGIN = 60.0
+SECONDS_PER_LOOK = 5.0  # at the time of day, which goes on while a machine sleeps
+
+
+def start(checked: CheckedRun) -> Run:
+    """Start a run in a controller, and return it once it has begun.
+
+    Raises:
+        JobError: parts of it cannot be handed to another process.
+        PlatformError: it could not be begun.
+    """
+    request = _pickle(checked)
+    with tempfile.TemporaryFile() as errors:  # a pipe would be kept open by what the controller starts
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", PROGRAM, str(PACKAGES)],
+                input=request, stdout=subprocess.PIPE, stderr=errors,
+                cwd="/", start_new_session=True, timeout=SECONDS_TO_BEGIN, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise PlatformError(f"The controller of the run could not be started: {error}.") from error
+        errors.seek(0)
+        return _begun(done.stdout, errors.read().decode("utf-8", errors="replace"))
+
+
+def _pickle(checked: CheckedRun) -> bytes:
+    """The request for a run that has been checked: what has been found out is asked for in its place.
+
+    Before it stands a line with the folders in which this process finds modules: a strategy may be of one.
+    """
+    import cloudpickle
+
+    if isinstance(checked.request.platform, Platform):
+        raise JobError(
+            "A detached run cannot use a platform object of this session, which may end before the run.",
+            advice='give the platform by name, such as platform="local", and its options as arguments',
+        )
+    job = checked.job
+    request = replace(checked.request, script=job.script, python=job.python, cwd=job.cwd, name=job.name, kwargs=None)
+    try:
+        pickled: bytes = cloudpickle.dumps(request)
+    except Exception as error:  # whatever the user's objects raise when pickled
+        raise JobError(f"The run cannot be handed to a process of its own: {error}") from error
+    return json.dumps([os.path.abspath(path) for path in sys.path]).encode() + b"\n" + pickled
+
+
+def _begun(said: bytes, errors: str) -> Run:
+    """The run that a controller says it has begun. Raises the error that it tells instead."""
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        raise PlatformError("The controller of the run ended before it had begun it.", details=errors) from None
+    if "run_dir" not in answer:
+        raise PlatformError(answer["message"], advice=answer["advice"], details=answer["details"])
+    return Run(Path(answer["run_dir"]))
+
+
+def main() -> None:
+    """Take a request from standard input, go into the background, and live until the run has ended."""
+    if "" in sys.path:  # which it is not with PYTHONSAFEPATH
+        sys.path.remove("")  # no file of the working directory is taken for a module of Muster's or Python's
+    request = sys.stdin.buffer.read()
+    answer = os.dup(1)
+    if os.fork():
+        os._exit(0)  # so that nobody has to wait for the other
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(null, descriptor)
+    _ignore_the_terminal()
+    try:
+        execution, seconds = _begin(request)
+    except MusterError as error:
+        _say(answer, {"message": error.message, "advice": error.advice, "details": error.details})
+        return
+    if not _say(answer, {"run_dir": str(execution.run_dir)}):
+        execution.ask_to_stop("nobody waited for it to begin")
+    _live(execution, seconds)
+
+
+def _say(answer: int, told: dict[str, Any]) -> bool:
+    """Tell whoever has started this process, once; False where nobody listens any more."""
+    try:
+        with os.fdopen(answer, "w", encoding="utf-8") as said:
+            json.dump(told, said)
+    except OSError:
+        return False
+    return True
+
+
+def _begin(request: bytes) -> tuple[Execution, float | None]:
+    """Begin a run, and return it with the seconds that it may live."""
+    import cloudpickle
+
+    paths, _, pickled = request.partition(b"\n")
+    sys.path += [path for path in json.loads(paths) if path not in sys.path]  # behind: see main
+    wanted: RunRequest = cloudpickle.loads(pickled)
+    os.chdir(wanted.cwd)
+    checked = check(wanted)
+    execution = Execution(Observers())
+
+    def stop(number: int, frame: Any) -> None:
+        execution.ask_to_stop(f"its controller was ended by {signal.Signals(number).name}")
+
+    signal.signal(signal.SIGTERM, stop)
+    execution.begin(checked)
+    log = os.open(execution.run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    return execution, checked.limits.detached
+
+
+def _ignore_the_terminal() -> None:
+    """Let the signals of a terminal do nothing: this process has nothing to do with any."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _live(execution: Execution, seconds: float | None) -> None:
+    """Wait for the end of the run, which comes when its time is over if nothing ends it before."""
+    until = float("inf") if seconds is None else time.time() + seconds
+    while not execution.ended.done():
+        remaining = until - time.time()
+        if remaining <= 0:
+            execution.ask_to_stop("the time that it was detached for is over")
+        wait = min(remaining, SECONDS_PER_LOOK) if remaining > 0 else SECONDS_PER_LOOK
+        concurrent.futures.wait([execution.ended], wait)

@@ -1,0 +1,48 @@
+"""The echo of a terminal: keys that are pressed while something is painted there would move it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Have the terminal show no keys that are pressed meanwhile; who reads them next still gets them.
+
+    Nothing changes where standard input and output are no terminal, or this process is in its background.
+    """
+    descriptor = _terminal()
+    if descriptor is None or not _set_echo(descriptor, on=False):
+        yield
+        return
+    try:
+        yield
+    finally:
+        _set_echo(descriptor, on=True)
+
+
+def _terminal() -> int | None:
+    """Return the descriptor of the terminal that is typed to and painted on; None where there is none."""
+    try:
+        descriptor = sys.stdin.fileno()
+        return descriptor if os.isatty(descriptor) and sys.stdout.isatty() else None
+    except (AttributeError, OSError, ValueError):  # a process without them, or a notebook
+        return None
+
+
+def _set_echo(descriptor: int, *, on: bool) -> bool:
+    """Turn the echo on or off, unless in the background, where the kernel stops who tries. Return if it changed."""
+    with contextlib.suppress(OSError, termios.error):
+        if os.tcgetpgrp(descriptor) == os.getpgrp():
+            attributes = termios.tcgetattr(descriptor)
+            was_on = bool(attributes[3] & termios.ECHO)
+            if was_on != on:
+                attributes[3] ^= termios.ECHO
+                termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+                return True
+    return False

@@ -1,0 +1,42 @@
+"""The guard of a host without a host: what it sweeps, and what another user cannot keep it from."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from muster.agent import frames, linux
+from muster.agent.visitors import guard_address
+from muster.platforms.hosts.login import LOADER, READY, packed_agent
+
+
+def test_a_guard_sweeps_no_folder_that_is_not_a_guards(tmp_path: Path) -> None:
+    """Folders of the user's own may begin like a guard's."""
+    kept = ["muster-host-keys", "muster-host-training", "muster-host-ab12cd34x", "other"]
+    left = Path(tempfile.mkdtemp(prefix="muster-host-", dir=tmp_path))
+    for name in kept:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    subprocess.run(
+        ["/bin/sh", "-c", LOADER], input=packed_agent(), env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL, timeout=30, check=True,
+    )  # fmt: skip
+    assert not left.exists()
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_a_guard_whose_name_is_taken_serves_its_platform_all_the_same(tmp_path: Path) -> None:
+    program = "import sys; sys.stdin.buffer.raw.read(1); from muster.agent.host_guard import main; main(sys.argv[1])"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as guard,
+        socket.socket(socket.AF_UNIX) as squatter,
+    ):
+        squatter.bind(guard_address(guard.pid, linux.start_of(guard.pid)))
+        said, _ = guard.communicate(b"x" + frames.encode("poll") + frames.encode("close"), timeout=30)
+    assert said.startswith(READY + b'{"workers":[]')

@@ -1,0 +1,54 @@
+"""A worker's look at its own interpreter and its GPUs, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from muster.agent.cgroup import MemoryKills
+from muster.agent.needs import lacking_gpus, what_lacks
+
+HERE = sys.version_info[:2]
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ({"packages": ["json"], "version": list(HERE)}, ""),
+        ({"packages": ["json", "no_such_thing", "nor.this"]}, "has no no_such_thing and no nor.this here"),
+        ({"version": [3, 5]}, "a function of the session's Python 3.5 cannot be sent to it"),
+        ({"python": "/no/such/python"}, "There is no /no/such/python here."),
+        ({"python": "/bin/false"}, "/bin/false is no usable Python interpreter here"),
+        ({"python": "/bin/true"}, "/bin/true is no usable Python interpreter here"),
+    ],
+)
+def test_what_an_interpreter_lacks(needs: dict[str, object], words: str) -> None:
+    said = what_lacks({"python": sys.executable, "packages": [], "version": None, **needs}, dict(os.environ))
+    assert words in said if words else said == ""
+
+
+def test_gpus_that_an_engine_has_not_given(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: A100 (UUID: GPU-1)'\n")
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert lacking_gpus(1, environ) == ""
+    assert "2 GPUs and sees 1" in lacking_gpus(2, environ)
+    program.unlink()
+    assert "1 GPUs and sees 0" in lacking_gpus(1, environ)
+
+
+@pytest.mark.parametrize("text", ["low 0\noom 3\noom_kill {}\n", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"])
+def test_kills_for_want_of_memory(tmp_path: Path, text: str) -> None:
+    counter, peak = tmp_path / "counter", tmp_path / "peak"
+    counter.write_text(text.format(1))
+    kills = MemoryKills([str(tmp_path / "none"), str(counter)], [str(peak)])
+    assert not kills.has_more()
+    assert kills.peak() == 0
+    counter.write_text(text.format(2))
+    peak.write_text("1000\n")
+    assert kills.has_more()
+    assert not kills.has_more()
+    assert kills.peak() == 1000

@@ -1,0 +1,258 @@
+"""Runs that live in a process of their own: whoever asked for them may end, and any process of the user attaches."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from click.testing import CliRunner
+from muster.commands.main import main
+from muster.errors import JobError, RunLost, RunStopped, ScriptFailed
+from muster.platforms.local import LocalPlatform
+from muster.records import runs
+from muster.records.runs import Run
+from muster.run import controller
+from muster.run.request import RunRequest, check
+
+from tests.support import IMPORT_PATH, eventually
+
+SESSION = """
+import muster, os, time
+print(muster.run_cluster(2, strategy="processes", worker_script="train.py", detach="5m", dashboard=False,
+                         env={"SECRET": os.environ.pop("GIVEN")}).id, flush=True)
+time.sleep(600)
+"""
+WAITS = """
+import os, pathlib, time
+print("trains", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with a script that waits for a file; in the end no run is left in it."""
+    (tmp_path / "train.py").write_text(WAITS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for run in runs.list_runs():
+        with contextlib.suppress(muster.MusterError):
+            run.stop(now=True)
+
+
+def detach() -> Run:
+    """A run of the script, detached, once it trains."""
+    run = muster.run_cluster(2, strategy="processes", worker_script="train.py", detach=300, dashboard=False)
+    await_training(run)
+    return run
+
+
+def await_training(run: Run) -> None:
+    """Wait until every worker has printed what the script says."""
+    eventually(lambda: [path.read_text() for path in run.path.glob("logs/*.log")] == ["trains\n"] * 2, "it trains")
+
+
+def processes_of(run: Run) -> list[int]:
+    """All processes that belong to the run, its controller among them."""
+    marked = f"MUSTER_RUN_ID={run.id}".encode()
+    found = [controller_of(run)] if run.status == "running" else []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if marked in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def controller_of(run: Run) -> int:
+    """Process id of a run's controller."""
+    return int(next(run.events()).data["session"]["pid"])
+
+
+def test_it_outlives_the_session_that_asked_for_it(here: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "GIVEN": "swordfish"}
+    session = subprocess.Popen(
+        [sys.executable, "-c", SESSION], cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, text=True,
+    )  # fmt: skip
+    with session:
+        assert session.stdout is not None
+        run = muster.attach(session.stdout.readline().strip() or "none", dashboard=False)
+        try:
+            await_training(run)
+        finally:
+            os.killpg(session.pid, signal.SIGKILL)  # as a notebook's server restarts a kernel
+    assert run.status == "running"
+    assert run.detached_until == pytest.approx(time.time() + 300, abs=60)
+    command_line = Path(f"/proc/{controller_of(run)}/cmdline").read_bytes()
+    assert b"swordfish" not in command_line
+    (here / "go").touch()
+    result = run.wait(timeout=60)
+    assert (result.status, dict(result.exit_codes)) == ("succeeded", {"rank 0": 0, "rank 1": 0})
+    eventually(lambda: not processes_of(run), "nothing is left of it")
+    assert not [path for path in run.path.rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
+    assert (run.path / "controller.log").read_bytes() == b""
+
+
+def test_any_process_stops_it(here: Path) -> None:
+    run = detach()
+    assert "train.py" in "".join(run.stacks().values())
+    listed = CliRunner().invoke(main, ["runs"]).output
+    assert f"{run.id}  (detached until" in listed
+    assert CliRunner().invoke(main, ["stop", run.id]).exit_code == 0
+    with pytest.raises(RunStopped, match="by request"):
+        run.wait(timeout=10)
+    eventually(lambda: not processes_of(run), "nothing is left of it")
+
+
+def test_it_ends_when_its_time_is_over(here: Path) -> None:
+    run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="2s", dashboard=False)
+    with pytest.raises(RunStopped, match="the time that it was detached for is over"):
+        run.wait(timeout=60)
+    assert run.seconds < 30
+    eventually(lambda: not processes_of(run), "nothing is left of it")
+
+
+def test_nothing_is_left_when_its_controller_is_killed(here: Path) -> None:
+    run = detach()
+    os.kill(controller_of(run), signal.SIGKILL)
+    with pytest.raises(RunLost, match="was lost"):
+        run.wait(timeout=60)
+    eventually(lambda: not processes_of(run), "nothing is left of it")
+
+
+def test_a_failure_is_told_to_whoever_waits_as_to_a_session(here: Path) -> None:
+    (here / "train.py").write_text("raise ValueError('no such data')")
+    run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
+    with pytest.raises(ScriptFailed, match="no such data") as raised:
+        run.wait(timeout=60)
+    assert raised.value.worker == "worker-0"
+    assert "train.py" in (raised.value.details or "")
+    attached = CliRunner().invoke(main, ["attach", run.id])
+    assert attached.exit_code == 1
+    assert "no such data" in attached.output
+
+
+def test_what_a_function_returns_is_there_for_any_session(here: Path) -> None:
+    def train(factor: int) -> dict[str, int]:
+        return {"product": factor * 7}
+
+    run = muster.run_cluster(
+        1, strategy="processes", worker_script=train, kwargs={"factor": 6}, detach="5m", dashboard=False
+    )
+    assert run.wait(timeout=60).value == {"product": 42}
+
+
+def test_the_command_line_detaches_and_attaches(here: Path) -> None:
+    muster_command = [sys.executable, "-m", "muster"]
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "MUSTER_DASHBOARD": "plain"}
+    asked = subprocess.run(
+        [*muster_command, "run", "-s", "processes", "--detach", "5m", "--json", "train.py"],
+        env=environment, capture_output=True, check=True,
+    )  # fmt: skip
+    run = runs.open_run(json.loads(asked.stdout)["id"])
+    watching = subprocess.Popen([*muster_command, "attach"], env=environment, stdout=subprocess.PIPE, text=True)
+    with watching:
+        assert watching.stdout is not None
+        assert any("training" in line for line in watching.stdout)
+        watching.send_signal(signal.SIGINT)
+    assert run.status == "running"  # only the view has ended
+    (here / "go").touch()
+    ended = subprocess.run([*muster_command, "attach", run.id], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, run.status) == (0, "succeeded"), ended
+
+
+@pytest.mark.parametrize("wanted", ["8 parsecs", "", 0, -1, "h", True, float("inf"), "4000000d"])
+def test_a_time_that_is_none_is_refused(here: Path, wanted: object) -> None:
+    with pytest.raises(JobError, match="it must be a time span"):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=wanted)  # type: ignore[call-overload]
+    assert not runs.list_runs()
+
+
+def test_python_is_told_to_find_no_modules_in_the_working_directory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    (here / "go").touch()
+    run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
+    assert run.wait(timeout=60).status == "succeeded"
+
+
+def test_a_strategy_may_be_of_a_module_of_the_users(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "own_strategy.py").write_text(
+        "from muster.strategies.processes import Processes\nclass Own(Processes):\n    name = 'own'\n"
+    )
+    monkeypatch.syspath_prepend(str(here))
+    own = importlib.import_module("own_strategy").Own()
+    (here / "go").touch()
+    run = muster.run_cluster(1, strategy=own, worker_script="train.py", detach="5m", dashboard=False)
+    assert run.wait(timeout=60).status == "succeeded"
+    assert run.strategy == "own"
+
+
+def test_it_is_stopped_where_nobody_waits_for_it_to_begin(here: Path) -> None:
+    request = controller._pickle(check(RunRequest("train.py", strategy="processes", detach="5m")))
+    command = [sys.executable, "-c", controller.PROGRAM, str(controller.PACKAGES)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as asked:
+        assert asked.stdin is not None
+        assert asked.stdout is not None
+        asked.stdout.close()
+        asked.stdin.write(request)
+    run = eventually(runs.list_runs, "it begins", 60)[0]
+    with pytest.raises(RunStopped, match="nobody waited"):
+        run.wait(timeout=60)
+
+
+def test_it_takes_the_place_of_a_run_of_its_name_in_this_session(here: Path) -> None:
+    options: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "name": "trial"}
+    cluster = muster.run_cluster(1, wait=False, dashboard=False, **options).cluster
+    run = muster.run_cluster(1, detach="5m", dashboard=False, **options)
+    assert not cluster.is_running
+    assert run.status == "running"
+
+
+def test_a_process_without_a_standard_output_detaches(here: Path) -> None:
+    program = """
+import os, pathlib, sys
+for descriptor in range(3):
+    os.close(descriptor)
+sys.stdin = sys.stdout = sys.stderr = None
+import muster
+run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m")
+pathlib.Path("began").write_text(run.id)
+"""
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    assert runs.open_run().id == (here / "began").read_text()
+
+
+def test_a_script_that_ends_before_its_run_gives_the_terminal_back(here: Path) -> None:
+    program = """
+import time, muster
+run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m")
+time.sleep(1)
+"""
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "MUSTER_DASHBOARD": "rich", "TERM": "xterm"}
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, timeout=60, stdout=subprocess.PIPE
+    ).stdout
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h") > 0  # the cursor is hidden, and shown again
+
+
+def test_what_lives_in_this_session_cannot_be_handed_on(here: Path) -> None:
+    with pytest.raises(JobError, match="platform object"):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=9, platform=LocalPlatform())
+    with pytest.raises(JobError, match="observers="):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=9, observers=iter([print]))
+    assert not runs.list_runs()

@@ -1,0 +1,297 @@
+"""Runs that are tried again: after which failures, how often, and from where their ranks go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from click.testing import CliRunner
+from muster.agent.ports import random_loopback_address
+from muster.commands.main import main
+from muster.dashboard.replay import replay
+from muster.errors import JobError, LaunchRefused, RunStopped, RunTimeout, ScriptFailed, WorkerKilled
+from muster.events import RunAttempt, RunPhase
+from muster.failure.causes import Failure, FailureKind
+from muster.job import WorkerSpec
+from muster.platforms import PLATFORMS
+from muster.platforms.base import Reach
+from muster.platforms.local import LocalPlatform
+from muster.records import runs
+from muster.records.runs import Run
+from muster.run.attempts import Attempts, RestartPolicy
+from muster.run.request import RunRequest, check
+
+from tests.platforms.isolated import Isolated
+from tests.support import IMPORT_PATH, eventually
+
+STEPS = 12
+# Counts steps into a checkpoint of its own, and breaks as `faults` has it: after so many steps of an attempt.
+TRAINS = f"""
+import json, os, pathlib, time
+from muster.training.progress import report
+rank, attempt = os.environ["RANK"], os.environ["MUSTER_ATTEMPT"]
+checkpoint = pathlib.Path(f"checkpoint-{{rank}}.json")
+total = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
+print(f"attempt {{attempt}} goes on after {{len(total)}} steps", flush=True)
+faults = json.loads(os.environ.get("FAULTS", "{{}}"))
+for step in range(len(total), {STEPS}):
+    if faults.get(f"{{rank}} {{attempt}}") == step:
+        exec(os.environ["FAULT"])
+    report(step=step + 1, steps={STEPS})
+    total.append(step * 0.1)
+    checkpoint.with_suffix(".new").write_text(json.dumps(total))
+    checkpoint.with_suffix(".new").replace(checkpoint)
+    time.sleep(0.02)
+print(sum(total))
+"""
+KILLED = "os.kill(os.getpid(), 9)"
+LOST = "os.kill(int(open('/proc/self/stat').read().rpartition(')')[2].split()[1]), 9)"  # its parent is the agent
+RAISED = "raise ValueError('bad data')"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the script."""
+    (tmp_path / "train.py").write_text(TRAINS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(fault: str, faults: dict[str, int], **options: Any) -> muster.Cluster:
+    """Run two ranks, of which those of ``faults`` ("rank attempt") break before a step."""
+    env = {"FAULT": fault, "FAULTS": json.dumps(faults)}
+    cluster: muster.Cluster = muster.run_cluster(
+        2, strategy="processes", worker_script="train.py", env=env, memory=0.5, dashboard=False, **options
+    ).cluster
+    return cluster
+
+
+def attempts_of(run: Run) -> list[str]:
+    """Why each attempt after the first was begun."""
+    return [event.data.reason for event in run.events() if isinstance(event.data, RunAttempt)]
+
+
+@pytest.mark.parametrize(("fault", "told"), [(KILLED, "was ended by signal 9 (SIGKILL)"), (LOST, "was lost")])
+def test_all_go_on_from_their_checkpoint_when_one_is_killed(here: Path, fault: str, told: str) -> None:
+    cluster = run(fault, {"1 1": 7}, restarts=2)
+    assert dict(cluster.result.exit_codes) == {"rank 0": 0, "rank 1": 0}
+    recorded = runs.open_run()
+    (reason,) = attempts_of(recorded)
+    assert "worker-1" in reason
+    assert told in reason
+    assert reason.endswith("Attempt 2 of at most 3 begins.")
+    assert re.search(r"attempt 2 goes on after ([7-9]|1\d) steps", cluster.logs("worker-1"))
+    uninterrupted = str(sum(step * 0.1 for step in range(STEPS)))
+    assert cluster.logs("worker-1").split()[-1] == cluster.logs("worker-0").split()[-1] == uninterrupted
+    assert reason in recorded.explain()
+    view = replay(recorded)
+    assert reason in view.notes
+    assert {worker.status for worker in view.workers.values()} == {"succeeded"}
+
+
+def test_workers_of_a_platform_of_the_users_are_launched_again() -> None:
+    platform = LocalPlatform()
+    try:
+        assert run(KILLED, {"1 1": 7}, restarts=1, platform=platform).result.status == "succeeded"
+    finally:
+        platform.close()
+
+
+def test_no_more_attempts_than_were_asked_for() -> None:
+    with pytest.raises(WorkerKilled):
+        run(KILLED, {"1 1": 2, "1 2": 4, "1 3": 6, "1 4": 8}, restarts=2)
+    assert len(attempts_of(runs.open_run())) == 2
+
+
+def test_what_the_script_did_is_met_again_and_not_tried_again() -> None:
+    with pytest.raises(ScriptFailed, match="bad data"):
+        run(RAISED, {"0 1": 3}, restarts=2)
+    assert attempts_of(runs.open_run()) == []
+
+
+def test_the_user_says_after_what() -> None:
+    assert run(RAISED, {"0 1": 3}, restarts=2, restart_on="failed").result.status == "succeeded"
+
+
+def test_the_same_at_the_same_step_ends_it_early() -> None:
+    with pytest.raises(ScriptFailed, match="at step 3 as well: no further attempt"):
+        run(RAISED, {"0 1": 3, "0 2": 3, "0 3": 9}, restarts=5, restart_on=["failed"])
+    assert len(attempts_of(runs.open_run())) == 1
+
+
+def test_a_stop_ends_a_later_attempt_and_begins_no_other(here: Path) -> None:
+    (here / "train.py").write_text(TRAINS.replace("time.sleep(0.02)", "time.sleep(0.02 if attempt == '1' else 600)"))
+
+    def stop() -> None:
+        eventually(lambda: "attempt 2 goes on" in runs.open_run().log("worker-0"), "the second attempt runs")
+        runs.open_run().stop()
+
+    stopping = threading.Thread(target=stop_when_there, args=(stop,))
+    stopping.start()
+    with pytest.raises(RunStopped):
+        run(KILLED, {"1 1": 5}, restarts=2).wait()
+    stopping.join()
+    assert len(attempts_of(runs.open_run())) == 1
+    run_id = f"MUSTER_RUN_ID={runs.open_run().id}".encode()
+    environments = Path("/proc").glob("[0-9]*/environ")
+    assert not [path for path in environments if run_id in read_or_nothing(path)]
+
+
+def stop_when_there(stop: Any) -> None:
+    """Call ``stop`` once a run has logs."""
+    eventually(lambda: any(runs.muster_home().glob("runs/*/logs/worker-0.log")), "a worker prints")
+    stop()
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_script_without_a_checkpoint_is_refused_unless_it_may_begin_again(here: Path) -> None:
+    (here / "plain.py").write_text("print('from nothing')")
+    with pytest.raises(JobError, match="keep no checkpoint.*\n.*from_scratch=True"):
+        muster.run_cluster(1, strategy="processes", worker_script="plain.py", restarts=1, dashboard=False)
+    muster.run_cluster(
+        1, strategy="processes", worker_script="plain.py", restarts=1, from_scratch=True, dashboard=False
+    )
+    refused = CliRunner().invoke(main, ["run", "-s", "processes", "--restarts", "1", "plain.py"])
+    assert refused.exit_code == 2
+    assert "--from-scratch" in refused.output
+
+
+@pytest.mark.parametrize("wanted", [{"restarts": -1}, {"restarts": 1.5}, {"restarts": 1, "restart_on": "bad luck"}])
+def test_what_is_no_policy_is_refused(wanted: dict[str, Any]) -> None:
+    with pytest.raises(JobError, match="restart"):
+        run(KILLED, {}, **wanted)
+    assert not runs.list_runs()
+
+
+def test_an_error_shows_what_its_own_attempt_has_printed() -> None:
+    fault = "raise ValueError('bad data') if attempt == '1' else os.kill(os.getpid(), 9)"
+    with pytest.raises(WorkerKilled) as raised:
+        run(fault, {"0 1": 2, "0 2": 4}, restarts=1, restart_on=["failed"])
+    assert "attempt 2 goes on" in (raised.value.details or "")
+    assert "bad data" not in (raised.value.details or "")
+
+
+def test_what_an_earlier_attempt_returned_is_no_result(here: Path) -> None:
+    def train() -> Any:
+        from pathlib import PurePosixPath
+
+        if os.environ["MUSTER_ATTEMPT"] == "2":
+            return PurePosixPath("second")  # which is pickled, and so is in a file of another name
+        if os.environ["RANK"] == "1":
+            while not Path(os.environ["MUSTER_RESULTS"], "rank-0.json").exists():
+                time.sleep(0.05)
+            os.kill(os.getpid(), 9)
+        return "first"
+
+    cluster = muster.run_cluster(
+        2, strategy="processes", worker_script=train, memory=0.5, dashboard=False, restarts=1, from_scratch=True
+    ).cluster
+    assert list(map(str, cluster.result.values)) == ["second", "second"]
+
+
+def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -> None:
+    (here / "train.py").write_text(
+        "import os, time\ntime.sleep(1 if os.environ['MUSTER_ATTEMPT'] == '1' else 60)\nos.kill(os.getpid(), 9)\n"
+    )
+    with pytest.raises(RunTimeout, match=r"longer than its 3 s"):
+        run(KILLED, {}, restarts=1, run_timeout=3)
+    phases = [event for event in runs.open_run().events() if isinstance(event.data, RunPhase)]
+    pairs = itertools.pairwise(phases)
+    assert sum(then.time - phase.time for phase, then in pairs if phase.data["phase"] == "training") == pytest.approx(
+        3, abs=0.7
+    )
+
+
+@dataclass(eq=False, repr=False)
+class Moving(LocalPlatform):
+    """Workers that reach the session at another address with each platform object, as those of a new network do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.address = random_loopback_address()
+
+    def reach(self) -> Reach:
+        return Reach(self.address, self.address)
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        for spec in specs:
+            assert spec.session is not None
+            assert spec.session.host == self.address
+        return super().submit(specs, run_key)
+
+
+def test_a_platform_that_is_made_anew_says_anew_where_the_session_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLATFORMS, "moving", f"{__name__}:Moving")
+    assert run(KILLED, {"1 1": 2}, restarts=1, platform="moving").result.status == "succeeded"
+
+
+def test_a_platform_that_cannot_be_made_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LocalPlatform] = []
+
+    class Once(LocalPlatform):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            made.append(self)
+            if len(made) > 1:
+                raise LaunchRefused("the engine is gone")
+
+    monkeypatch.setattr("muster.platforms.local.LocalPlatform", Once)
+    with pytest.raises(LaunchRefused, match="the engine is gone"):
+        run(KILLED, {"1 1": 2}, restarts=3)
+    assert len(attempts_of(runs.open_run())) == 1
+
+
+def test_a_worker_that_did_not_come_up_is_not_tried_again() -> None:
+    attempts = Attempts(RestartPolicy(3))
+    refused = LaunchRefused("worker-0 did not come up: there is no such image", worker="worker-0")
+    assert attempts.another(refused, Failure(FailureKind.LOST, 0.0, "worker-0")) is None
+
+
+def test_where_workers_take_their_files_along_a_run_says_so() -> None:
+    request = RunRequest("train.py", strategy="processes", platform=Isolated(), restarts=1)
+    assert any("outlives the workers" in remark for remark in check(request).remarks())
+
+
+def test_nothing_is_left_of_any_attempt_when_the_session_is_killed(here: Path) -> None:
+    (here / "train.py").write_text(TRAINS.replace("time.sleep(0.02)", "time.sleep(0.02 if attempt == '1' else 600)"))
+    program = """
+import muster
+muster.run_cluster(2, strategy="processes", worker_script="train.py", memory=0.5, dashboard=False, restarts=1)
+"""
+    faults = {"FAULT": KILLED, "FAULTS": json.dumps({"1 1": 2})}
+    session = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": IMPORT_PATH, **faults})
+    with session:
+        try:
+            stop_when_there(
+                lambda: eventually(lambda: "attempt 2 goes on" in runs.open_run().log("worker-0"), "attempt 2")
+            )
+            assert runs.open_run().stacks()  # its control socket is where the run says
+            assert len(scratch_of(session.pid)) == 1
+        finally:
+            session.kill()
+    eventually(lambda: not scratch_of(session.pid), "its folders are removed")
+
+
+def scratch_of(pid: int) -> list[Path]:
+    """The scratch folders of a session."""
+    found = Path(tempfile.gettempdir()).glob("muster-*/owner.json")
+    return [owner.parent for owner in found if f'"pid": {pid},'.encode() in read_or_nothing(owner)]

@@ -1,0 +1,364 @@
+"""Pools of workers: several runs one after the other, whose ranks are forks of a template, and never the wrong code."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import psutil
+import pytest
+from muster.agent import linux
+from muster.errors import JobError, PlatformUnsupported, ScriptFailed
+from muster.platforms.guard_process import GuardProcess
+from muster.worker_pool import Pool
+
+from tests.support import IMPORT_PATH, eventually, free_of, is_gone
+
+HEAVY = """
+import os, tempfile
+tempfile.gettempdir()
+VERSION, IMPORTED_BY = {version}, os.getpid()
+"""
+# Says whether its package was there already, and everything that must be of this run.
+SAYS = """
+import heavy
+import json, os, random, signal, sys, tempfile
+import helper
+
+signals = [signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGCHLD)]
+files = sorted(os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if int(name) < 3)
+said = {
+    "warm": heavy.IMPORTED_BY != os.getpid(), "version": heavy.VERSION, "helper": helper.VALUE, "script": 1,
+    "argv": sys.argv[1:], "path": sys.path, "cwd": os.getcwd(), "temp": tempfile.gettempdir(),
+    "given": os.environ.get("GIVEN"), "run": os.environ["MUSTER_RUN_ID"], "random": random.random(),
+    "shown": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"), "name": __name__, "file": __file__,
+    "signals": [str(known) for known in signals], "files": files, "session": os.getsid(0) == os.getpid(),
+    "open": len([name for name in os.listdir("/proc/self/fd")]), "limits": os.sched_getaffinity(0).__len__(),
+}
+unflushed = open(f"said-{os.environ['MUSTER_WORKER']}.json", "w")
+unflushed.write(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's folder, with a script, a module of its own and an installed package."""
+    package = tmp_path / "site-packages" / "heavy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(HEAVY.format(version=1))
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(SAYS)
+    (tmp_path / "project" / "helper.py").write_text("VALUE = 1\n")
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("PYTHONPATH", f"{IMPORT_PATH.split(os.pathsep)[0]}{os.pathsep}{package.parent}")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def pool(here: Path) -> Iterator[Pool]:
+    """A pool of two workers."""
+    with muster.pool(2, memory=0.5) as made:
+        yield made
+
+
+def said_by(pool: Pool, script: Any = "train.py", **options: Any) -> dict[str, Any]:
+    """Run the script, wait until the pool is ready for the next, and return what the first worker said."""
+    given = {"strategy": "processes", "dashboard": False, **options}
+    cluster = pool.run_cluster(worker_script=script, **given).cluster
+    assert cluster.result.status == "succeeded"
+    eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+    found: dict[str, Any] = json.loads(Path("said-worker-0.json").read_text())
+    assert found["run"] == cluster.run_id
+    return found
+
+
+def test_the_second_run_has_its_packages_and_everything_else_is_its_own(pool: Pool, here: Path) -> None:
+    cold, warm = said_by(pool, args=["a"]), said_by(pool, args=["b"])
+    assert (cold["warm"], warm["warm"]) == (False, True)
+    assert "warm>" in repr(pool)
+    assert (cold["argv"], warm["argv"]) == (["a"], ["b"])
+    assert cold["random"] != warm["random"]
+    assert cold["temp"] != warm["temp"]
+    for facts in (cold, warm):  # but for the names of what belongs to one run
+        folder, *rest = facts["path"]
+        assert folder == str(here)
+        facts["path"] = rest[1:]
+        assert facts["shown"][2] == f"{rest[0]}/runner.py"
+        facts["shown"] = [*facts["shown"][:2], *facts["shown"][3:-1]]
+        assert facts["temp"].endswith("/worker-0/tmp")
+    of_a_run = ("warm", "argv", "random", "temp", "run", "files")
+    assert {**cold, **dict.fromkeys(of_a_run)} == {**warm, **dict.fromkeys(of_a_run)}
+
+
+def test_ranks_that_horovodrun_asks_for_are_forks_too(pool: Pool) -> None:
+    assert said_by(pool, strategy="horovod")["warm"] is False
+    assert said_by(pool, strategy="horovod")["warm"] is True
+
+
+def test_a_notebook_is_told_once_how_the_next_run_starts_sooner(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("muster.api.is_notebook", lambda: True)
+    monkeypatch.setattr("muster.api._cold", [])
+    said = []
+    for _ in range(3):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5)
+        said.append("reuse=True" in capsys.readouterr().out)
+    assert said == [False, True, False]
+
+
+def test_what_has_changed_is_seen(pool: Pool, here: Path) -> None:
+    assert said_by(pool)["warm"] is False
+    (here / "helper.py").write_text("VALUE = 22\n")
+    (here / "train.py").write_text(SAYS.replace('"script": 1', '"script": 22'))
+    edited = said_by(pool)
+    assert (edited["warm"], edited["helper"], edited["script"]) == (True, 22, 22)
+    (here / "train.py").write_text("import os\nos.environ['GIVEN'] = 'before'\n" + SAYS)
+    assert said_by(pool)["warm"] is False  # what its packages see when they are imported is not what they saw
+    (here / "train.py").write_text(SAYS)
+    given = said_by(pool, env={"GIVEN": "yes"})
+    assert (given["warm"], given["given"]) == (False, "yes")
+    assert said_by(pool, env={"GIVEN": "yes"})["warm"] is True
+    (here.parent / "site-packages" / "heavy" / "__init__.py").write_text(HEAVY.format(version=22))
+    upgraded = said_by(pool, env={"GIVEN": "yes"})
+    assert (upgraded["warm"], upgraded["version"]) == (False, 22)
+    assert said_by(pool, env={"GIVEN": "yes"})["warm"] is True
+    (here / "heavy.py").write_text(HEAVY.format(version=333))  # of the project, in front of the installed one
+    assert said_by(pool, env={"GIVEN": "yes"})["version"] == 333
+
+
+# Leaves a daemon (a fork that has not exec'd anything), a port, a file, a variable and a module that is patched.
+LEAVES = """
+import heavy
+import os, socket, sys, time, tempfile
+if sys.argv[1] == "leave":
+    heavy.VERSION, os.environ["LEFT"] = "patched", "yes"
+    open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[2])))
+    listener.set_inheritable(True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            open(f"daemon-{os.environ['MUSTER_WORKER']}", "w").write(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while not os.path.exists(f"daemon-{os.environ['MUSTER_WORKER']}"):
+        time.sleep(0.01)
+else:
+    assert heavy.VERSION == 1 and "LEFT" not in os.environ, "left behind"
+    assert not os.listdir(tempfile.gettempdir())
+    socket.create_server(("127.0.0.1", int(sys.argv[2]))).close()
+"""
+
+
+def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:
+    (here / "leaves.py").write_text(LEAVES)
+    port = next(number for number in range(21000, 22000) if free_of(number))
+    for words in (["leave", port], ["leave", port], ["look", port]):  # of a rank that starts cold, and of a fork
+        cluster = pool.run_cluster(
+            1, worker_script="leaves.py", strategy="processes", args=words, dashboard=False
+        ).cluster
+        assert cluster.result.status == "succeeded"
+        assert free_of(port)
+        assert not linux.marked("MUSTER_RUN_ID", cluster.run_id)
+        assert is_gone(int((here / "daemon-worker-0").read_text()))
+        eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+
+
+def test_a_script_that_fails_fails_as_ever(pool: Pool, here: Path) -> None:
+    (here / "fails.py").write_text(
+        "import heavy, sys\nsys.stdout.write('half a line')\nraise ValueError(heavy.VERSION)"
+    )
+    for _ in range(2):
+        with pytest.raises(ScriptFailed, match="ValueError: 1"):
+            pool.run_cluster(worker_script="fails.py", strategy="processes", dashboard=False)
+        eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+    (here / "exits.py").write_text("import heavy, os, sys\nsys.exit(7)")
+    with pytest.raises(ScriptFailed, match="status 7"):
+        pool.run_cluster(worker_script="exits.py", strategy="processes", dashboard=False)
+
+
+def test_what_may_not_be_forked_starts_cold_and_says_why(pool: Pool, here: Path) -> None:
+    package = here.parent / "site-packages" / "heavy" / "__init__.py"
+    package.write_text(
+        HEAVY.format(version=1)
+        + "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    assert said_by(pool)["warm"] is False
+    assert "cold, as its imports leave a thread" in repr(pool)
+    assert said_by(pool)["warm"] is False
+
+
+def test_the_stacks_of_a_fork_are_those_of_the_script(pool: Pool, here: Path) -> None:
+    (here / "waits.py").write_text(
+        "import heavy\nimport os, time\nprint('warm', heavy.IMPORTED_BY != os.getpid(), flush=True)\n"
+        f"while not os.path.exists({str(here / 'go')!r}):\n    time.sleep(0.01)\n"
+    )
+    (here / "go").touch()
+    pool.run_cluster(1, worker_script="waits.py", strategy="processes", dashboard=False)
+    eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+    (here / "go").unlink()
+    running = pool.run_cluster(1, worker_script="waits.py", strategy="processes", dashboard=False, wait=False).cluster
+    eventually(lambda: "warm True" in running.logs("worker-0"), "the fork")
+    (stack,) = running.stacks().values()
+    (here / "go").touch()
+    running.wait()
+    assert "waits.py" in str(stack)
+    assert "runner.py" in str(stack)
+    assert "template.py" not in str(stack)
+
+
+# In a template: waits until it may go on, and tells which version it is by then.
+SLOW = """
+import os, sys, time
+VERSION, IMPORTED_BY = {version}, os.getpid()
+if "_muster_agent" in sys.modules:
+    open({go!r} + ".begun", "w").close()
+    while not os.path.exists({go!r}):
+        time.sleep(0.01)
+"""
+
+
+def test_a_package_that_is_changed_while_it_is_imported_is_imported_again(pool: Pool, here: Path) -> None:
+    package, go = here.parent / "site-packages" / "heavy" / "__init__.py", here / "go"
+    package.write_text(SLOW.format(version=1, go=str(go)))
+    assert pool.run_cluster(worker_script="train.py", strategy="processes", dashboard=False).cluster.result
+    eventually(Path(f"{go}.begun").exists, "the imports")
+    package.write_text(SLOW.format(version=2, go=str(go)))
+    go.touch()
+    edited = said_by(pool)
+    assert (edited["warm"], edited["version"]) == (False, 2)
+    assert said_by(pool)["warm"] is True
+
+
+def test_a_template_that_may_not_be_used_ends_with_all_that_its_imports_have_started(pool: Pool, here: Path) -> None:
+    package, child = here.parent / "site-packages" / "heavy" / "__init__.py", here / "child"
+    package.write_text(
+        HEAVY.format(version=1)
+        + "import subprocess, sys, threading\n"
+        + "if '_muster_agent' in sys.modules:\n"
+        + "    nowhere = dict.fromkeys(['stdin', 'stdout', 'stderr'], subprocess.DEVNULL)\n"
+        + f"    open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '600'], **nowhere).pid))\n"
+        + "    import atexit; atexit.register(threading.Event().wait)\n"
+    )
+    assert said_by(pool)["warm"] is False
+    assert "cold, as its imports leave a process" in repr(pool)
+    eventually(lambda: pool.memory == 0, "the end of the template")
+    eventually(lambda: is_gone(int(child.read_text())), "the end of what it has started")
+
+
+def test_a_pool_whose_guard_is_killed_begins_again(pool: Pool) -> None:
+    assert said_by(pool)["warm"] is False
+    (guard,) = guards_here()
+    os.kill(guard, signal.SIGKILL)
+    eventually(lambda: is_gone(guard), "the end of the guard")
+    assert said_by(pool)["warm"] is False
+    assert said_by(pool)["warm"] is True
+
+
+def test_a_run_that_waits_for_the_template_is_interrupted_at_once_and_a_closed_pool_leaves_nothing(
+    here: Path,
+) -> None:
+    package = here.parent / "site-packages" / "heavy" / "__init__.py"
+    package.write_text(SLOW.format(version=1, go=str(here / "never")))
+    with muster.pool(1, memory=0.5) as pool:
+        options: dict[str, Any] = {"worker_script": "train.py", "strategy": "processes", "dashboard": False}
+        pool.run_cluster(**options)
+        eventually(lambda: "importing" in repr(pool), "the imports")
+        waiting = threading.Timer(0.5, _thread.interrupt_main)
+        waiting.start()
+        began_at = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run_cluster(**options)
+        assert time.monotonic() - began_at < 10
+        assert "importing" in repr(pool)
+        late = threading.Thread(target=pool.run_cluster, kwargs=options)
+        late.start()
+        eventually(lambda: pool._kept._runs == 1, "it has begun")
+    late.join()
+    eventually(lambda: not guards_here(), "the end of its guard")
+
+
+def guards_here() -> list[int]:
+    """The guards of this process."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "guard" in child.cmdline():
+                found.append(child.pid)
+    return found
+
+
+def test_polls_do_not_grow_with_the_number_of_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, answers = GuardProcess.ask, []
+
+    def ask(guard: GuardProcess, request: str, **fields: Any) -> dict[str, Any]:
+        answer = exchange(guard, request, **fields)
+        if request == "poll":
+            answers.append(len(answer["workers"]))
+        return answer
+
+    monkeypatch.setattr(GuardProcess, "ask", ask)
+    for _ in range(2):
+        said_by(pool, warm=False)
+    assert max(answers) == pool.n_workers
+
+
+def test_warm_is_turned_off_and_the_pool_is_exact_about_what_it_has(pool: Pool) -> None:
+    assert said_by(pool, warm=False)["warm"] is False
+    assert repr(pool) == "<Pool of 2 workers on this machine, 1 core, 0.5 GB each: cold>"
+    with pytest.raises(JobError, match="The pool has 2 workers, fewer than 3"):
+        pool.run_cluster(3, worker_script="train.py")
+    with pytest.raises(JobError, match="have cpu already"):
+        pool.run_cluster(worker_script="train.py", cpu=2)
+    with pytest.raises(JobError, match="cannot be detached"):
+        pool.run_cluster(worker_script="train.py", detach="1h")
+    with pytest.raises(PlatformUnsupported, match="no pools on the platform workbench"):
+        muster.pool(1, platform="workbench")
+    pool.close()
+    assert "closed" in repr(pool)
+    with pytest.raises(JobError, match="closed"):
+        pool.run_cluster(worker_script="train.py")
+
+
+SESSION = """
+import muster, sys, time
+muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5, reuse=True)
+from muster.pools.kept import shared
+while shared().warmth["state"] == "importing":
+    time.sleep(0.01)
+muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5, reuse=True)
+print(shared().warmth["pid"], flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_stays_of_a_session_that_is_killed(here: Path) -> None:
+    session = subprocess.Popen([sys.executable, "-c", SESSION], stdout=subprocess.PIPE, text=True)
+    assert session.stdout is not None
+    template = int(session.stdout.readline())
+    assert '"warm": true' in (here / "said-worker-0.json").read_text()
+    assert not is_gone(template)
+    os.kill(session.pid, signal.SIGKILL)
+    session.wait()
+    session.stdout.close()
+    eventually(lambda: is_gone(template), "the template goes with its session")
+
+
+def test_an_idle_pool_lets_go_of_everything(here: Path) -> None:
+    with muster.pool(1, memory=0.5, idle_minutes=0.01) as pool:
+        assert said_by(pool)["warm"] is False
+        eventually(lambda: "cold" in repr(pool), "the end of the idle time")
+        assert said_by(pool)["warm"] is False

@@ -1,0 +1,130 @@
+"""The state that live views share: diffs put together are the snapshot, and cost little."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from muster.dashboard.live import COLUMNS, MOST_ROWS, LiveState
+
+from tests.dashboard.scenes import at, failing, starting, training
+
+
+class Browser:
+    """A page's handling of the messages: the same as in ``store.js``."""
+
+    def __init__(self) -> None:
+        self.run: dict[str, Any] = {}
+        self.names: list[str] = []
+        self.columns: dict[str, list[Any]] = {title: [] for title in COLUMNS}
+
+    def take(self, diff: dict[str, Any] | None) -> None:
+        if diff is None:
+            return
+        diff = json.loads(json.dumps(diff, allow_nan=False))
+        self.run |= diff["run"]
+        self.names += diff["names"]
+        for title, values in diff["columns"].items():
+            column = self.columns[title]
+            column += [None] * (len(self.names) - len(column))
+            for row, value in zip(diff["rows"], values, strict=True):
+                column[row] = value
+
+    def matches(self, state: LiveState) -> bool:
+        snapshot = json.loads(json.dumps(state.snapshot(), allow_nan=False))
+        return (self.names, self.columns) == (snapshot["names"], snapshot["columns"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(0, len(failing(4)))))
+def test_diffs_taken_at_any_time_add_up_to_the_snapshot(asked: set[int]) -> None:
+    state, browser = LiveState(), Browser()
+    for number, event in enumerate(failing(4)):
+        if number in asked:
+            browser.take(state.take_diff())
+        state(event)
+    browser.take(state.take_diff())
+
+    assert browser.matches(state)
+    assert browser.run["status"] == "failed"
+    assert state.take_diff() is None
+
+
+def test_a_diff_has_only_what_has_changed() -> None:
+    state = LiveState()
+    for event in training(3):
+        state(event)
+    state.take_diff()
+    state(at(40, "usage", "worker-1", cpu=0.5, memory=612_000_000))
+
+    diff = state.take_diff()
+
+    assert diff is not None
+    assert (diff["rows"], diff["columns"], diff["points"], diff["names"]) == ([1], {"cpu": [0.5]}, {}, [])
+    assert diff["number"] == 2
+
+
+def test_of_many_workers_with_news_all_have_their_turn() -> None:
+    state, browser = LiveState(), Browser()
+    for event in training(1000, seconds=1):
+        state(event)
+    browser.take(state.take_diff())
+    assert browser.matches(state), "new ones go at once"
+
+    for index in range(1000):
+        state(at(50, "usage", f"worker-{index}", cpu=0.5, memory=612_000_000 + index))
+    rows: list[int] = []
+    while diff := state.take_diff():
+        state(at(51, "usage", "worker-0", cpu=len(rows), memory=612_000_000))  # again and again
+        rows.append(len(diff["rows"]))
+        browser.take(diff)
+        if len(rows) == 4:
+            break
+    assert max(rows) == MOST_ROWS
+    assert browser.columns["memory"][1:] == [612_000_000 + index for index in range(1, 1000)]
+
+    for index in range(1000):
+        state(at(52, "worker_state", f"worker-{index}", status="succeeded"))
+    state(at(53, "run_ended", status="succeeded"))
+    browser.take(state.take_diff())
+    assert browser.matches(state), "nothing is left for later when the run has ended"
+
+
+def test_one_that_fails_among_a_thousand_is_told_at_once() -> None:
+    state, browser = LiveState(), Browser()
+    for index in range(1000):
+        state(at(0, "worker_state", f"worker-{index}", status="running"))
+    browser.take(state.take_diff())
+    for index in range(1000):
+        state(at(1, "progress", f"worker-{index}", step=1))
+    state(at(2, "worker_state", "worker-700", status="failed"))
+    browser.take(state.take_diff())
+    assert browser.columns["status"][700] == "failed"
+
+
+def test_numbers_that_json_does_not_know_are_left_out() -> None:
+    state = LiveState()
+    for event in starting(1):
+        state(event)
+    state(at(3, "progress", "worker-0", step=1, metrics={"loss": float("nan"), "accuracy": float("inf")}))
+
+    assert json.dumps([state.take_diff(), state.snapshot()], allow_nan=False)
+
+
+def test_a_thousand_workers_that_all_change_take_milliseconds() -> None:
+    state = LiveState()
+    for event in training(1000, seconds=1):
+        state(event)
+    state.take_diff()
+    fastest = float("inf")
+    for step in range(5):
+        for index in range(1000):
+            state(at(50 + step, "progress", f"worker-{index}", rank=index, step=step, examples=100 * step))
+        started = time.perf_counter()
+        state.take_diff()
+        fastest = min(fastest, time.perf_counter() - started)
+
+    assert fastest < 0.02, "2 ms on a machine that has nothing else to do"

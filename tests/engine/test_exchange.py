@@ -1,0 +1,206 @@
+"""Files that go to workers which share none with the session, and come back, in a run from its start to its record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.checks.project import Project
+from muster.errors import PlatformError
+from muster.events import Event
+from muster.job import Script
+from muster.platforms.base import Storage
+from muster.records.runs import Run
+from muster.run import exchange
+from muster.run.exchange import Sending, WorkerLog
+from muster.run.execution import Execution
+from muster.run.orchestrator import Orchestrator
+from muster.run.request import CheckedRun
+from muster.testing import ScriptedPlatform, SimulatedLoop
+
+from tests.engine.executing import finish
+
+FILES = {"src/train.py": "print(1)", "src/data/a.csv": "1,2", "src/data/b.csv": "3,4", "twin.csv": "1,2"}
+
+
+class Apart:
+    """A run whose workers have folders of their own, and a project that goes to them."""
+
+    def __init__(self, loop: SimulatedLoop, made: Execution, checked: CheckedRun, folder: Path) -> None:
+        self.loop = loop
+        self.made = made
+        self.root = folder / "project"
+        for name, text in FILES.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (self.root / "link").symlink_to("src/train.py")
+        files = [(name, len(text)) for name, text in FILES.items()]
+        project = Project(self.root, (("gone", 1), ("link", 0), *files))
+        job = replace(checked.job, script=Script("file", str(self.root / "src/train.py")), cwd=str(self.root / "src"))
+        self.checked = replace(checked, job=job, project=project, collect=("out/*.txt",))
+        platform = checked.platform
+        assert isinstance(platform, ScriptedPlatform)
+        platform.storage = Storage.NOTHING
+        platform.python = "python3"
+        self.platform = platform
+        self.places: dict[str, Path] = {}
+        for name, _, _ in checked.members:
+            self.places[name] = folder / name
+            places = ("run", "library", "scratch", "project")
+            platform.player(name).places = {place: str(folder / name / place) for place in places}
+            for place in places:
+                (folder / name / place).mkdir(parents=True)
+
+    def file(self, worker: str, path: str) -> Path:
+        """A file in a worker's working directory."""
+        return self.places[worker] / "project" / "src" / path
+
+    def write(self, worker: str, path: str, text: str) -> None:
+        self.file(worker, path).parent.mkdir(parents=True, exist_ok=True)
+        self.file(worker, path).write_text(text)
+
+    def play(self, during: Callable[[Orchestrator], Coroutine[Any, Any, Any]] | None = None) -> Any:
+        """Play the run, and do this while it trains. Returns its error."""
+
+        async def main() -> None:
+            await asyncio.sleep(5)
+            assert self.made.orchestrator is not None
+            assert during is not None
+            await during(self.made.orchestrator)
+
+        self.made.begin(self.checked)
+        doing = self.loop.create_task(main()) if during else None
+        result = finish(self.loop, self.made)
+        if doing is not None:
+            doing.result()
+        return result.error
+
+
+@pytest.fixture
+def apart(loop: SimulatedLoop, made: Execution, checked: CheckedRun, tmp_path: Path) -> Apart:
+    return Apart(loop, made, checked, tmp_path)
+
+
+def test_a_project_is_laid_out_on_every_worker(apart: Apart) -> None:
+    told: list[Event] = []
+    apart.made._observers.add(told.append)
+    assert apart.play() is None
+    for place in apart.places.values():
+        root = place / "project"
+        assert {name: (root / name).read_text() for name in FILES} == FILES
+        assert (root / "link").readlink() == Path("src/train.py")
+        assert not (root / "gone").exists()
+    sent = [event for event in told if event.kind == "transfer"]
+    assert {event.worker for event in sent} == set(apart.places)
+    assert all(data["done"] <= data["total"] == 14 for data in (event.data for event in sent))
+
+
+def test_a_script_that_is_not_in_the_project_goes_with_the_library(apart: Apart, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text("print(2)")
+    script = Script("file", str(tmp_path / "elsewhere.py"))
+    apart.checked = replace(apart.checked, job=replace(apart.checked.job, script=script))
+    assert apart.play() is None
+    assert (apart.places["worker-1"] / "library" / "scripts" / "elsewhere.py").read_text() == "print(2)"
+
+
+def test_what_is_asked_for_is_collected_at_the_end(apart: Apart) -> None:
+    async def write(orchestrator: Orchestrator) -> None:
+        for name in apart.places:
+            apart.write(name, "out/score.txt", name)
+            apart.write(name, "out/model.bin", "large")
+
+    assert apart.play(write) is None
+    collected = apart.made.run_dir / "collected"
+    found = {path.relative_to(collected).as_posix(): path.read_text() for path in collected.rglob("*.*")}
+    assert found == {f"{name}/src/out/score.txt": name for name in apart.places}
+
+
+def test_files_go_and_come_while_it_runs(apart: Apart, tmp_path: Path) -> None:
+    async def exchange_some(orchestrator: Orchestrator) -> None:
+        got = await orchestrator.get("worker-1", "data", tmp_path / "got")
+        assert got == tmp_path / "got" / "src" / "data"
+        assert (got / "b.csv").read_text() == "3,4"
+        await orchestrator.put(apart.root / "twin.csv", "worker-0", "new/name.csv")
+        assert apart.file("worker-0", "new/name.csv").read_text() == "1,2"
+        await orchestrator.put(apart.root / "src", "worker-0", "copy")
+        assert apart.file("worker-0", "copy/data/a.csv").read_text() == "1,2"
+        with pytest.raises(PlatformError, match="worker-1 has no nothing in its working directory"):
+            await orchestrator.get("worker-1", "nothing", tmp_path / "got")
+
+    assert apart.play(exchange_some) is None
+
+
+def test_a_file_that_cannot_be_got_whole_is_an_error(apart: Apart, tmp_path: Path) -> None:
+    async def get(orchestrator: Orchestrator) -> None:
+        apart.write("worker-1", "caf\udce9", "bytes")
+        with pytest.raises(PlatformError, match="Not all of . of worker-1 could be got"):
+            await orchestrator.get("worker-1", ".", tmp_path / "got")
+
+    apart.play(get)
+
+
+def test_a_folder_here_that_cannot_be_written_to_loses_no_run(apart: Apart) -> None:
+    async def occupy(orchestrator: Orchestrator) -> None:
+        apart.write("worker-1", "out/score.txt", "5")
+        (orchestrator.context.run_dir / "collected").write_text("no folder")
+
+    apart.play(occupy)
+    told = [event.data["text"] for event in Run(apart.made.run_dir).events() if event.kind == "note"]
+    assert any("worker-1: " in text for text in told), told
+
+
+def test_what_is_left_out_is_said(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "COLLECTED_BYTES", 3)
+
+    async def write(orchestrator: Orchestrator) -> None:
+        for number in range(7):
+            apart.write("worker-0", f"out/{number}.txt", "too much")
+        with pytest.raises(PlatformError, match=r"Of worker-0 could not be got: src/out/0.txt \(too large\), .* and 2"):
+            await orchestrator.collect()
+
+    apart.play(write)
+
+
+def test_a_project_that_cannot_be_read_is_an_error(apart: Apart) -> None:
+    apart.loop.call_later(0.05, (apart.root / "twin.csv").unlink)
+    apart.loop.call_later(0.05, (apart.root / "twin.csv").mkdir)
+    error = apart.play()
+    assert isinstance(error, PlatformError)
+    assert "What workers need cannot be sent to them" in error.message
+
+
+def test_progress_is_told_a_few_times_a_second(loop: SimulatedLoop) -> None:
+    told: list[int] = []
+    sending = Sending(lambda data, worker: told.append(data.done))  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        for done in range(101):
+            sending("worker-0", done, 100)
+            await asyncio.sleep(0.05)
+
+    loop.run(main())
+    assert told[0] == 0
+    assert told[-1] == 100
+    assert len(told) == pytest.approx(100 * 0.05 / exchange.PROGRESS_SECONDS, abs=3)
+
+
+def test_a_log_has_an_older_part_and_no_more(tmp_path: Path) -> None:
+    log = WorkerLog(tmp_path / "log", cap=10)
+    for text in ("12345678\n", "abcdefgh\n", "ABCDEFGH\n"):
+        log.write(text)
+    assert (tmp_path / "log").read_text() == "ABCDEFGH\n"
+    assert (tmp_path / "log.1").read_text() == "abcdefgh\n"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = WorkerLog(tmp_path / "absent" / "log", cap=10)
+    log.write("one")
+    log.write("two")
+    (warning,) = caplog.messages
+    assert "cannot be written" in warning

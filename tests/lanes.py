@@ -1,0 +1,68 @@
+"""Two processes of pytest run the tests at once, since most tests wait; hooks that say which may.
+
+A test that is marked ``alone`` measures a time, or looks at the whole machine: no other runs beside it. All tests of a
+file run in one process, one after the other, so that they share its fixtures.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
+# Files that are there anyway, so that no lock is left: a process's own handles are what is locked.
+MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the process lives
+TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
+# What takes longest comes first, and what is short fills the gaps at the end.
+FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
+# One engine for them all.
+SHARED = {
+    "tests/platforms/test_contract.py": "containers",
+    "tests/platforms/test_containers.py": "containers",
+    "tests/platforms/test_containers_engine.py": "containers",
+    "tests/platforms/kubernetes/test_contract.py": "kubernetes",
+    "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
+}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test beside another one, or after it and before the next."""
+    alone = item.get_closest_marker("alone") is not None
+    fcntl.flock(TURN, fcntl.LOCK_EX)  # whoever waits to be alone is not overtaken
+    fcntl.flock(MACHINE, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    fcntl.flock(TURN, fcntl.LOCK_UN)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(MACHINE, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
+    places = {folder: place for place, folder in enumerate(FIRST)}
+
+    def place(item: pytest.Item) -> int:
+        return next((number for folder, number in places.items() if item.nodeid.startswith(folder)), len(places))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Hand out whole files, in order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return SHARED.get(file, file)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

@@ -1,0 +1,52 @@
+"""Fixtures of tests with hosts to log in to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.platforms import slurm_engine
+from tests.platforms.hosts_network import Network, can_have_networks
+
+HOSTS = ("h1", "h2")
+
+
+@pytest.fixture(scope="session")
+def network() -> Iterator[Network]:
+    """A network of two hosts; skips where this user can make none."""
+    if not can_have_networks():
+        pytest.skip("hosts need root, ip, unshare and sshd")
+    network = Network(HOSTS)
+    yield network
+    network.remove()
+
+
+@pytest.fixture
+def hosts(network: Network, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The network, whose hosts ``ssh`` and ``MUSTER_HOSTS`` know now; fails where something is left on them."""
+    monkeypatch.setenv("PATH", network.path)
+    monkeypatch.setenv("MUSTER_HOSTS", ",".join(f"{name}:2" for name in HOSTS))
+    yield network
+    network.expect_nothing_left()
+
+
+@pytest.fixture(scope="session")
+def slurm_of_tests() -> Iterator[slurm_engine.Engine]:
+    """A Slurm of two nodes; skips where there can be none."""
+    reason = slurm_engine.why_not()
+    root = None if reason else slurm_engine.fetch()
+    if root is None:
+        pytest.skip(reason or "Debian's packages of Slurm cannot be fetched here")
+    engine = slurm_engine.Engine(root)
+    yield engine
+    engine.remove()
+
+
+@pytest.fixture
+def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[slurm_engine.Engine]:
+    """The Slurm whose commands are on the search path now; fails where a test leaves jobs of its own."""
+    monkeypatch.setenv("PATH", slurm_of_tests.path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    yield slurm_of_tests
+    slurm_of_tests.clean()

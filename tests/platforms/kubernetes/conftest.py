@@ -1,0 +1,92 @@
+"""Fixtures of tests on a real Kubernetes: one cluster for all of them, a namespace for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.platforms.containers.images import own_folders
+from muster.platforms.kubernetes import platform as kubernetes
+
+from tests.platforms.kubernetes.cluster import IMAGE, Cluster, own_cluster, until
+
+
+@dataclass
+class Space:
+    """A namespace for one test, and the user's folder.
+
+    Attributes:
+        cluster: the cluster.
+        name: of the namespace.
+        folder: the user's, which is the working directory.
+        options: of the platform.
+        python: an interpreter that pods have, with what training scripts import.
+    """
+
+    cluster: Cluster
+    name: str
+    folder: Path
+    options: dict[str, Any]
+    python: str
+
+    def run(self, script: str, n: int = 2, **options: Any) -> Any:
+        """Run a script of this text on pods."""
+        (self.folder / "train.py").write_text(script)
+        options = {"strategy": "processes", "memory": 0.5, "cpu": 0.1, "timeout_seconds": 120, **options}
+        options = {"python": self.python, **self.options, **options}
+        return muster.run_cluster(n, worker_script="train.py", platform="kubernetes", **options).cluster
+
+    def is_empty(self) -> bool:
+        """Return whether nothing of Muster's is left but pods that the cluster is about to remove, for up to 10 s."""
+        pods = [pod for pod in self.cluster.pods(self.name) if not pod["metadata"].get("deletionTimestamp")]
+        return not pods and not self.cluster.secrets(self.name)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The cluster that ``MUSTER_TEST_KUBECONFIG`` names, or else one of the tests' own; skips where there is none."""
+    named = os.environ.get("MUSTER_TEST_KUBECONFIG")
+    if named:
+        image = os.environ.get("MUSTER_TEST_IMAGE", "python:3.11")
+        yield Cluster(named, image, is_own=image == IMAGE)
+    else:
+        with own_cluster() as cluster:
+            yield cluster
+
+
+@pytest.fixture
+def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
+    """A namespace for one test; fails where something of Muster's is left in it."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
+    monkeypatch.setattr(kubernetes, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(kubernetes.KubernetesPlatform, "poll_seconds", (0.5, 0.5))
+    with cluster.namespace() as name:
+        options: dict[str, Any] = {"namespace": name, "image": cluster.image}
+        if cluster.is_own:
+            (tmp_path / "overlay.json").write_text(json.dumps(this_machine()))
+            options["overlay"] = tmp_path / "overlay.json"
+        space = Space(cluster, name, folder, options, sys.executable if cluster.is_own else "python3")
+        yield space
+        until(space.is_empty, "nothing is left in the namespace")
+
+
+def this_machine() -> dict[str, Any]:
+    """What is laid over pods that have this machine's own Python, so that no image has to be pulled."""
+    folders = {f"machine-{number}": path for number, path in enumerate(own_folders())}
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
+    return {
+        "spec": {
+            "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()],
+            "containers": [{"name": "worker", "volumeMounts": mounts}],
+        }
+    }

@@ -1,0 +1,214 @@
+"""The client of a cluster's API: how one logs in, and what is mended of what goes wrong. By a fake server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.errors import LaunchRefused, PlatformUnsupported
+from muster.platforms.kubernetes import client as clients
+from muster.platforms.kubernetes import credentials
+from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
+from muster.platforms.kubernetes.credentials import Credentials
+from muster.platforms.kubernetes.guard import way_of
+from muster.platforms.kubernetes.kubeconfig import Access, find_access
+from muster.platforms.kubernetes.refusals import asking
+
+from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    monkeypatch.setattr(clients, "PAUSES", (0.01, 0.01))
+    with fake_server() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: Fake) -> Iterator[Client]:
+    client = Client(Access(fake.url, "ml", "a test", user={"token": "secret"}))
+    yield client
+    client.close()
+
+
+def write_config(path: Path, user: dict[str, Any], **cluster: Any) -> None:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://cluster:6443/", **cluster}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "first", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+        "current-context": "first",
+    }
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("trouble", [Answer(0), Answer(500), Answer(503), Answer(429, headers={"Retry-After": "0"})])
+def test_what_may_pass_is_tried_again(fake: Fake, client: Client, trouble: Answer) -> None:
+    fake.answers = [trouble, trouble, Answer(201, {"kind": "Pod"})]
+    assert client.create("/pods", {}) == {"kind": "Pod"}
+    assert len(fake.asked) == 3
+
+
+def test_a_server_says_how_long_to_wait(fake: Fake, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr("muster.platforms.kubernetes.client.time.sleep", paused.append)
+    fake.answers = [Answer(429, headers={"Retry-After": "7"}), Answer(200)]
+    client.get("/pods")
+    assert paused == [7.0]
+
+
+def test_what_does_not_pass_ends(fake: Fake, client: Client) -> None:
+    fake.answers = [Answer(0)] * 9
+    with pytest.raises(ClusterGone, match="does not answer"):
+        client.get("/pods")
+    assert len(fake.asked) == 3
+    fake.answers = [Answer(500, {"message": "etcdserver: request timed out"})] * 9
+    with pytest.raises(Refused, match="etcdserver: request timed out"):
+        client.get("/pods")
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
+def test_a_no_is_a_no(fake: Fake, client: Client, status: int) -> None:
+    fake.answers = [Answer(status, {"message": "because", "reason": "So"})]
+    with pytest.raises(Refused, match="because") as refused:
+        client.create("/pods", {})
+    assert (refused.value.code, refused.value.reason, len(fake.asked)) == (status, "So", 1)
+
+
+def test_deleting_what_is_gone_is_fine(fake: Fake, client: Client) -> None:
+    fake.answers = [Answer(404), Answer(409), Answer(200)]
+    assert [client.delete("/pods/a") for _ in range(3)] == [False, False, True]
+
+
+def test_a_list_that_is_too_old_is_asked_for_afresh(fake: Fake, client: Client) -> None:
+    fake.answers = [Answer(410, {"reason": "Expired"}), Answer(200, {"items": [1]})]
+    assert client.get("/pods", resourceVersion="0", labelSelector="a")["items"] == [1]
+    assert [path for _, path, _ in fake.asked] == ["/pods?resourceVersion=0&labelSelector=a", "/pods?labelSelector=a"]
+
+
+def test_a_token_that_has_ended_is_read_again_once(fake: Fake, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    client = Client(Access(fake.url, "ml", "a test", user={"tokenFile": str(token)}))
+    client.get("/pods")
+    token.write_text("new\n")
+    fake.answers = [Answer(401), Answer(200)]
+    client.get("/pods")
+    fake.answers = [Answer(401), Answer(401)]
+    with pytest.raises(Refused):
+        client.get("/pods")
+    assert [shown for _, _, shown in fake.asked] == ["Bearer old", "Bearer old", *["Bearer new"] * 3]
+    client.close()
+
+
+def test_refusals_say_what_they_mean_and_no_token(fake: Fake, client: Client) -> None:
+    said = 'pods "a" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
+    fake.answers = [Answer(403, {"message": said})]
+    words = "worker-0 was refused: the namespace's quota does not allow it"
+    with pytest.raises(LaunchRefused, match=words) as refused, asking("worker-0 was refused", "worker-0"):
+        client.create("/pods", {})
+    assert "kubectl describe quota" in str(refused.value.advice)
+    assert "secret" not in str(refused.value) + repr(client.access)
+
+
+def test_kubeconfigs_are_merged_as_kubectl_does(tmp_path: Path) -> None:
+    write_config(tmp_path / "one", {"token": "one"}, **{"tls-server-name": "other", "proxy-url": "http://proxy:1"})
+    write_config(tmp_path / "two", {"token": "two"})
+    (tmp_path / "empty").touch()
+    access = find_access(environ={"KUBECONFIG": f"{tmp_path}/empty:{tmp_path}/one:{tmp_path}/none:{tmp_path}/two"})
+    assert (access.server, access.namespace, access.user) == ("https://cluster:6443", "ml", {"token": "one"})
+    assert (access.server_name, access.proxy, access.is_checked) == ("other", "http://proxy:1", True)
+    with pytest.raises(PlatformUnsupported, match="has no context 'second'; it has: first"):
+        find_access("second", {"KUBECONFIG": f"{tmp_path}/one"})
+    with pytest.raises(PlatformUnsupported, match="which is not there"):
+        find_access(environ={"KUBECONFIG": f"{tmp_path}/none"})
+
+
+def test_certificates_may_be_on_several_lines(tmp_path: Path) -> None:
+    write_config(tmp_path / "config", {}, **{"certificate-authority-data": "UEVN\nUEVN\n"})
+    assert find_access(environ={"KUBECONFIG": str(tmp_path / "config")}).authority == "PEMPEM"
+
+
+def test_a_guard_finds_the_session_s_cluster_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path / "config", {"tokenFile": "token"})
+    (tmp_path / "token").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    access = find_access(environ={"KUBECONFIG": "config"})
+    config = json.loads((tmp_path / "config").read_text())
+    config["contexts"].append({"name": "second", "context": {"cluster": "c", "user": "u", "namespace": "other"}})
+    (tmp_path / "config").write_text(json.dumps({**config, "current-context": "second"}))
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("KUBECONFIG", "config")
+    assert Credentials(access).current().header == "Bearer mine"
+    assert way_of({"context": access.context, "files": access.files}) == access
+
+
+def test_a_pod_uses_its_service_account(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("mine")
+    (tmp_path / "namespace").write_text("ml\n")
+    (tmp_path / "ca.crt").write_text("PEM")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOME": str(tmp_path)}
+    access = find_access(environ=environ, account=tmp_path)
+    assert (access.server, access.namespace, access.is_inside) == ("https://10.0.0.1:443", "ml", True)
+    assert Credentials(access).current().header == "Bearer mine"
+    with pytest.raises(PlatformUnsupported, match="given no service account"):
+        find_access(environ=environ, account=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_programs_say_tokens_until_these_end(tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = f"client.authentication.k8s.io/{version}"
+    calls = tmp_path / "calls"
+    program = (
+        "import json, os\ninfo = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        "open(os.environ['CALLS'], 'a').write('x')\n"
+        "print(json.dumps({'apiVersion': info['apiVersion'], 'kind': 'ExecCredential', 'status': {'token': 'said',"
+        " 'expirationTimestamp': '2020-01-01T00:00:00Z' if os.environ.get('OLD') else '2999-01-01T00:00:00Z'}}))"
+    )
+    described = {
+        "apiVersion": version,
+        "command": sys.executable,
+        "args": ["-c", program],
+        "env": [{"name": "CALLS", "value": str(calls)}],
+    }
+    known = Credentials(Access("https://cluster", "ml", "a test", user={"exec": described}))
+    assert [known.current().header for _ in range(2)] == ["Bearer said"] * 2
+    assert calls.read_text() == "x"
+    monkeypatch.setenv("OLD", "1")
+    assert known.forget()
+    known.current()
+    known.current()
+    assert calls.read_text() == "xxx"
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        ({"command": "/no/such", "installHint": "install it so"}, "cannot be run"),
+        ({"command": "false"}, "failed with status 1"),
+        ({"command": "echo", "args": ["hello"]}, "did not say a credential"),
+        ({"command": "x", "apiVersion": "client.authentication.k8s.io/v1alpha1"}, "Muster knows"),
+    ],
+)
+def test_programs_that_do_not_work_are_named(described: dict[str, Any], words: str) -> None:
+    described = {"apiVersion": credentials.VERSIONS[0], **described}
+    with pytest.raises(PlatformUnsupported, match=words):
+        credentials.run_program(described)
+
+
+def test_files_of_a_kubeconfig_are_found_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path / "config", {"tokenFile": "token"})
+    (tmp_path / "token").write_text("beside")
+    monkeypatch.chdir("/")
+    access = find_access(environ={"KUBECONFIG": str(tmp_path / "config")})
+    assert Credentials(access).current().header == "Bearer beside"
+    for command, found in (("bin/login", f"{tmp_path}/bin/login"), ("login", "login"), ("/bin/login", "/bin/login")):
+        write_config(tmp_path / "other", {"exec": {"command": command}})
+        assert find_access(environ={"KUBECONFIG": str(tmp_path / "other")}).user["exec"]["command"] == found
+    os.unlink(tmp_path / "token")
+    with pytest.raises(PlatformUnsupported, match="token of the cluster's user cannot be read"):
+        Credentials(access).current()

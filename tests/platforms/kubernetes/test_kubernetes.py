@@ -1,0 +1,214 @@
+"""Whole runs on a real Kubernetes, and what becomes of them when it refuses, or somebody ends something."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from muster.errors import (
+    LaunchRefused,
+    MusterError,
+    RunTimeout,
+    WorkerCancelled,
+    WorkerOutOfMemory,
+    WorkersMissing,
+)
+from muster.platforms import get_platform
+
+from tests.platforms.kubernetes.cluster import until
+from tests.platforms.kubernetes.conftest import Space
+from tests.support import environment
+
+ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+TENSORFLOW = {"memory": 2, "cpu": 0.5, "timeout_seconds": 200}
+
+
+def test_two_pods_train_and_share_nothing(space: Space) -> None:
+    found = space.run(
+        "import json, os\n"
+        "print(json.dumps({'rank': os.environ['RANK'], 'cwd': os.getcwd(), 'owner': os.getuid()}))\n"
+        "open(os.path.join(os.environ['MUSTER_RESULTS'], 'model-' + os.environ['RANK']), 'w').close()\n"
+    )
+    said = [json.loads(found.logs(f"worker-{index}")) for index in range(2)]
+    assert [entry["rank"] for entry in said] == ["0", "1"]
+    assert {entry["cwd"] for entry in said} == {"/muster/project"}
+    assert 0 not in {entry["owner"] for entry in said}
+    assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
+
+
+@pytest.mark.slow
+def test_parameter_servers_train(space: Space) -> None:
+    script = (
+        "import tensorflow as tf\n"
+        "def run(cluster, server, task_index):\n"
+        "    print('trains', task_index, cluster.num_tasks('ps'))\n"
+    )
+    found = space.run(script, 1, n_ps=1, strategy="parameter_server", **TENSORFLOW)
+    assert found.logs("worker-0").splitlines()[-1] == "trains 0 1"
+
+
+@pytest.mark.slow
+def test_horovod_trains_where_nobody_can_log_in(space: Space) -> None:
+    script = (
+        "import horovod.tensorflow as hvd, tensorflow as tf\n"
+        "hvd.init()\n"
+        "print(hvd.rank(), float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))\n"
+    )
+    found = space.run(script, 2, strategy="horovod", launcher="agents", **TENSORFLOW)
+    assert found.logs("worker-1").splitlines()[-1] == "1 3.0"
+
+
+def test_nothing_secret_is_in_what_the_cluster_shows(space: Space) -> None:
+    running = space.run(ENDLESS, 1, wait=False, env={"PASSWORD": "fish and chips"})
+    until(lambda: "started" in running.logs("worker-0"), "it has started")
+    (pod,) = space.cluster.pods(space.name)
+    assert "fish and chips" not in json.dumps(pod)
+    assert "BEGIN CERTIFICATE" not in json.dumps(pod)
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["status"]["qosClass"] == "Guaranteed"
+    running.stop()
+
+
+def test_the_plan_is_what_the_cluster_takes(space: Space) -> None:
+    (space.folder / "train.py").write_text(ENDLESS)
+    words = ["--image", space.cluster.image, "--namespace", space.name, "-s", "processes", "-n", "2", "train.py"]
+    command = [sys.executable, "-m", "muster", "plan", "-p", "kubernetes", "--submission", *words]
+    shown = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, check=True, text=True).stdout
+    made = list(yaml.safe_load_all(shown))
+    assert [each["kind"] for each in made] == ["Secret", "Secret", "Pod", "Pod"]
+    for each in made:
+        kind = f"{each['kind'].lower()}s"
+        space.cluster.client.create(f"/api/v1/namespaces/{space.name}/{kind}?dryRun=All", each)
+    assert set("".join(value for each in made[:2] for value in each["data"].values())) == set()
+
+
+def test_what_has_no_room_says_so_and_why(space: Space) -> None:
+    with pytest.raises(WorkersMissing, match=r"too few free cores.*Insufficient cpu"):
+        space.run(ENDLESS, 1, cpu=64, queue_timeout=4)
+
+
+def test_an_image_that_is_not_there(space: Space) -> None:
+    with pytest.raises(WorkersMissing, match=r"Its image muster.test/nowhere:1 could not be pulled and is tried again"):
+        space.run(ENDLESS, 1, image="muster.test/nowhere:1", timeout_seconds=8)
+
+
+def test_a_name_that_no_image_can_have(space: Space) -> None:
+    with pytest.raises(LaunchRefused, match=r"The name of its image is none.*InvalidImageName"):
+        space.run(ENDLESS, 1, image="Not//AnImage")
+
+
+def test_an_image_without_python(space: Space) -> None:
+    with pytest.raises(LaunchRefused, match=r"cannot run python3"):
+        space.run(ENDLESS, 1, image="muster.test/pause:1", overlay=None)
+
+
+def test_a_quota_refuses_at_once_and_leaves_nothing(space: Space) -> None:
+    quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"pods": "1"}}}
+    path = f"/api/v1/namespaces/{space.name}/resourcequotas"
+    space.cluster.client.create(path, quota)
+    until(lambda: space.cluster.client.get(f"{path}/tight").get("status", {}).get("used"), "the quota counts")
+    with pytest.raises(LaunchRefused, match=r"worker-\d was refused: the namespace's quota does not allow it.*tight"):
+        space.run(ENDLESS, 2)
+    until(space.is_empty, "nothing is left")
+
+
+def test_a_namespace_that_is_not_there(space: Space) -> None:
+    with pytest.raises(MusterError, match="there is no such namespace"):
+        space.run(ENDLESS, 1, namespace="muster-nowhere")
+
+
+def test_too_much_memory(space: Space) -> None:
+    # Faster than the agent looks, and only the child: the cluster says nothing, the kernel's count does.
+    with pytest.raises(WorkerOutOfMemory, match="worker-0"):
+        space.run("data = bytearray(b'.') * (2 << 30)\n", 1)
+
+
+def test_a_pod_ends_with_its_lifetime(space: Space) -> None:
+    with pytest.raises(RunTimeout, match=r"worker-0 ran out of time: .*DeadlineExceeded|lived as long"):
+        space.run(ENDLESS, 1, lifetime=8)
+
+
+def test_a_pod_that_somebody_deletes_is_named(space: Space) -> None:
+    running = space.run(ENDLESS, 2, wait=False)
+    for worker in ("worker-0", "worker-1"):
+        until(lambda worker=worker: "started" in running.logs(worker), "it has started")
+    name = next(
+        pod["metadata"]["name"] for pod in space.cluster.pods(space.name) if pod["metadata"]["name"].endswith("1")
+    )
+    space.cluster.client.delete(f"/api/v1/namespaces/{space.name}/pods/{name}")
+    with pytest.raises(WorkerCancelled, match=r"worker-1 was cancelled: Its pod was deleted"):
+        running.wait()
+
+
+def test_nothing_is_left_when_the_notebook_is_killed(space: Space) -> None:
+    (space.folder / "train.py").write_text(ENDLESS)
+    options = {name: str(value) for name, value in space.options.items()}
+    program = (
+        "import json, sys, muster; muster.run_cluster(2, strategy='processes', worker_script='train.py', cpu=0.1,"
+        f" platform='kubernetes', memory=0.5, timeout_seconds=120, python={space.python!r}, **json.loads(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", program, json.dumps(options)]
+    notebook = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+    until(lambda: [pod["status"].get("phase") for pod in space.cluster.pods(space.name)] == ["Running"] * 2, "both run")
+    notebook.send_signal(signal.SIGKILL)
+    notebook.wait()
+    until(space.is_empty, "nothing is left", 40)
+
+
+def test_a_user_who_may_do_what_the_guide_says_and_nothing_else(
+    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = make_account(space, guide_role())
+    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, account, tmp_path))
+    assert space.run("print('done')\n", 1).logs("worker-0") == "done\n"
+    assert get_platform("kubernetes", **space.options).missing_rights() == []
+
+
+def test_a_user_without_rights_is_told_which(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = make_account(space, [])
+    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, account, tmp_path))
+    with pytest.raises(MusterError, match="this user has no right to.*cannot list resource"):
+        space.run("print('done')\n", 1)
+    missing = get_platform("kubernetes", **space.options).missing_rights()
+    assert len(missing) == 7
+    assert missing[0] == f"no right to get pods in the namespace {space.name}"
+
+
+def guide_role() -> list[dict[str, list[str]]]:
+    """The rules of the Role that the guide prints."""
+    text = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    block = next(part for part in text.split("```")[1::2] if "kind: Role\n" in part)
+    text = textwrap.dedent(block.removeprefix("yaml\n"))
+    role = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Role")
+    rules: list[dict[str, list[str]]] = role["rules"]
+    return rules
+
+
+def make_account(space: Space, rules: list[dict[str, list[str]]]) -> str:
+    """Make a service account with these rights in the namespace, and return its token."""
+    client, rbac = space.cluster.client, f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.name}"
+    client.create(f"/api/v1/namespaces/{space.name}/serviceaccounts", {"metadata": {"name": "user"}})
+    if rules:
+        client.create(f"{rbac}/roles", {"metadata": {"name": "muster"}, "rules": rules})
+        binding = {
+            "metadata": {"name": "muster"},
+            "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": space.name}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "muster"},
+        }
+        client.create(f"{rbac}/rolebindings", binding)
+    return space.cluster.token(space.name, "user")
+
+
+def kubeconfig_of(space: Space, token: str, folder: Path) -> str:
+    """Write the kubeconfig of a user with this token, and return its path."""
+    config = json.loads(Path(space.cluster.kubeconfig).read_text())
+    config["users"] = [{"name": "user", "user": {"token": token}}]
+    config["contexts"][0]["context"]["user"] = "user"
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    return str(folder / "kubeconfig")

@@ -1,0 +1,167 @@
+"""The states of workers, and their causes, from pods as clusters have shown them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from muster.job import EndCause, Status, Worker
+from muster.platforms.kubernetes.pods import WORKER
+from muster.platforms.kubernetes.states import DELETED, GONE, seen
+
+START = "2026-11-22T18:00:00Z"
+PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START}
+LIMIT = {"resources": {"limits": {"memory": "567M"}}}
+
+
+def pod(
+    phase: str = "Pending",
+    state: dict[str, Any] | None = None,
+    *,
+    conditions: tuple[dict[str, Any], ...] = (PLACED,),
+    deleted: bool = False,
+    **status: Any,
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": "p", "creationTimestamp": START, "annotations": {WORKER: "worker-0"}}
+    if deleted:
+        metadata["deletionTimestamp"] = START
+    container = {"name": "worker", "image": "my/image:1", "command": ["python3"], **LIMIT}
+    statuses = [{"name": "worker", "state": state}] if state else []
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [container], "nodeName": "n1"},
+        "status": {"phase": phase, "conditions": list(conditions), "containerStatuses": statuses, **status},
+    }
+
+
+def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": START}}
+
+
+def waits(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def look(shown: dict[str, Any] | None, was_stopped: bool = False, said: str = "", **known: Any) -> Worker:
+    return seen(Worker("ml/p", "worker-0", **known), shown, was_stopped, said)
+
+
+def unplaced(message: str, reason: str = "Unschedulable") -> dict[str, Any]:
+    return pod(conditions=({"type": "PodScheduled", "status": "False", "reason": reason, "message": message},))
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "its words"}
+    return pod("Failed", ended(137), conditions=(PLACED, condition))
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (pod(conditions=()), "The scheduler has not looked at it yet."),
+        (unplaced("0/1 nodes are available: 1 Insufficient cpu."), "too few free cores.*1 Insufficient cpu"),
+        (unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."), "too few free GPUs"),
+        (unplaced("0/1 nodes are available: 1 node(s) had taint {a: b}, that"), "kept for others by a taint"),
+        (unplaced('persistentvolumeclaim "data" not found'), "volume"),
+        (unplaced("Scheduling is blocked", "SchedulingGated"), "held back by Scheduling is blocked"),
+    ],
+)
+def test_a_pod_without_a_node_says_what_it_waits_for(shown: dict[str, Any], words: str) -> None:
+    worker = look(shown)
+    assert (worker.status, worker.placed_at) == (Status.SCHEDULING, None)
+    assert re.search(words, str(worker.reason))
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "words"),
+    [
+        (pod(state=waits("ContainerCreating")), "", "Its node prepares it"),
+        (pod(state=waits("ErrImagePull", "rpc error: connection refused")), "", "tried again: rpc error"),
+        (pod(state=waits("ImagePullBackOff", "Back-off pulling image")), "no route to host", "tried again: no route"),
+    ],
+)
+def test_a_pod_with_a_node_may_still_come_up(shown: dict[str, Any], said: str, words: str) -> None:
+    worker = look(shown, said=said)
+    assert (worker.status, worker.placed_at is None) == (Status.STARTING, False)
+    assert words in str(worker.reason)
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "words"),
+    [
+        (pod(state=waits("InvalidImageName", "couldn't parse")), "", "The name of its image is none"),
+        (pod(state=waits("ErrImageNeverPull")), "", "may not be pulled"),
+        (pod(state=waits("CreateContainerConfigError", "runAsNonRoot")), "", "cannot be made as it is described"),
+        (pod(state=waits("ImagePullBackOff", "Back-off")), "my/image:1: not found", "There is no image my/image:1"),
+        (pod(state=waits("ImagePullBackOff", "Back-off")), "401 unauthorized", "The registry does not give its image"),
+    ],
+)
+def test_a_pod_that_will_never_run_has_failed(shown: dict[str, Any], said: str, words: str) -> None:
+    worker = look(shown, said=said)
+    assert worker.status is Status.FAILED
+    assert words in str(worker.reason)
+
+
+@pytest.mark.parametrize(
+    ("shown", "cause", "words"),
+    [
+        (disrupted("PreemptionByScheduler"), EndCause.PREEMPTED, "higher priority"),
+        (disrupted("DeletionByTaintManager"), EndCause.LOST, "tainted"),
+        (disrupted("EvictionByEvictionAPI"), EndCause.LOST, "evicted"),
+        (disrupted("DeletionByPodGC"), EndCause.LOST, "Its node is gone"),
+        (disrupted("TerminationByKubelet"), EndCause.LOST, "for want of something"),
+        (pod("Failed", reason="Evicted", message="low on memory"), EndCause.LOST, "evicted it.*low on memory"),
+        (pod("Failed", reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
+        (pod("Failed", {"running": {}}, reason="DeadlineExceeded"), EndCause.OVERTIME, "as long as it was allowed"),
+        (pod("Failed", reason="NodeLost"), EndCause.LOST, "does not answer"),
+        (pod("Failed", reason="OutOfpods"), None, "no room for another pod"),
+        (pod("Failed", reason="OutOfmoon"), None, "OutOfmoon"),
+        (pod("Failed", ended(137, "OOMKilled")), EndCause.MEMORY, "its limit is 567M"),
+        (pod("Failed", ended(137)), EndCause.LOST, "SIGKILL"),
+        (pod("Failed", ended(128, "StartError", 'exec: "python3": not found')), None, "cannot run python3.*not found"),
+        (pod("Failed", ended(1, message="Traceback\nImportError: x")), None, "status 1 .*printed: ImportError: x"),
+        (pod("Failed"), None, "does not say why"),
+        (None, EndCause.CANCELLED, "gone"),
+    ],
+)
+def test_how_a_pod_has_ended_is_told(shown: dict[str, Any] | None, cause: EndCause | None, words: str) -> None:
+    worker = look(shown, status=Status.RUNNING)
+    assert (worker.status, worker.cause) == (Status.FAILED, cause)
+    assert re.search(words, str(worker.reason), re.DOTALL)
+
+
+NEWS = '{"type": "worker", "id": "p"}\n{"type": "worker", "status": "%s", "exit_code": %d, "reason": "it said so"}\n'
+
+
+def test_what_an_agent_says_of_its_end_counts_before_the_exit_status() -> None:
+    worker = look(pod("Failed", ended(1, message=NEWS % ("failed", 3))))
+    assert (worker.status, worker.exit_code, worker.reason) == (Status.FAILED, 3, "it said so")
+
+
+def test_memory_counts_before_what_an_agent_says() -> None:
+    assert look(pod("Failed", ended(137, "OOMKilled", NEWS % ("failed", 3)))).cause is EndCause.MEMORY
+
+
+def test_who_was_told_to_end_was_stopped() -> None:
+    assert look(pod("Failed", ended(137)), was_stopped=True).status is Status.STOPPED
+    assert look(None, was_stopped=True).status is Status.STOPPED
+    assert look(pod("Running", {"running": {"startedAt": START}}, deleted=True), True).status is Status.STOPPING
+
+
+def test_a_pod_that_somebody_else_deletes_is_told() -> None:
+    stopping = look(pod("Running", {"running": {"startedAt": START}}, deleted=True))
+    assert (stopping.status, stopping.reason) == (Status.STOPPING, DELETED)
+    message = '{"type": "worker", "status": "stopped"}\n'
+    worker = look(pod("Succeeded", ended(0, "Completed", message), deleted=True))
+    assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
+    for status in (137, 143):  # too late, and too early for the agent to say anything
+        worker = look(pod("Failed", ended(status), deleted=True))
+        assert (worker.status, worker.cause, worker.reason) == (Status.STOPPED, EndCause.CANCELLED, DELETED)
+    assert look(None).reason == GONE
+
+
+def test_a_running_pod_has_an_address_and_times() -> None:
+    worker = look(pod("Running", {"running": {"startedAt": START}}, podIP="10.1.2.3"))
+    assert (worker.status, worker.address, worker.reason) == (Status.RUNNING, "10.1.2.3", None)
+    assert worker.created_at == worker.placed_at == worker.running_at

@@ -1,0 +1,295 @@
+"""A real Slurm of the tests' own: munged, slurmctld and a slurmd for each of some nodes, on this machine.
+
+The programs are Debian's, fetched once and unpacked into a cache; nothing is installed. Everything runs in a namespace
+of process ids, whose first process ends with the tests: then all is over. Each node has a network namespace with an
+address of its own, a host name, and sees this machine's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.agent import linux
+from muster.security.ssh import write_private
+
+from tests.support import eventually
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "salloc")
+FETCH_SECONDS, START_SECONDS = 120, 20
+CPUS, MEMORY = 4, 8000
+PROBE = "mount --make-rprivate / && mount --bind /etc/hosts /etc/hosts && ip link add br0 type bridge"
+DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm")
+PROGRAMS = ("unshare", "nsenter", "ip", "apt-get", "dpkg", "apt-cache")
+
+CONFIG = """\
+ClusterName=tests
+SlurmctldHost={host}({subnet}.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
+SlurmdSpoolDir={folder}/%n
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n/slurmd.log
+PluginDir={plugins}
+PlugStackConfig={folder}/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+SlurmdParameters=config_overrides
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout=5
+KillWait=2
+UnkillableStepTimeout=10
+CompleteWait=0
+MinJobAge=300
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10
+"""
+SETUP = """\
+set -e
+ulimit -c 0
+mount --make-rprivate /
+mount --bind {folder}/hosts /etc/hosts
+own=$(readlink /proc/self/ns/net)
+apart() {{ until [ "$(readlink /proc/$1/ns/net)" != "$own" ]; do sleep 0.01; done; }}
+unshare --net sleep infinity & switch=$!
+apart $switch
+nsenter -t $switch -n ip link add br0 type bridge
+nsenter -t $switch -n ip link set br0 up
+ip link add {veth} type veth peer name port1 netns $switch
+nsenter -t $switch -n ip link set port1 master br0 up
+ip addr add {subnet}.1/24 dev {veth}
+ip link set {veth} up
+{root}/usr/sbin/munged --foreground --key-file={folder}/munge/key --socket={folder}/munge/socket \\
+    --pid-file={folder}/munge/pid --log-file={folder}/munge/log --seed-file={folder}/munge/seed --force &
+until [ -S {folder}/munge/socket ]; do sleep 0.01; done
+{root}/usr/sbin/slurmctld-wlm -D -f {folder}/slurm.conf &
+number=2
+for node in {names}; do
+    unshare --net --uts sh -c "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done; ip link set lo up
+        ip addr add {subnet}.$number/24 dev eth0; ip link set eth0 up; hostname $node; export LD_LIBRARY_PATH={plugins}
+        exec {root}/usr/sbin/slurmd-wlm -D -N $node -f {folder}/slurm.conf -d {root}/usr/sbin/slurmstepd-wlm" &
+    apart $!
+    ip link add eth0 netns $! type veth peer name port$number netns $switch
+    nsenter -t $switch -n ip link set port$number master br0 up
+    number=$((number + 1))
+done
+echo ready
+wait
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no Slurm here; nothing where there can be."""
+    if os.geteuid():
+        return "a Slurm of the tests' own needs root"
+    missing = [program for program in PROGRAMS if not shutil.which(program)]
+    if missing:
+        return f"{missing[0]} is not installed here"
+    tried = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", PROBE], capture_output=True)
+    return "root may make no namespaces, mounts or bridges here" if tried.returncode else ""
+
+
+@functools.lru_cache(maxsize=1)
+def fetch() -> Path | None:
+    """Return the folder in which Debian's packages are unpacked; None where they cannot be had."""
+    shown = subprocess.run(["apt-cache", "policy", PACKAGES[0]], capture_output=True, text=True).stdout
+    version = shown.partition("Candidate:")[2].split()
+    if not version or version[0] == "(none)":
+        return None
+    root = CACHE / f"slurm-{version[0].replace('/', '_')}"
+    if root.exists():
+        return root if _starts(root) else None
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir=CACHE) as made:
+        folder = Path(made)
+        with contextlib.suppress(subprocess.SubprocessError):
+            fetched = ["apt-get", "download", "-q", *PACKAGES]
+            subprocess.run(fetched, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
+            for package in folder.glob("*.deb"):
+                subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+            with contextlib.suppress(OSError):  # other tests were quicker
+                (folder / "root").rename(root)
+    return root if root.exists() and _starts(root) else None
+
+
+def _starts(root: Path) -> bool:
+    """Return whether this machine has the libraries that the daemons are linked with."""
+    libraries = os.pathsep.join(map(str, root.glob("usr/lib/*/slurm-wlm")))
+    environ = {**os.environ, "LD_LIBRARY_PATH": libraries}
+    asked = [subprocess.run([root / "usr/sbin" / name, "-V"], env=environ, capture_output=True) for name in DAEMONS]
+    return not any(done.returncode for done in asked)
+
+
+class Engine:
+    """A Slurm that runs.
+
+    Attributes:
+        folder: holds everything that is its own.
+        address: this machine's, as its nodes see it.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str] = ("n1", "n2")) -> None:
+        self.names = names
+        self._off: dict[str, tuple[list[str], int, subprocess.Popen[bytes]]] = {}
+        self._restarted: list[subprocess.Popen[bytes]] = []
+        self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
+        plugins = next(root.glob("usr/lib/*/slurm-wlm"))
+        subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
+        self.address = f"{subnet}.1"
+        for name in ("munge", "state", *names):
+            (self.folder / name).mkdir(mode=0o700)
+        (self.folder / "munge" / "key").write_bytes(secrets.token_bytes(1024))
+        (self.folder / "munge" / "key").chmod(0o400)
+        nodes = [
+            f"NodeName={name} NodeHostname={os.uname().nodename} NodeAddr={subnet}.{number} Port=16818 CPUs={CPUS} "
+            f"RealMemory={MEMORY}"
+            for number, name in enumerate(names, 2)
+        ]
+        facts = {
+            "host": os.uname().nodename, "subnet": subnet, "port": 16000 + secrets.randbelow(8000), "root": root,
+            "folder": self.folder, "plugins": plugins, "veth": f"mss{secrets.token_hex(3)}", "names": " ".join(names),
+        }  # fmt: skip
+        (self.folder / "slurm.conf").write_text(CONFIG.format(nodes="\n".join(nodes), **facts))
+        known = ["127.0.0.1 localhost", *(f"{subnet}.{number} {name}" for number, name in enumerate(names, 2))]
+        (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        for command in COMMANDS:
+            program = f"#!/bin/sh\necho {command} >> {self.folder}/asked\n"
+            program += f"export LD_LIBRARY_PATH={plugins} SLURM_CONF={self.folder}/slurm.conf\n"
+            write_private(self.folder / "bin" / command, f'{program}exec {root}/usr/bin/{command} "$@"\n')
+        self._start(SETUP.format(**facts), plugins)
+
+    def _start(self, script: str, plugins: Path) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "SLURM"))}
+        self._environment = {**own, "LD_LIBRARY_PATH": str(plugins), "SLURM_CONF": f"{self.folder}/slurm.conf"}
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self._environment,
+                preexec_fn=lambda: linux.signal_at_parent_death(signal.SIGKILL),
+            )
+        eventually(self._is_up, "all nodes are idle", START_SECONDS)
+
+    def _is_up(self) -> bool:
+        if self._process.poll() is not None:
+            raise AssertionError(f"Slurm ended: {(self.folder / 'log').read_text()[-1000:]}")
+        if "ready" not in (self.folder / "log").read_text(errors="replace"):
+            return False
+        states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
+        time.sleep(0.05)
+        return states == ["idle"] * len(self.names)
+
+    @property
+    def path(self) -> str:
+        """A search path on which Slurm's commands are its own."""
+        return os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+
+    def run(self, command: str, *arguments: str, check: bool = True, given: str | None = None) -> str:
+        """Run one of Slurm's commands, and return what it prints."""
+        done = subprocess.run(
+            [str(self.folder / "bin" / command), *arguments],
+            input=given, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, (command, arguments, done.stderr)
+        return done.stdout
+
+    def submit(self, *arguments: str, command: str = "sleep 600") -> str:
+        """Submit a job of somebody else's, and return its id."""
+        given = f"#!/bin/sh\n{command}\n"
+        return self.run("sbatch", "--parsable", "--output=/dev/null", *arguments, given=given).strip()
+
+    def jobs(self) -> list[str]:
+        """Return the ids of jobs that are not over."""
+        return self.run("squeue", "-h", "-o", "%i").split()
+
+    def asked(self) -> list[str]:
+        """Return the commands that have been run, in order."""
+        path = self.folder / "asked"
+        return path.read_text().split() if path.exists() else []
+
+    def daemon_of(self, node: str) -> int:
+        """Return the process id, out here, of a node's slurmd."""
+        for pid in linux.all_pids():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                wanted = [b"-D", b"-N", node.encode(), b"-f", f"{self.folder}/slurm.conf".encode()]
+                if words[0].endswith(b"slurmd-wlm") and words[1:6] == wanted:
+                    return pid
+        raise AssertionError(f"no slurmd of {node}")
+
+    def power_off(self, node: str) -> None:
+        """Kill everything that runs on a node, its slurmd first. Its network stays."""
+        daemon = self.daemon_of(node)
+        network = os.readlink(f"/proc/{daemon}/ns/net")
+        command = Path(f"/proc/{daemon}/cmdline").read_bytes().decode().strip("\0").split("\0")
+        inside = ["nsenter", "--target", str(daemon), "--net", "--uts", "--mount"]
+        keeper = subprocess.Popen([*inside, "sleep", "600"])
+        eventually(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") == network, "its network is kept")
+        self._off[node] = (command, os.open(f"/proc/{daemon}/ns/pid", os.O_RDONLY), keeper)
+        for pid in [daemon, *(pid for pid in linux.all_pids() if pid != keeper.pid)]:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/ns/net") == network:
+                    os.kill(pid, signal.SIGKILL)
+
+    def power_on(self, node: str) -> None:
+        """Start a node's slurmd again."""
+        command, pids, keeper = self._off.pop(node)
+        inside = ["nsenter", "--target", str(keeper.pid), "--net", "--uts", "--mount", f"--pid=/proc/self/fd/{pids}"]
+        with (self.folder / "log").open("ab") as log:
+            self._restarted.append(
+                subprocess.Popen(
+                    [*inside, *command], stdout=log, stderr=log, env=self._environment, pass_fds=[pids], cwd=self.folder
+                )
+            )
+        eventually(self._is_up, "the node is back", START_SECONDS)
+        os.close(pids)
+        keeper.kill()
+        keeper.wait()
+
+    def clean(self) -> None:
+        """Cancel all jobs, and have all nodes back."""
+        jobs = self.jobs()
+        if jobs:
+            self.run("scancel", *jobs, check=False)
+            eventually(lambda: not self.jobs(), "all jobs are gone", 20)
+
+    def remove(self) -> None:
+        """End everything, and remove it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        for process in [self._process, *self._restarted]:
+            process.wait(10)
+        shutil.rmtree(self.folder, ignore_errors=True)

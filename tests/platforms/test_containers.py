@@ -1,0 +1,174 @@
+"""Whole runs in containers, and what becomes of them when engines refuse, or somebody kills something."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.errors import MusterError, WorkerLost, WorkerOutOfMemory
+
+from tests.platforms.containers_podman import Podman
+from tests.support import environment, eventually
+
+ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def project(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's, which is the working directory, on a machine with an engine."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
+    options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, **options}
+    cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="containers", **options).cluster
+    return cluster
+
+
+def has_started(running: muster.Cluster, worker: str) -> None:
+    """Wait until a worker's script has started."""
+    eventually(lambda: "started" in running.logs(worker), f"{worker} has started", timeout=60)
+
+
+def test_two_containers_train_and_share_nothing(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(
+        "import json, os\n"
+        "print(json.dumps({'rank': os.environ['RANK'], 'cwd': os.getcwd(),\n"
+        f"    'sees': os.path.exists({str(project.parent)!r}), 'owner': os.getuid()}}))\n"
+        "open(os.path.join(os.environ['MUSTER_RESULTS'], 'model-' + os.environ['RANK']), 'w').close()\n"
+    )
+    found = run("train.py")
+    said = [json.loads(found.logs(f"worker-{index}")) for index in range(2)]
+    assert [entry["rank"] for entry in said] == ["0", "1"]
+    assert not any(entry["sees"] for entry in said)
+    assert {entry["cwd"] for entry in said} == {"/muster/project"}
+    assert {entry["owner"] for entry in said} == {os.getuid()}
+    assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
+    assert engine.left_behind() == []
+
+
+def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    running = run("train.py", 1, wait=False, env={"PASSWORD": "fish and chips"})
+    has_started(running, "worker-0")
+    (name,) = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+    shown = engine.run("inspect", name) + engine.run("top", name, "args")
+    assert "fish and chips" not in shown
+    assert "BEGIN CERTIFICATE" not in shown
+    assert engine.run("exec", name, "/bin/ls", "/muster").split() == sorted(PLACES)
+    described = json.loads(engine.run("inspect", name))[0]
+    assert described["HostConfig"]["Memory"] == described["HostConfig"]["MemorySwap"] > 500e6
+    assert described["HostConfig"]["NanoCpus"] == 1e9
+    running.stop()
+
+
+PLACES = ("agent", "home", "library", "news", "project", "run", "scratch")  # and no config any more
+
+
+def test_a_container_that_is_killed_from_outside_is_named(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    running = run("train.py", wait=False)
+    for worker in ("worker-0", "worker-1"):
+        has_started(running, worker)
+    names = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+    engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+    with pytest.raises(WorkerLost, match="worker-1 was lost: Its container was killed"):
+        running.wait()
+
+
+def test_a_container_that_is_removed_is_named(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    running = run("train.py", 1, wait=False)
+    has_started(running, "worker-0")
+    engine.run("rm", "--force", "--time", "0", engine.run("ps", "--quiet").strip())
+    with pytest.raises(WorkerLost, match="worker-0 was lost: .*(killed|removed)"):
+        running.wait()
+
+
+def test_what_the_kernel_ends_for_want_of_memory_is_told_as_such(project: Path) -> None:
+    # Faster than the agent looks, and only the child: the engine says nothing.
+    (project / "train.py").write_text("data = bytearray(b'.') * (2 << 30)\n")
+    with pytest.raises(WorkerOutOfMemory, match="GB of memory and was given 0.5 GB"):
+        run("train.py", 1)
+
+
+def test_nothing_is_left_when_the_notebook_is_killed(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    program = (
+        "import muster; muster.run_cluster(2, strategy='processes', worker_script='train.py', platform='containers',"
+        " memory=0.5, timeout_seconds=120)"
+    )
+    notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
+    eventually(lambda: engine.run("ps", "--quiet").count("\n") == 2, "both run", timeout=60)
+    notebook.send_signal(signal.SIGKILL)
+    notebook.wait()
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=60)
+
+
+def test_a_run_goes_on_without_the_service(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(3)\nprint('done')\n")
+    running = run("train.py", 1, wait=False)
+    has_started(running, "worker-0")
+    engine.stop()
+    try:
+        eventually(lambda: "done" in running.logs("worker-0"), "it goes on", timeout=60)
+    finally:
+        engine.start()
+    running.wait()
+
+
+def test_an_image_without_what_the_strategy_needs(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(MusterError, match=r"python3 \(Python 3[.\d]+\) has no tensorflow here"):
+        run("train.py", 1, n_ps=1, strategy="parameter_server", image=engine.add_python())
+
+
+def test_any_image_with_python_will_do(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("import sys\nprint(sys.executable)\n")
+    assert run("train.py", image=engine.add_python()).logs("worker-1") == "/usr/bin/python3\n"
+
+
+def test_an_image_without_python(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    empty = engine.add_empty()
+    with pytest.raises(MusterError, match=f"There is no python3 in the image {empty}|does not have the program"):
+        run("train.py", 1, image=empty)
+
+
+def test_an_image_that_cannot_be_had(project: Path) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(MusterError, match=r"The image localhost:1/nowhere:1 could not be pulled"):
+        run("train.py", 1, image="localhost:1/nowhere:1")
+
+
+def test_a_network_that_is_not_there(project: Path) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(MusterError, match="'nowhere' cannot be used: there is no such network"):
+        run("train.py", 1, network="nowhere")
+
+
+def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: Path, engine: Podman) -> None:
+    program = (
+        "import os, signal, sys; from tests.support import Run, shell; from pathlib import Path\n"
+        "from muster.platforms.containers.platform import ContainersPlatform\n"
+        "platform = ContainersPlatform(); run = Run(Path.cwd(), scratch=Path('/tmp/muster-none'))\n"
+        "platform.submit([run.spec(process=shell('sleep 600'))], 'key')\n"
+        "os.kill(platform._guard.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    path = f"{environment()['PYTHONPATH']}{os.pathsep}{root}"
+    subprocess.run([sys.executable, "-c", program], env=environment(PYTHONPATH=path), check=False)
+    assert {line.partition(" ")[0] for line in engine.left_behind()} == {"container", "network", "home"}
+    (project / "train.py").write_text("print('done')\n")
+    run("train.py", 1)
+    assert engine.left_behind() == []

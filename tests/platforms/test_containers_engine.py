@@ -1,0 +1,154 @@
+"""The engine of containers: where it is looked for, what its answers mean, and the network of a run. Starts none."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from muster.errors import PlatformUnsupported
+from muster.job import Status
+from muster.platforms.containers import worker
+from muster.platforms.containers.engine import candidates, connect
+from muster.platforms.containers.images import outermost, own_folders, tiny_archive
+from muster.platforms.containers.network import free_subnet
+from muster.platforms.containers.refusals import explain
+from muster.platforms.containers.worker import container_name, gpu_options, outcome
+from muster.platforms.session_guard import is_orphaned, owner
+
+from tests.support import Run
+
+
+@pytest.fixture(autouse=True)
+def no_contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings of the developer's own."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "CONTAINER_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "url"),
+    [
+        ("unix:///mine", {"DOCKER_HOST": "unix:///docker"}, "unix:///mine"),
+        (None, {"DOCKER_HOST": "tcp://far:2376", "CONTAINER_HOST": "unix:///podman"}, "tcp://far:2376"),
+        (None, {"CONTAINER_HOST": "unix:///podman"}, "unix:///podman"),
+    ],
+)
+def test_the_engine_that_is_named_is_the_only_one(asked: str | None, environ: dict[str, str], url: str) -> None:
+    assert [found.url for found in candidates(asked, environ)] == [url]
+
+
+def test_a_rootless_podman_is_found_at_its_usual_place(tmp_path: Path) -> None:
+    (tmp_path / "podman").mkdir()
+    (tmp_path / "podman" / "podman.sock").touch()
+    found = [found.url for found in candidates(None, {"XDG_RUNTIME_DIR": str(tmp_path)})]
+    assert f"unix://{tmp_path}/podman/podman.sock" in found
+
+
+def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
+    with pytest.raises(PlatformUnsupported, match=r"There is no container engine at unix:///no/such .*no such socket"):
+        connect("unix:///no/such")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
+    with pytest.raises(PlatformUnsupported, match="does not run: nobody listens"):
+        connect(f"unix://{tmp_path}/dead.sock")
+
+
+@pytest.mark.parametrize(
+    ("said", "meaning"),
+    [
+        ("write /var/lib/docker/x: no space left on device", "disk is full"),
+        ("pull access denied for my/image, repository does not exist or may require 'docker login'", "gives the image"),
+        ("manifest for python:nope not found: manifest unknown: manifest unknown", "has no such image"),
+        ("no such image: localhost/x: image not known", "no such image here"),
+        ("network nowhere not found", "no such network"),
+        ("unable to find network with name or ID nowhere: network not found", "no such network"),
+        ('exec: "python3": executable file not found in $PATH', "does not have the program"),
+        ('exec: "/etc/passwd": permission denied', "may not be executed"),
+        ("Bind for 0.0.0.0:80 failed: port is already allocated", "port is taken"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "cannot give GPUs"),
+        ("something nobody has heard of", "something nobody has heard of"),
+    ],
+)
+def test_what_engines_say_and_mean(said: str, meaning: str) -> None:
+    assert meaning in explain(said)[0]
+
+
+def test_a_subnet_that_nobody_has() -> None:
+    taken = ["10.0.0.0/10", "10.128.0.0/9"]
+    assert free_subnet([*taken, "fd00::/8", "", "0.0.0.0/0"]).subnet_of(ipaddress.IPv4Network("10.64.0.0/10"))
+    with pytest.raises(PlatformUnsupported, match="No private subnet"):
+        free_subnet(["10.0.0.0/8"])
+
+
+def test_folders_within_others_are_mounted_once() -> None:
+    assert set(outermost(["/usr/lib", "/usr", "/opt/x/", "/", "/usr2"])) == {"/usr", "/usr2", "/opt/x"}
+
+
+def test_private_keys_of_the_machine_are_not_mounted() -> None:
+    assert not [folder for folder in own_folders() if Path("/etc/ssl/private").is_relative_to(folder)]
+
+
+def test_only_what_is_certainly_left_of_this_users_is_swept() -> None:
+    mine = owner().split(".")
+    gone = [*mine[:-1], str(int(mine[-1]) + 1)]
+    assert is_orphaned(".".join(gone))
+    others = [*gone[:2], str(os.getuid() + 1), *gone[3:]]  # whose processes may be out of this one's sight
+    for label in (owner(), ".".join(others), ".".join([*gone[:-2], "a", "b"]), "1.2", ""):
+        assert not is_orphaned(label)
+
+
+def test_the_tiny_image_is_the_same_each_time() -> None:
+    assert tiny_archive() == tiny_archive()
+
+
+def test_names_of_containers_are_names_that_engines_take(tmp_path: Path) -> None:
+    spec = Run(tmp_path, run_id="mein lauf/ü").spec("ps-1", generation=2)
+    assert container_name(spec) == "muster-mein_lauf__-ps-1.2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"5",
+        b"nonsense",
+        b"[" * 100_000,
+        b'{"status": "starting"}',
+        b'{"status": []}',
+        b'{"status": "failed", "signal": "9"}',
+    ],
+)
+def test_what_a_worker_writes_among_its_agents_news_is_passed_over(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = b'{"type": "worker", "status": "failed", "exit_code": 3, "signal": null, "reason": "why"}'
+    engine: Any = SimpleNamespace()
+    monkeypatch.setattr(worker, "read_file", lambda *_: line + b"\n" + end)
+    told = outcome(engine, "muster-run-worker-0")
+    assert (told["status"], told["exit_code"], told["reason"]) == (Status.FAILED, 3, "why")
+
+
+@pytest.mark.parametrize(
+    ("product", "devices", "expected"),
+    [
+        ("Podman", ["GPU-1"], {"devices": ["nvidia.com/gpu=GPU-1"]}),
+        ("Podman", [], {"devices": ["nvidia.com/gpu=0"]}),
+    ],
+)
+def test_gpus_by_cdi(product: str, devices: list[str], expected: dict[str, Any]) -> None:
+    engine: Any = SimpleNamespace(product=product)
+    assert gpu_options(engine, 1, devices) == expected
+    assert gpu_options(engine, 0, []) == {}
+
+
+def test_gpus_by_device_requests() -> None:
+    engine: Any = SimpleNamespace(product="Docker")
+    (request,) = gpu_options(engine, 1, ["GPU-1"])["device_requests"]
+    assert (request["DeviceIDs"], request["Capabilities"]) == (["GPU-1"], [["gpu"]])
+    (request,) = gpu_options(engine, 2, [])["device_requests"]
+    assert request["Count"] == 2

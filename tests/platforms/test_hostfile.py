@@ -1,0 +1,62 @@
+"""Hosts and slots as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from muster.errors import JobError
+from muster.platforms.hosts.hostfile import parse_hosts
+from muster.platforms.hosts.platform import HostsPlatform
+
+HOSTFILES = {
+    "Open MPI": "# the lab's\ngpu1 slots=2 max_slots=4\n\ngpu2.lab slots = 4  # the new one\nme@gpu3\n",
+    "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
+    "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
+}
+SLOTS = {"gpu1": 2, "gpu2.lab": 4, "me@gpu3": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["gpu1:2", "gpu2.lab:4", "me@gpu3"], "gpu1:2,gpu2.lab:4,me@gpu3", ("gpu1:2, gpu2.lab:4, me@gpu3",)],
+    ids=["list", "text", "words of a command line"],
+)
+def test_lists(given: list[str]) -> None:
+    assert parse_hosts(given) == SLOTS
+
+
+@pytest.mark.parametrize("style", HOSTFILES)
+def test_hostfiles(style: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(HOSTFILES[style])
+    for given in (path, str(path), (str(path),)):
+        assert parse_hosts(given) == SLOTS
+
+
+def test_a_hostfile_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts").write_text("gpu1 slots=2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUSTER_HOSTS", "hosts")
+    assert HostsPlatform()._slots == {"gpu1": 2}
+
+
+def test_a_host_that_comes_again_gets_more_slots() -> None:
+    assert parse_hosts(["gpu1", "gpu2", "gpu1"]) == {"gpu1": 2, "gpu2": 1}
+
+
+@pytest.mark.parametrize("word", ["-oProxyCommand=evil", "a b;c", "gpu1:0", "gpu1:many", "gpu1:2:3", "$(evil)"])
+def test_words_that_are_no_hosts(word: str) -> None:
+    with pytest.raises(JobError, match="no host"):
+        parse_hosts([word])
+
+
+def test_hostfiles_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot be read"):
+        parse_hosts(str(tmp_path / "missing"))
+    (tmp_path / "empty").write_text("# none\n")
+    with pytest.raises(JobError, match="names no hosts"):
+        parse_hosts(str(tmp_path / "empty"))
+    (tmp_path / "bad").write_text("gpu1 slots=2\n-oProxyCommand=evil\n")
+    with pytest.raises(JobError, match="line 2"):
+        parse_hosts(str(tmp_path / "bad"))

@@ -1,0 +1,363 @@
+"""Whole runs on hosts over ssh, and what becomes of them when something on the way is killed or cut."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from muster.errors import (
+    HostKeyChanged,
+    HostKeyUnknown,
+    HostUnreachable,
+    InterpreterError,
+    LaunchRefused,
+    LoginRefused,
+    MusterError,
+    WorkerLost,
+)
+from muster.job import Resources, Status, Worker
+from muster.platforms.hosts.platform import HostsPlatform
+from muster.pools import listener
+
+from tests.platforms.hosts_network import Host, Network
+from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
+
+HOSTS = ["h1:1", "h2:1"]
+TRAIN = """
+import os, sys, time
+from pathlib import Path
+
+print("on", os.uname().nodename, sys.argv[1:], flush=True)
+Path(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"]).write_text(Path("data.txt").read_text())
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script and its data, where this process is now."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "data.txt").write_text("of the project")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+Start = Callable[..., muster.Cluster]
+
+
+@pytest.fixture
+def start(hosts: Network, project: Path) -> Iterator[Start]:
+    """Starts training on the hosts, and ends it with the test."""
+    started = []
+
+    def run(seconds: float = 60, **options: Any) -> muster.Cluster:
+        options = {"strategy": "processes", "memory": 0.5, "platform": "hosts", "wait": False, **options}
+        if options["platform"] == "hosts":
+            options.setdefault("hosts", HOSTS)
+        cluster: muster.Cluster = muster.run_cluster(
+            2, worker_script="train.py", args=[str(seconds)], **options
+        ).cluster
+        started.append(cluster)
+        if seconds:
+            eventually(lambda: all("on h" in cluster.logs(f"worker-{index}") for index in range(2)), "both train")
+        return cluster
+
+    yield run
+    for cluster in started:
+        cluster.stop()
+
+
+def logins() -> list[int]:
+    """Ids of the ssh processes of this one that have a guard at their far end."""
+    return [pid for pid in descendants_of(os.getpid()) if "sys.stdin.buffer.raw" in command_line(pid)]
+
+
+def login_to(host: Host) -> int:
+    """The id of the ssh process that is logged in to a host."""
+    (found,) = [pid for pid in logins() if f" {host.name} " in command_line(pid)]
+    return found
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_two_hosts_train(start: Start) -> None:
+    cluster = start(0, wait=True)
+    assert [cluster.logs(f"worker-{index}") for index in range(2)] == ["on h1 ['0']\n", "on h2 ['0']\n"]
+    for worker in ("worker-0", "worker-1"):
+        assert (cluster.run_dir / "results" / worker).read_text() == "of the project"
+
+
+def test_two_slots_of_one_host_train(start: Start) -> None:
+    cluster = start(0, wait=True, hosts=["h1:2"], cache=False)
+    assert [cluster.logs(f"worker-{index}") for index in range(2)] == ["on h1 ['0']\n", "on h1 ['0']\n"]
+    for worker in ("worker-0", "worker-1"):
+        assert (cluster.run_dir / "results" / worker).read_text() == "of the project"
+
+
+def test_secrets_are_neither_in_command_lines_nor_in_environments(hosts: Network, run: Run) -> None:
+    session = StubSession(hosts.address)
+    platform = HostsPlatform(hosts=("h1:1",))
+    platform.submit([run.spec(session=session.address, process=shell("sleep 600"))], run.id)
+    session.wait_for("started")
+    for pid in [*hosts.hosts["h1"].pids(), *logins()]:
+        for name in ("cmdline", "environ"):
+            assert session.token.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+    platform.close()
+    session.close()
+
+
+def test_a_hosts_own_words_at_its_login_do_no_harm(start: Start, hosts: Network) -> None:
+    hosts.hosts["h1"].run("echo 'echo welcome; echo to h1 >&2' > /root/.bashrc")
+    try:
+        start(0, wait=True)
+    finally:
+        hosts.hosts["h1"].run("rm /root/.bashrc")
+
+
+def test_workers_that_cannot_dial_the_session_come_through_ssh(start: Start, hosts: Network) -> None:
+    deny = f"OUTPUT -d {hosts.address} -p tcp --syn -j REJECT --reject-with tcp-reset"
+    hosts.hosts["h2"].run(f"iptables -A {deny}")
+    try:
+        platform = HostsPlatform(hosts=("h1:1", "h2:1"))
+        cluster = start(platform=platform)
+        assert "(h1 dialling this session; h2 reaching it through ssh)" in platform.describe()
+        cluster.stop()
+        platform.close()
+    finally:
+        hosts.hosts["h2"].run(f"iptables -D {deny}")
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tunnel", [False, True], ids=["dialled", "through ssh"])
+def test_a_login_that_is_killed_is_made_again(start: Start, hosts: Network, tunnel: bool) -> None:
+    cluster = start(3, tunnel=tunnel)
+    os.kill(login_to(hosts.hosts["h1"]), signal.SIGKILL)
+    assert cluster.wait().status == "succeeded"
+    assert (cluster.run_dir / "results" / "worker-0").read_text() == "of the project"
+
+
+def test_kill_9_of_the_session_leaves_nothing(hosts: Network, project: Path) -> None:
+    program = (
+        "import muster; muster.run_cluster(2, worker_script='train.py', args=['600'], strategy='processes', "
+        f"platform='hosts', hosts={HOSTS}, memory=0.5, lease_seconds=1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env=environment()) as session:
+        for host in hosts.hosts.values():
+            eventually(functools.partial(trains_on, host), "it trains")
+        session.kill()
+    for host in hosts.hosts.values():
+        eventually(lambda: not host.left_behind(), "nothing is left", 8)  # noqa: B023
+
+
+def trains_on(host: Host) -> bool:
+    """Return whether a rank runs on the host."""
+    return any("train.py" in line for line in host.processes())
+
+
+def test_a_host_that_is_cut_off_is_named_when_its_lease_ends(
+    start: Start, hosts: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
+    host = hosts.hosts["h2"]
+    cluster = start(lease_seconds=3)
+    host.cut()
+    cut_at = time.monotonic()
+    try:
+        with pytest.raises(WorkerLost) as raised:
+            cluster.wait()
+        assert time.monotonic() - cut_at < 3 + 4
+        assert raised.value.worker == "worker-1"
+        assert "h2" in str(raised.value)
+        eventually(lambda: not trains_on(host), "its workers end by themselves")
+    finally:
+        host.plug_in()
+    for pid in host.pids():  # the host's sshd would wait for its lost client for hours
+        if "sshd: root" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def has_ended(worker: Worker) -> bool:
+    """Return whether a worker has ended."""
+    return worker.status.is_final
+
+
+def test_a_guard_that_is_killed_takes_its_workers_along_and_the_next_contact_sweeps(hosts: Network, run: Run) -> None:
+    platform = HostsPlatform(hosts=("h1:1",))
+    (handle,) = platform.submit([run.spec(process=shell("sleep 600"))], run.id)
+    eventually(lambda: platform.poll([handle])[0].status is Status.RUNNING, "it runs")
+    host = hosts.hosts["h1"]
+    guard = min(pid for pid in host.pids() if "sys.stdin.buffer.raw" in command_line(pid))
+    os.kill(guard, signal.SIGKILL)
+    worker = eventually(lambda: next(filter(has_ended, platform.poll([handle])), None), "it is told")
+    assert worker.status is Status.FAILED
+    assert "h1" in worker.reason
+    platform.close()
+    eventually(lambda: not host.processes(), "its workers have ended")
+    HostsPlatform(hosts=("h1:1",)).check()
+    eventually(lambda: not host.left_behind(), "the folder of the first is gone")
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_platforms_do_not_take_the_same_gpu(hosts: Network, run: Run) -> None:
+    host = hosts.hosts["h1"]
+    listing = "".join(f"echo 'GPU {n}: Some (UUID: GPU-{n}{n})'; " for n in range(2))
+    host.run(
+        "mkdir /root/bin && printf '#!/bin/sh\\n%s\\n' \"" + listing + '" > /root/bin/nvidia-smi'
+        " && chmod +x /root/bin/nvidia-smi && echo 'PATH=/root/bin:$PATH' > /root/.bashrc"
+    )
+    try:
+        first, second = HostsPlatform(hosts=("h1:2",)), HostsPlatform(hosts=("h1:2",))
+        gpu = Resources(cpu=1, memory=0.5, gpu=1)
+        show = shell("echo $CUDA_VISIBLE_DEVICES; sleep 600")
+        one = first.submit([run.spec("worker-0", resources=gpu, process=show)], "one")
+        two = second.submit([run.spec("worker-1", resources=gpu, process=show)], "two")
+        seen = [eventually(lambda: list(first.logs(one[0])), "it tells")]
+        seen += [eventually(lambda: list(second.logs(two[0])), "it tells")]
+        assert sorted(seen) == [["GPU-00"], ["GPU-11"]]
+        with pytest.raises(LaunchRefused, match="GPUs are free"):
+            second.submit([run.spec("worker-2", resources=gpu, process=show)], "three")
+        first.close()
+        assert second.submit([run.spec("worker-2", resources=gpu, process=show)], "three")
+        second.close()
+    finally:
+        host.run("rm -r /root/bin /root/.bashrc")
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def refusal(**options: Any) -> MusterError:
+    """The error of a platform that cannot use its hosts."""
+    platform = HostsPlatform(**options)
+    with pytest.raises(MusterError) as raised:
+        platform.check()
+    platform.close()
+    return raised.value
+
+
+@pytest.fixture
+def known_hosts(hosts: Network) -> Iterator[Path]:
+    """The user's known hosts, which are put back after the test."""
+    path = hosts.folder / "known_hosts"
+    before = path.read_text()
+    yield path
+    path.write_text(before)
+
+
+def test_a_host_key_that_is_not_known_or_has_changed(hosts: Network, known_hosts: Path) -> None:
+    own, other = (hosts.hosts[name] for name in ("h1", "h2"))
+    known_hosts.write_text("")
+    unknown = refusal(hosts=("h1:1",))
+    assert isinstance(unknown, HostKeyUnknown)
+    assert "h1" in unknown.message
+    assert "muster trust -p 22 h1" in str(unknown.advice)
+    known_hosts.write_text(f"{own.address} {other.key.public}\n")
+    changed = refusal(hosts=("h1:1",))
+    assert isinstance(changed, HostKeyChanged)
+    assert "h1" in changed.message
+
+
+def test_a_host_that_does_not_let_us_in(hosts: Network) -> None:
+    hosts.hosts["h1"].run("mv /mnt/sshd/authorized_keys /mnt/sshd/others")
+    try:
+        refused = refusal(hosts=("root@h1:1",))
+    finally:
+        hosts.hosts["h1"].run("mv /mnt/sshd/others /mnt/sshd/authorized_keys")
+    assert isinstance(refused, LoginRefused)
+    assert "root@h1" in refused.message
+
+
+def test_hosts_that_cannot_be_reached_are_all_named(hosts: Network) -> None:
+    error = refusal(hosts=("h1:1", "127.0.0.1:1", "no.such.host.invalid:1"))
+    assert isinstance(error, HostUnreachable)
+    assert "127.0.0.1" in error.message
+    assert "no.such.host.invalid" in error.message
+
+
+PYTHONS = {
+    "none": ("", "no python3 on h1"),
+    "old": ("#!/bin/sh\\necho 'muster: python3 is Python 3.5.3' >&2; exit 1\\n", "too old: .*3.5.3"),
+}
+
+
+@pytest.mark.parametrize("which", PYTHONS)
+def test_a_host_without_a_python_that_will_do(hosts: Network, which: str) -> None:
+    program, words = PYTHONS[which]
+    host = hosts.hosts["h1"]
+    host.run("mkdir /root/bin && ln -s /usr/bin/env /usr/bin/sh /root/bin && echo 'PATH=/root/bin' > /root/.bashrc")
+    if program:
+        host.run(f'printf "{program}" > /root/bin/python3 && chmod +x /root/bin/python3')
+    try:
+        error = refusal(hosts=("h1:1",))
+        assert isinstance(error, HostUnreachable)
+        assert re.search(words, error.message), error
+    finally:
+        host.run("rm -r /root/bin /root/.bashrc")
+
+
+def test_an_interpreter_without_what_the_job_needs_is_named_before_anything_starts(
+    hosts: Network, project: Path
+) -> None:
+    job: Any = {"worker_script": "train.py", "platform": "hosts", "hosts": HOSTS, "dashboard": False}
+    with pytest.raises(InterpreterError, match=r"/usr/bin/python3 on h1 has no horovod"):
+        muster.run_cluster(2, strategy="horovod", python="/usr/bin/python3", **job)
+    with pytest.raises(InterpreterError, match=r"/no/such/python on h1"):
+        muster.run_cluster(2, strategy="processes", python="/no/such/python", **job)
+
+
+def test_a_full_disk_of_a_host(hosts: Network) -> None:
+    host = hosts.hosts["h1"]
+    host.run("mount -t tmpfs -o size=32k none /var/tmp && echo 'export TMPDIR=/var/tmp' > /root/.bashrc")
+    try:
+        error = refusal(hosts=("h1:1",))
+        assert "h1" in error.message
+        assert "No space left" in error.message
+    finally:
+        host.run("umount /var/tmp && rm /root/.bashrc")
+
+
+# -- launchers that log in to hosts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_mpiexec_on_hosts_that_the_session_reaches_by_ssh_alone(start: Start, project: Path, flavour: str) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
+    if not mpiexec:
+        pytest.skip("this MPI is not installed here")
+    (project / "train.py").write_text(
+        "import os\n"
+        "print(os.uname().nodename, 'is rank', os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])\n"
+    )
+    cluster = start(0, wait=True, strategy="mpi", mpiexec=mpiexec, tunnel=True)
+    assert [cluster.logs(f"worker-{index}") for index in range(2)] == ["h1 is rank 0\n", "h2 is rank 1\n"]
+
+
+@pytest.mark.slow
+def test_horovodrun_logs_in_to_the_hosts(start: Start, hosts: Network, project: Path) -> None:
+    (project / "train.py").write_text(
+        "import os, horovod.tensorflow as hvd, tensorflow as tf\n"
+        "hvd.init()\n"
+        "print(os.uname().nodename, float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))\n"
+    )
+    cluster = start(0, wait=True, strategy="horovod", memory=2, timeout_seconds=240)
+    assert [cluster.logs(f"worker-{index}").split("\n")[-2] for index in range(2)] == ["h1 3.0", "h2 3.0"]
+    for host in hosts.hosts.values():  # what TensorFlow's own imports leave for the user
+        host.run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")

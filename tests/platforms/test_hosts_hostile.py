@@ -1,0 +1,115 @@
+"""Hosts whose guard, or whoever speaks in its place, answers what it should not. ``ssh`` is a program of the test's."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from muster.errors import HostUnreachable
+from muster.platforms.hosts.login import Login
+from muster.platforms.hosts.platform import HostsPlatform
+
+from tests.support import Run
+
+GUARD = {"guard": [1, 1], "folder": "/tmp/x", "python": "", "cores": 9, "memory": 1 << 40, "gpus": [], "time": 0.0}
+HELLO = {**GUARD, "session": "127.0.0.1", "address": "127.0.0.1", "route": ""}
+SSH = """#!{python}
+import json, os, sys, threading
+with open({calls!r}, "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + chr(10))
+threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
+out = sys.stdout.buffer
+out.write(bytes(1) + b"muster guard" + bytes([10]))
+for answer in {answers!r}:
+    out.write(json.dumps(dict(answer, type="reply")).encode() + bytes([10]))
+out.flush()
+{then}
+"""
+SLEEP = "threading.Event().wait(30)"
+
+
+class Host:
+    """What every login comes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = folder / "ssh"
+        self._calls = folder / "calls"
+
+    def answers(self, *answers: dict[str, Any], then: str = SLEEP) -> None:
+        """Have it say hello and this, and then do something."""
+        text = SSH.format(python=sys.executable, calls=str(self._calls), answers=[HELLO, *answers], then=then)
+        self._program.write_text(text)
+        self._program.chmod(0o755)
+
+    @property
+    def logins(self) -> list[str]:
+        """The hosts that were logged in to."""
+        return [json.loads(line)[-2] for line in self._calls.read_text().splitlines()]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return Host(folder)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "while True: out.write(b'x' * (1 << 20))",
+        "while True: out.write(bytes([10]) * (1 << 20))",
+        "os.close(1)\nwhile True: os.write(2, b'x' * (1 << 16))",
+        "out.write(b'nonsense' + bytes([10])); out.flush(); " + SLEEP,
+    ],
+    ids=["an endless answer", "no answer at all", "endless complaints", "nonsense"],
+)
+def test_what_a_host_says_is_bounded(host: Host, tmp_path: Path, then: str) -> None:
+    host.answers(then=then)
+    login = Login("h1", tmp_path)
+    began_at = time.monotonic()
+    with pytest.raises(HostUnreachable):
+        login.open(1.0, "word")
+        login.ask("poll", 1.0)
+    login.close()
+    assert time.monotonic() - began_at < 8
+
+
+def test_a_log_without_an_end_is_read_as_far_as_logs_go(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_LOG_CAP", str(1 << 20))
+    line = b'{"type":"reply","payload":131072}\n'
+    host.answers(then=f"while True: out.write({line!r} + b'x' * 131072)")
+    platform = HostsPlatform(hosts=("h1",))
+    assert 1 << 20 <= len("".join(platform.logs("one.worker-0@h1:1.1"))) <= 3 << 20
+    platform.close()
+
+
+@pytest.mark.parametrize("handle", ["one.worker-0@elsewhere:1.1", "one.worker-0@-oProxyCommand=x:1.1", 5])
+def test_a_host_cannot_name_workers_of_others(host: Host, run: Run, handle: Any) -> None:
+    host.answers({"workers": [{"id": handle, "name": "worker-0", "status": "running"}]})
+    platform = HostsPlatform(hosts=("h1",))
+    with pytest.raises(HostUnreachable, match="nonsense"):
+        platform.submit([run.spec()], "one")
+    assert host.logins == ["h1"]
+    platform.close()
+
+
+def test_a_hello_that_makes_no_sense_is_an_error_of_that_host(host: Host) -> None:
+    host.answers()
+    text = host._program.read_text().replace("'cores': 9", "'cores': 'many'")
+    host._program.write_text(text)
+    with pytest.raises(HostUnreachable, match="cores must be a whole number"):
+        HostsPlatform(hosts=("h1",)).check()
+
+
+def test_a_handle_names_no_options_of_ssh(host: Host) -> None:
+    host.answers()
+    platform = HostsPlatform(hosts=("h1",))
+    (worker,) = platform.poll(["one.worker-0@-oProxyCommand=x:1.1"])
+    assert worker.status.is_final
+    assert not host._calls.exists()

@@ -1,0 +1,235 @@
+"""Into workers of a run under way: commands that are run there, shells, and ports that are reached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import muster
+import pytest
+from click.testing import CliRunner
+from muster.agent import linux, wire
+from muster.commands.main import main
+from muster.records import control
+from muster.records.control import open_stream
+
+from tests.plain import Plain
+from tests.platforms.isolated import isolated
+from tests.support import environment, eventually, is_gone
+
+MUSTER = [sys.executable, "-m", "muster"]
+SCRIPT = """
+import os, pathlib, socket, time
+pathlib.Path("here.txt").write_text("written here")
+echo = socket.create_server((os.environ["ADDRESS"], 0))
+print("listening", echo.getsockname()[1], flush=True)
+connections = []
+while True:
+    connection = echo.accept()[0]
+    if not os.fork():
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+        connection.sendall(b"the end")
+        os._exit(0)
+    connection.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[muster.Cluster]:
+    """A run of one worker that shares no files with this session, whose script serves echoes."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "serve.py").write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUSTER_HOME", str(home))
+        patch.setenv("MUSTER_DASHBOARD", "off")
+        patch.chdir(project)
+        platform = isolated()
+        running = muster.run_cluster(
+            1, worker_script="serve.py", strategy=Plain(), platform=platform, memory=0.5, wait=False,
+            env={"ADDRESS": "127.0.0.1", "SECRET": "hunter2"},
+        ).cluster  # fmt: skip
+        try:
+            eventually(lambda: "listening" in running.logs("worker-0"), "it listens")
+            yield running
+        finally:
+            running.stop()
+            platform.close()
+
+
+@pytest.fixture(autouse=True)
+def same_home(cluster: muster.Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+
+
+def inside(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [*MUSTER, "exec", "last", *words]
+    return subprocess.run(command, input=given, capture_output=True, env=environment(), timeout=60, check=False)
+
+
+def marked() -> list[int]:
+    """Processes that streams have started."""
+    return [pid for pid in linux.marked("MUSTER_RUN_ID", muster.open_run("last").id) if "stream-" in mark_of(pid)]
+
+
+def mark_of(pid: int) -> str:
+    found = [entry for entry in linux.environment_of(pid) if entry.startswith(b"MUSTER_PROCESS=")]
+    return found[0].decode() if found else ""
+
+
+def test_a_command_runs_as_the_script_does_and_its_status_is_passed_on() -> None:
+    found = inside("worker-0", "--", "sh", "-c", 'cat here.txt; echo " $SECRET" >&2; exit 7')
+    assert (found.returncode, found.stdout, found.stderr) == (7, b"written here", b" hunter2\n")
+    assert inside("worker-0", "sh", "-c", "kill -9 $$").returncode == 137
+    missing = inside("worker-0", "no-such-program")
+    assert missing.returncode == 127
+    assert b"cannot start no-such-program" in missing.stderr
+    nobody = inside("worker-7", "true")
+    assert nobody.returncode == 1
+    assert b"no worker 'worker-7': there is worker-0" in nobody.stderr
+    assert inside("worker-0", given=b"cat here.txt; exit 3").stdout == b"written here", "a shell that reads its input"
+
+
+def test_bytes_come_through_as_they_are_in_both_directions_at_once() -> None:
+    data = os.urandom(5_000_000) + b"\x04\x03\xff\n"
+    found = inside("worker-0", "--", "sh", "-c", "tee /dev/stderr", given=data)
+    assert found.returncode == 0
+    assert found.stdout == data
+    assert found.stderr == data
+
+
+def test_whoever_does_not_read_holds_up_nobody_and_memory_is_bounded(cluster: muster.Cluster) -> None:
+    connection, answer = open_stream(cluster.run_dir, "exec", worker="worker-0", argv=["cat", "/dev/zero"])
+    with connection:
+        assert answer == {"opened": True}
+        time.sleep(0.5)
+        received = 0
+        connection.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while part := connection.recv(1 << 16):
+                received += len(part)
+        assert received < 2 * wire.WINDOW, "no more than there was credit for"
+        assert inside("worker-0", "--", "echo", "others", "go", "on").stdout == b"others go on\n"
+        assert control.ask(cluster.run_dir, "state")["is_up"]
+        (pid,) = marked()
+    eventually(lambda: is_gone(pid), "the client has gone, and so has the command")
+
+
+def test_a_client_that_breaks_the_rules_is_cut_off(cluster: muster.Cluster) -> None:
+    flood = b"".join(wire.encode(wire.Data(1, 0, bytes(1 << 15))) for _ in range(100))
+    for nonsense in (b"nonsense\n", wire.encode(wire.End()), wire.encode(wire.Dial(1, 80)), flood):
+        connection, _ = open_stream(cluster.run_dir, "exec", worker="worker-0", argv=["sleep", "60"])
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(nonsense)
+            while connection.recv(1 << 16):
+                pass
+    eventually(lambda: not marked(), "nothing is left")
+    assert cluster.is_running
+
+
+def test_what_a_command_leaves_behind_ends_with_it() -> None:
+    script = "setsid sleep 61 & nohup sleep 62 & sleep 0.3; pgrep -c -f 'sleep 6[12]'"
+    assert inside("worker-0", "sh", "-c", script).stdout.strip() >= b"2"
+    eventually(lambda: not marked(), "nothing is left")
+
+
+def test_an_interrupt_ends_the_command() -> None:
+    command = [*MUSTER, "exec", "last", "worker-0", "--", "sh", "-c", "trap '' TERM HUP; echo up; sleep 63"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert marked()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    eventually(lambda: not marked(), "nothing is left")
+
+
+def test_a_shell_in_a_terminal(cluster: muster.Cluster) -> None:
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve(sys.executable, [*MUSTER, "exec", "last", "worker-0"], environment(TERM="xterm", SHELL="/bin/sh"))
+    said = b""
+
+    def read_until(pattern: bytes) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 20
+        while not re.search(pattern, said):
+            assert time.monotonic() < deadline, said
+            if select.select([terminal], [], [], 0.1)[0]:
+                said += os.read(terminal, 4096)
+
+    os.write(terminal, b"tty; stty size; echo $((20 + 3))\n")
+    read_until(rb"/dev/pts/\d+\r\n\d+ \d+\r\n23\r\n")
+    os.write(terminal, b"sleep 64\n")
+    time.sleep(0.3)
+    os.write(terminal, b"\x03echo after$((1 + 1))\n")  # Ctrl-C is for what runs in the shell
+    read_until(rb"after2\r\n")
+    os.write(terminal, b"exit 5\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    os.close(terminal)
+    eventually(lambda: not marked(), "nothing is left")
+
+
+def test_a_port_of_a_worker(cluster: muster.Cluster) -> None:
+    port = int(cluster.logs("worker-0").split()[1])
+    command = [*MUSTER, "forward", "last", "worker-0", f"{port}:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stderr is not None
+        local = int(re.findall(rb"127\.0\.0\.1:(\d+) is port", process.stderr.readline())[0])
+        data = os.urandom(1_000_000)
+        connections = [socket.create_connection(("127.0.0.1", local), 10) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(data[:1000])
+            assert connection.recv(1000, socket.MSG_WAITALL) == data[:1000]
+        first = connections[0]
+        sender = os.fork()
+        if not sender:
+            first.sendall(data)
+            first.shutdown(socket.SHUT_WR)
+            os._exit(0)
+        back = b""
+        while part := first.recv(1 << 16):
+            back += part
+        assert back == data + b"the end", "also what came once one direction had ended"
+        os.waitpid(sender, 0)
+        for connection in connections:
+            connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+def test_a_port_that_nobody_listens_on(cluster: muster.Cluster) -> None:
+    connection, answer = open_stream(cluster.run_dir, "forward", worker="worker-0", port=1)
+    connection.close()
+    assert "nothing on this worker takes connections on port 1: connection refused" in answer["closed"]["text"]
+    for port in ("x", "0", "70000", "1:2:3"):
+        assert CliRunner().invoke(main, ["forward", "last", "worker-0", port]).exit_code == 2
+
+
+def test_it_ends_with_the_run(cluster: muster.Cluster) -> None:
+    command = [*MUSTER, "exec", "last", "worker-0", "--", "sh", "-c", "echo up; sleep 65"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        cluster.stop()
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        assert b"ended" in process.stderr.read()
+    late = inside("worker-0", "true")
+    assert late.returncode == 2
+    assert b"has ended: stopped" in late.stderr

@@ -1,0 +1,24 @@
+"""The guard that cleans up after a session: what it has heard when that is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import muster
+
+GUARD = """
+import pathlib, sys
+from muster.platforms.session_guard import serve
+serve(lambda facts: pathlib.Path(facts["folder"], "cleaned").write_text(str(facts["jobs"])))
+"""
+
+
+def test_a_guard_cleans_up_where_the_session_is_killed_while_it_says_something(tmp_path: Path) -> None:
+    facts = b'{"session": [%d, 0], "jobs": [], "folder": "%s"}\n' % (os.getpid(), bytes(tmp_path))
+    told = b'{"jobs": [1]}\n{"jobs": [1, 2'
+    environ = {**os.environ, "PYTHONPATH": str(Path(muster.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", GUARD], input=facts + told, env=environ, check=False)
+    assert (done.returncode, (tmp_path / "cleaned").read_text()) == (0, "[1]")

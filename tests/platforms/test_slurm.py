@@ -1,0 +1,257 @@
+"""Whole runs on a real Slurm, and what becomes of them when jobs wait, are ended, or lose their nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+from click.testing import CliRunner
+from muster.commands.main import main
+from muster.errors import (
+    JobError,
+    LaunchRefused,
+    ResourceError,
+    RunTimeout,
+    WorkerCancelled,
+    WorkerLost,
+    WorkerPreempted,
+    WorkersMissing,
+)
+from muster.events import Event
+from muster.platforms.slurm.queue import LOOK_SECONDS
+
+from tests.platforms.slurm_engine import Engine
+from tests.support import environment, eventually
+
+# Slurm sends SIGTERM to agents and ranks alike; of a rank that it ends before the agent has read its own, that is told.
+ENDLESS = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('started', flush=True)\ntime.sleep(600)\n"
+)
+
+
+@pytest.fixture
+def project(slurm: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's, which is the working directory, on a machine with Slurm."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "endless.py").write_text(ENDLESS)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
+    options = {"strategy": "processes", "memory": 0.5, "timeout_seconds": 120, "nodes": str(n), **options}
+    cluster: muster.Cluster = muster.run_cluster(n, worker_script=script, platform="slurm", **options).cluster
+    return cluster
+
+
+def started(**options: Any) -> muster.Cluster:
+    """A run whose scripts have started on both nodes."""
+    running = run("endless.py", wait=False, **options)
+    for worker in ("worker-0", "worker-1"):
+        eventually(lambda: "started" in running.logs(worker), f"{worker} has started", timeout=60)  # noqa: B023
+    return running
+
+
+def test_two_nodes_train_and_slurm_sees_no_secrets(project: Path, slurm: Engine, muster_home: Path) -> None:
+    (project / "train.py").write_text(
+        "import json, os, time\n"
+        "job = os.environ['MUSTER_SLURM_JOB_ID']\n"
+        "print(json.dumps({'rank': os.environ['RANK'], 'node': os.uname().nodename, 'job': job,\n"
+        "    'slurm': [name for name in os.environ if name.startswith('SLURM')], 'data': open('data.txt').read()}))\n"
+        "open(os.path.join(os.environ['MUSTER_RESULTS'], 'model-' + os.environ['RANK']), 'w').close()\n"
+        "time.sleep(3)\n"
+    )
+    (project / "data.txt").write_text("of the project")
+    before, began = len(slurm.asked()), time.monotonic()
+    running = run("train.py", wait=False, env={"PASSWORD": "fish and chips"})
+    (job,) = eventually(slurm.jobs, "there is a job", timeout=30)
+    shown = slurm.run("scontrol", "show", "job", job) + slurm.run("scontrol", "write", "batch_script", job, "-")
+    (folder,) = (muster_home / "slurm").iterdir()
+    assert folder.stat().st_mode & 0o77 == 0
+    assert [path.name for path in folder.iterdir() if path.stat().st_mode & 0o77 and path.name != "output"] == []
+    running.wait()
+    took = time.monotonic() - began
+    assert "fish and chips" not in shown
+    assert "CERTIFICATE" not in shown
+    assert [word for word in ("srun", "sbatch") if word in shown]
+    said = [json.loads(running.logs(f"worker-{index}")) for index in range(2)]
+    assert [entry["rank"] for entry in said] == ["0", "1"]
+    assert sorted(entry["node"] for entry in said) == ["n1", "n2"]
+    assert {(entry["job"], entry["data"]) for entry in said} == {(job, "of the project")}
+    assert [entry["slurm"] for entry in said] == [[], []]
+    assert sorted(path.name for path in (running.run_dir / "results").iterdir()) == ["model-0", "model-1"]
+    assert slurm.asked()[before:].count("squeue") - 1 <= took / LOOK_SECONDS + 1  # one is the test's
+    eventually(lambda: slurm.jobs() == [], "the job has ended", timeout=20)
+    assert not any((muster_home / "slurm").iterdir())
+
+
+def test_a_job_that_waits_says_why_and_one_that_is_held_is_given_up(project: Path, slurm: Engine) -> None:
+    (project / "train.py").write_text("print('done')\n")
+    other = slurm.submit("--nodes=2", "--exclusive")
+    seen: list[Event] = []
+
+    def look(event: Event) -> None:
+        seen.append(event)
+        if event.kind == "note" and "Resources" in event.data["text"]:
+            slurm.run("scancel", other)
+
+    run("train.py", observers=[look])
+    told = [event.data["reason"] for event in seen if event.kind == "worker_state" and event.data.get("reason")]
+    assert told[0].startswith("The job is queued: it waits for nodes that are free (Slurm says Resources)")
+    with pytest.raises(WorkersMissing, match=r"2 of 2 workers were still queued after 5 s: .*you hold it.*JobHeldUser"):
+        run("endless.py", sbatch_args=("--hold",), queue_timeout=5)
+    eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
+
+
+def test_a_job_that_somebody_cancels(project: Path, slurm: Engine) -> None:
+    running = started()
+    slurm.run("scancel", *slurm.jobs())
+    with pytest.raises(WorkerCancelled, match=r"worker-\d was cancelled: Somebody has cancelled its job.*CANCELLED"):
+        running.wait()
+
+
+def test_a_job_that_has_to_make_way(project: Path, slurm: Engine) -> None:
+    running = started()
+    slurm.submit("--nodes=2", "--exclusive", "--partition=urgent")
+    with pytest.raises(WorkerPreempted, match=r"had to make way for others: A job with a higher priority.*PREEMPTED"):
+        running.wait()
+
+
+def test_a_job_that_takes_too_long(project: Path, slurm: Engine) -> None:
+    running = started(time="10m")
+    slurm.run("scontrol", "update", f"JobId={slurm.jobs()[0]}", "EndTime=now")
+    with pytest.raises(RunTimeout, match=r"ran out of time: Its job had run for as long as it may.*TIMEOUT") as error:
+        running.wait()
+    assert "time" in str(error.value.advice)
+
+
+def test_a_node_that_is_gone(project: Path, slurm: Engine) -> None:
+    (project / "endless.py").write_text(f"import os\nprint('on', os.uname().nodename)\n{ENDLESS}")
+    running = started()
+    (worker,) = [name for name in ("worker-0", "worker-1") if "on n2" in running.logs(name)]
+    slurm.power_off("n2")
+    try:
+        with pytest.raises(WorkerLost, match=f"{worker} was lost"):  # long before Slurm knows
+            running.wait()
+    finally:
+        slurm.power_on("n2")
+
+
+def test_nothing_is_left_when_the_notebook_is_killed(project: Path, slurm: Engine) -> None:
+    program = (
+        "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
+        " nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
+    )
+    for arguments in ([], ["--hold"]):
+        command = [sys.executable, "-c", program, *arguments]
+        notebook = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
+        wanted = "PENDING" if arguments else "RUNNING"
+        eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == [wanted], wanted, timeout=60)  # noqa: B023
+        notebook.send_signal(signal.SIGKILL)
+        notebook.wait()
+        eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
+
+
+def test_inside_a_job_the_workers_are_a_step_of_it(
+    project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    job = slurm.submit("--nodes=2", "--ntasks=2", "--mem-per-cpu=1000")
+    eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == ["RUNNING"], "it runs", timeout=30)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    found = run("train.py")
+    assert sorted(found.logs(f"worker-{index}").strip() for index in range(2)) == ["n1", "n2"]
+    running = started()
+    running.stop()
+    assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
+    eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in ([], [f"{job}.batch"]), "no step is left")
+
+
+def test_mpiexec_runs_beside_the_first_worker(project: Path, slurm: Engine) -> None:
+    mpiexec = shutil.which("mpiexec.mpich")
+    if not mpiexec:
+        pytest.skip("MPICH is not installed here")
+    (project / "rank.py").write_text("import os\nprint('rank', os.environ['PMI_RANK'], 'on', os.uname().nodename)\n")
+    found = run("rank.py", strategy="mpi", mpiexec=mpiexec)
+    said = [found.logs(f"worker-{index}").split() for index in range(2)]
+    assert [words[1] for words in said] == ["0", "1"]
+    assert sorted(words[3] for words in said) == ["n1", "n2"]
+
+
+def test_where_the_project_is_shared_nothing_is_sent(project: Path, slurm: Engine) -> None:
+    (project / "train.py").write_text("import os\nprint(os.getcwd())\n")
+    assert run("train.py", shared=True).logs("worker-1") == f"{project}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"partition": "nowhere"}, JobError, "There is no partition 'nowhere'"),
+        ({"time": "3h"}, JobError, "time is 3h, 180 minutes; main allows 60"),
+        ({"time": "soon"}, JobError, "no time limit"),
+        ({"cpu": 5}, ResourceError, "asks for 5 cores; the largest node that this platform has .main. has 4"),
+        ({"n": 9}, ResourceError, "9 workers ask for 9 cores together; all nodes that this platform has .main. have 8"),
+        ({"memory": 9}, ResourceError, "asks for 8648 MiB of memory"),
+        ({"nvidia_gpu": 1}, ResourceError, "asks for 1 GPUs"),
+        ({"constraint": "fast"}, LaunchRefused, "no node has these features. Slurm says: Invalid feature"),
+        ({"sbatch_args": ("--output=x",)}, JobError, "is Muster's to say"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(
+    project: Path, slurm: Engine, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        run("endless.py", **options)
+    assert slurm.jobs() == []
+
+
+def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engine) -> None:
+    options = [
+        "-p",
+        "slurm",
+        "-s",
+        "processes",
+        "--time",
+        "30m",
+        "--sbatch-args=--exclusive",
+        "--cpu",
+        "2",
+        "--memory",
+        "1",
+        "-n",
+        "3",
+    ]
+    shown = CliRunner().invoke(main, ["plan", "--json", *options, "endless.py"])
+    assert shown.exit_code == 0, shown.output
+    text = json.loads(shown.output)["submission"]
+    assert CliRunner().invoke(main, ["plan", "--submission", *options, "endless.py"]).output == text
+    slurm.run("sbatch", "--test-only", given=text)
+    assert "#SBATCH --ntasks=3" in text
+    assert "#SBATCH --time=0-00:30:00" in text
+
+
+def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: Path, slurm: Engine) -> None:
+    program = (
+        "import os, signal; from tests.support import Run, shell; from pathlib import Path\n"
+        "from muster.platforms.slurm.platform import SlurmPlatform\n"
+        "platform = SlurmPlatform(); run = Run(Path.cwd(), scratch=Path('/tmp/muster-none'))\n"
+        "platform.submit([run.spec(process=shell('sleep 600'))], 'key')\n"
+        "os.kill(platform._guard.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = f"{environment()['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"
+    subprocess.run([sys.executable, "-c", program], env=environment(PYTHONPATH=path), check=False)
+    assert len(slurm.jobs()) == 1
+    (project / "train.py").write_text("print('done')\n")
+    run("train.py", 1)
+    eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
