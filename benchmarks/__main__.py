@@ -2,30 +2,41 @@
 
 python -m benchmarks                       all of them, half an hour
 python -m benchmarks startup --quick       one of them, only to see that it works
+python -m benchmarks hostile --beside DIR  with the figures of another checkout of Muster beside those of this one
 python -m benchmarks --keep                the last full results of each into results.json and docs/figures.md
 """
 
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import hostile
 from benchmarks.measuring import FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
 OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own, and a picture
+OF_ATTACKS = ("hostile", "chaos")  # each with a table of its own
 NAMES = (
     "import_time",
     "startup",
     "first_step",
+    "second_run",
     "throughput",
     "codec_cost",
     "serve_ready",
+    "sync",
+    "hosts_ready",
+    "containers_ready",
+    "kubernetes_ready",
+    "slurm_ready",
     "thousand_agents",
     "dashboard_cost",
     *OF_NETWORKS,
+    "hostile",
 )
 FIGURES = FOLDER.parent / "docs" / "figures.md"
 BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
@@ -37,10 +48,13 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="see that they work, in a minute or two")
+    parser.add_argument("--beside", metavar="DIR", help="another checkout of Muster, which hostile measures as well")
     parser.add_argument("--keep", action="store_true", help="measure nothing, update results.json and docs/figures.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"there is no benchmark {' or '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if arguments.beside:
+        os.environ[hostile.BESIDE] = arguments.beside
     if arguments.keep:
         return update_figures(FIGURES) or draw_pictures()
     results = []
@@ -58,11 +72,13 @@ def main() -> int:
 def update_figures(page: Path) -> int:
     """Keep the last full results, and put their tables between the page's markers."""
     kept = {result["benchmark"]: result for result in (json.loads(KEPT.read_text()) if KEPT.exists() else [])}
-    kept |= {name: json.loads(path.read_text()) for name in NAMES if (path := RESULTS / f"{name}.json").exists()}
-    results = [kept[name] for name in NAMES if name in kept]
+    known = (*NAMES, "chaos")  # which is no benchmark, but has figures
+    kept |= {name: json.loads(path.read_text()) for name in known if (path := RESULTS / f"{name}.json").exists()}
+    results = [kept[name] for name in known if name in kept]
     if not results:
         print("Nothing has been measured yet: python -m benchmarks", file=sys.stderr)
         return 1
+    results = [as_kept(result) for result in results]
     write_json(KEPT, results)
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     for name, content in tables(results).items():
@@ -74,16 +90,33 @@ def update_figures(page: Path) -> int:
     return 0
 
 
+def as_kept(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with medians and quartiles only; of those between hosts each turn is in a picture, and stays."""
+    if result["benchmark"] in OF_NETWORKS:
+        return dict(result)
+
+    def without_turns(figure: Any) -> Any:
+        if not isinstance(figure, Mapping):
+            return figure
+        return {key: without_turns(value) for key, value in figure.items() if key != "values"}
+
+    return {**result, "figures": [without_turns(figure) for figure in result["figures"]]}
+
+
 def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the tables of the page, by the names of its markers."""
     found = {}
-    if general := [result for result in results if result["benchmark"] not in OF_NETWORKS]:
+    if general := [result for result in results if result["benchmark"] not in OF_NETWORKS + OF_ATTACKS]:
         found["figures"] = table(general)
     for result in results:
         if result["benchmark"] in OF_NETWORKS:
             module = importlib.import_module(f"benchmarks.{result['benchmark']}")
             picture = f"![{module.TITLE}](pictures/{result['benchmark'].replace('_', '-')}.png)"
             found[result["benchmark"]] = "\n\n".join([module.summary(result), described(result["machine"]), picture])
+        elif result["benchmark"] in OF_ATTACKS:
+            text = result["text"] if "text" in result else hostile.summary(result)
+            busy = f"Load average when it began: {result['machine']['load']:.1f}."
+            found[result["benchmark"]] = f"{text}\n\n{described(result['machine'])} {busy}"
     return found
 
 

@@ -82,7 +82,7 @@ measured = json.dumps({call})
 def ticks(workers: int, count: int) -> dict[str, list[float]]:
     """In the kernel: milliseconds of CPU and kilobytes of so many ticks, each with news of every worker."""
     from muster.dashboard.base import Controls
-    from muster.dashboard.state import LiveState
+    from muster.dashboard.live import LiveState
     from muster.dashboard.widget import RunWidget
 
     state = LiveState()

@@ -1,8 +1,9 @@
 """From the call to the end of the first training step, with Horovod on two workers of this machine.
 
 Floor: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd already
-listens; Muster's workers are launched within the time. Whether the interpreter's Horovod has gloo takes seconds to find
-out, and Muster remembers it: ``cold`` is the first run that Muster ever makes with an interpreter.
+listens; Muster's workers are launched within the time. Ranks by the agents (``launcher="agents"``) are compared with
+the same. Whether the interpreter's Horovod has gloo takes seconds to find out, and Muster remembers it: ``cold`` is the
+first run that Muster ever makes with an interpreter.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from benchmarks import bare_horovod, training
 from benchmarks.measuring import Figure, Target, by_turns, main, private_home
 
 LIMIT = 1
+AGENTS_LIMIT = 0.6
 
 
 def measure(quick: bool) -> list[Figure]:
-    """Cold, warm and bare by turns."""
+    """Cold, warm, by agents and bare, by turns."""
     with private_home() as home, bare_horovod.hosts(training.WORKERS) as hosts:
 
         def cold() -> float:
@@ -24,6 +26,7 @@ def measure(quick: bool) -> list[Figure]:
         contenders = {
             "cold": cold,
             "warm": lambda: training.by_muster()["seconds"],
+            "agents": lambda: training.by_muster(launcher="agents")["seconds"],
             "bare": lambda: training.by_horovodrun(hosts)["seconds"],
         }
         if not quick:
@@ -32,6 +35,7 @@ def measure(quick: bool) -> list[Figure]:
     title, floor = f"first step with Horovod, {training.WORKERS} workers", "bare `horovodrun` on hosts that are up"
     return [
         Figure(title, "s", taken["warm"], floor, taken["bare"], Target(LIMIT)),
+        Figure(f"{title}, ranks by the agents", "s", taken["agents"], floor, taken["bare"], Target(AGENTS_LIMIT)),
         Figure(f"{title}, first run ever", "s", taken["cold"], floor, taken["bare"]),
     ]
 

@@ -1,8 +1,8 @@
 """The script that ``first_step`` and ``throughput`` train with, by Muster and by a bare horovodrun alike.
 
 LeNet on random digits, so that nothing has to be loaded, otherwise as ``worker_scripts/mnist_horovod.py``. Rank 0
-writes JSON to a file: ``first_step`` (seconds since the epoch at the end of the first optimizer step) and
-``steps_per_second``, over all epochs but the first.
+writes JSON to a file: ``first_step`` (seconds since the epoch at the end of the first optimizer step), ``last_step``
+(the same of the last one) and ``steps_per_second``, over all epochs but the first.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class Clock(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.first_step: float | None = None
+        self.last_step: float | None = None
         self.epochs: list[float] = []  # seconds
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.first_step = self.first_step or time.time()
+        self.last_step = time.time()
+        self.first_step = self.first_step or self.last_step
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.epochs.append(time.perf_counter() - self._began)
@@ -73,7 +75,7 @@ def main() -> None:
     model.fit(examples, labels, BATCH_SIZE, arguments.epochs, verbose=0, callbacks=callbacks)
 
     if horovod.rank() == 0:
-        measured = {"first_step": clock.first_step}
+        measured = {"first_step": clock.first_step, "last_step": clock.last_step}
         if arguments.epochs > 1:
             measured["steps_per_second"] = arguments.steps * (arguments.epochs - 1) / sum(clock.epochs[1:])
         arguments.out.write_text(json.dumps(measured))

@@ -72,14 +72,15 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """The figure as plain data."""
-        pairs = zip(self.values, self.floor_values, strict=True) if self.floor else ()
+        comparable = self.floor_values and all(self.floor_values)
+        pairs = zip(self.values, self.floor_values, strict=True) if comparable else ()
         ratios = [value / floor for value, floor in pairs]
         compared = ratios if self.target and self.target.unit == "×" else self.values
         return {
             "what": self.what,
             "unit": self.unit,
             **spread(self.values),
-            "floor": {"what": self.floor, **spread(self.floor_values)} if ratios else None,
+            "floor": {"what": self.floor, **spread(self.floor_values)} if self.floor else None,
             "ratio": spread(ratios) if ratios else None,
             "target": str(self.target) if self.target else None,
             "met": self.target.is_met_by(statistics.median(compared)) if self.target else None,
@@ -194,7 +195,17 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     machines = dict.fromkeys(described(result["machine"]) for result in results)
     loads = [result["machine"]["load"] for result in results]
     busy = f"Load average when they began: {min(loads):.1f} to {max(loads):.1f}."
-    return "\n".join([*lines, "", "Medians, with quartiles in brackets, measured by turns.", *machines, busy])
+    said = ["Medians, with quartiles in brackets, measured by turns.", *machines, busy, *measured_on(results)]
+    return "\n".join([*lines, "", *said])
+
+
+def measured_on(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The days on which benchmarks were run: what has changed since may have changed a figure."""
+    days: dict[str, list[str]] = {}
+    for result in results:
+        if "date" in result:
+            days.setdefault(result["date"], []).append(result["benchmark"])
+    return [f"Measured on {day}: {', '.join(names)}." for day, names in sorted(days.items())]
 
 
 def row(figure: Mapping[str, Any]) -> str:
@@ -213,7 +224,7 @@ def row(figure: Mapping[str, Any]) -> str:
 def amount(measured: Mapping[str, Any], unit: str) -> str:
     """A median with its quartiles."""
     low, high = measured["quartiles"]
-    brackets = f" ({low:.3g} to {high:.3g})" if len(measured["values"]) > 1 else ""
+    brackets = f" ({low:.3g} to {high:.3g})" if low != high else ""
     return f"{measured['median']:.3g} {unit}{brackets}".strip()
 
 

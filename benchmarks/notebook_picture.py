@@ -46,11 +46,11 @@ def take_training(browser: Browser, server: Server, path: Path) -> None:
     cell = CELL.format(script="mnist_horovod.py", options=', args=["--epochs", 8]')
     page, notebook = open_notebook(browser, server, cell)
     notebook.run()
-    page.wait_for_function(ENOUGH, timeout=120_000)
+    page.wait_for_function(ENOUGH, timeout=400_000)
     page.click(".muster-body >> text=worker-0")
     page.wait_for_timeout(800)
     take(page, path)
-    page.click("text=Stop")
+    page.get_by_role("button", name="Stop").click()
     notebook.await_end()
     notebook.shut_down()
     page.context.close()
@@ -60,7 +60,7 @@ def take_failure(browser: Browser, server: Server, path: Path) -> None:
     """Take a picture of the dashboard that a failed run leaves."""
     page, notebook = open_notebook(browser, server, CELL.format(script="absent_data.py", options=""))
     notebook.run()
-    notebook.await_end(240)
+    notebook.await_end(400)
     page.evaluate("document.querySelectorAll('.jp-OutputArea-child')[1]?.remove()")  # the traceback below it
     take(page, path)
     notebook.shut_down()

@@ -19,16 +19,22 @@ WORKERS = 2
 SCRIPT = Path(__file__).parent / "lenet.py"
 
 
-def by_muster(*options: str) -> dict[str, float]:
-    """In a new session: what the script measured, and ``seconds`` from calling ``run_cluster`` to its first step."""
-    return fresh(_by_muster, *options)
+def by_muster(*options: str, launcher: str = "horovodrun") -> dict[str, float]:
+    """In a new session: what the script measured, and ``seconds`` from calling ``run_cluster`` to its first step.
+
+    Args:
+        options: arguments of the script.
+        launcher: what starts the ranks.
+    """
+    return fresh(_by_muster, launcher, *options)
 
 
-def _by_muster(*options: str) -> dict[str, float]:
+def _by_muster(launcher: str, *options: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         out = Path(folder) / "measured.json"
         started = time.time()
-        muster.run_cluster(WORKERS, strategy="horovod", worker_script=SCRIPT, args=[out, *options])
+        strategy = muster.Horovod(launcher=launcher)
+        muster.run_cluster(WORKERS, strategy=strategy, worker_script=SCRIPT, args=[out, *options])
         return measured(out, started)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from benchmarks.chaos.shapes import Shape, choose_shape
 
 RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
@@ -17,7 +19,8 @@ FATAL = (
     "SIGXCPU", "SIGUSR2", "SIGALRM",
 )  # fmt: skip
 REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
-TOPOLOGIES = ("ring", "all")
+FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill")
+STEP_SECONDS = 0.006  # what a step takes, more or less
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Verdict:
     """The end that the run must have.
 
     Attributes:
-        error: class of the error; empty where the run must succeed.
+        error: class of the error, or several with ``or`` between them; empty where the run must succeed.
         victim: the rank, or what else, that must be named.
         words: what the message must contain.
     """
@@ -40,10 +43,13 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: as ``ranks.py`` knows it, or from outside ``send SIGNAL``, ``cut``, ``slow``, ``jump SECONDS``.
-        victim: ``link 0 1``, ``clock``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``, ``sshd worker-1``.
+        kind: as ``ranks.py`` knows it, or from outside ``send SIGNAL``, ``cut``, ``slow``, ``jump SECONDS``, ``apart``
+            (the monotonic clocks of the workers), ``fill`` (the disk of the run's folder).
+        victim: ``link 0 1``, ``clock``, ``disk``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``,
+            ``sshd worker-1``.
         step: when, for what a rank does itself; ``start`` is before it has met the others, ``end`` when all is done.
         delay: seconds after all have met, for what comes from outside.
+        moment: what the delay counts from instead: a phase of the run, or ``started``, where the victim itself has.
         verdict: what must come of it.
     """
 
@@ -52,11 +58,16 @@ class Fault:
     verdict: Verdict
     step: int | str = 0
     delay: float = 0.0
+    moment: str = ""
 
     @property
     def is_from_outside(self) -> bool:
         """True if the harness does it, rather than the rank itself."""
-        return self.kind.split()[0] in ("send", "cut", "slow", "jump")
+        return self.kind.split()[0] in FROM_OUTSIDE
+
+    def __str__(self) -> str:
+        when = f"{self.delay:.2f} s after {self.moment or 'all met'}" if self.is_from_outside else f"at {self.step}"
+        return f"{self.kind} in {self.victim} {when}"
 
 
 @dataclass(frozen=True)
@@ -65,51 +76,47 @@ class Case:
 
     number: int
     family: str
-    strategy: str
+    shape: Shape
     topology: str
-    workers: int
-    slots: int
     reaction: str
     faults: tuple[Fault, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self.workers * self.slots
-
-
-def make(seed: int, number: int, families: tuple[str, ...], strategies: tuple[str, ...]) -> Case:
-    """The case of that number."""
-    dice = random.Random(f"{seed}-{number}")
-    strategy = strategies[dice.randrange(len(strategies))]
-    possible = [family for family in families if family not in UNDER_MPI or strategy != "processes"]
-    family = possible[number % len(possible)]
-    workers, slots = dice.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
-    rank = dice.randrange(workers * slots)
-    faults, options = FAMILIES[family](dice, rank, slots, workers * slots)
-    topology, reaction = dice.choice(TOPOLOGIES), dice.choice(REACTIONS)
-    if strategy == "horovod":
-        topology = "allreduce"
-    return Case(number, family, strategy, topology, workers, slots, reaction, faults, options)
-
 
 Made = tuple[tuple[Fault, ...], dict[str, float]]
+Maker = Callable[[random.Random, int, Shape], Made]
 
 
-def _exception(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def make(seed: int, number: int, families: Sequence[str], strategies: Sequence[str]) -> Case:
+    """The case of that number."""
+    dice = random.Random(f"{seed}-{number}")
+    shape, turn = choose_shape(dice, number, strategies, seed)
+    possible = [family for family in families if shape.allows(family)]
+    family = possible[turn % len(possible)]
+    rank = dice.randrange(shape.ranks)
+    faults, options = FAMILIES[family](dice, rank, shape)
+    topology, reaction = dice.choice(shape.topologies), dice.choice(REACTIONS)
+    return Case(number, family, shape, topology, reaction, faults, {**options, **shape.options(options)})
+
+
+# -- in one rank ------------------------------------------------------------------------------------------------------
+
+
+def _exception(dice: random.Random, rank: int, shape: Shape) -> Made:
     name = dice.choice(RAISED)
     said = "DivergedError" if name == "Custom" else name
+    rank = shape.runs_script(rank)
     return (Fault(f"raise {name}", f"rank {rank}", Verdict("ScriptFailed", f"rank {rank}", said), _step(dice)),), {}
 
 
-def _exit(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _exit(dice: random.Random, rank: int, shape: Shape) -> Made:
     how, status = dice.choice(["_exit", "exit", "exit-from-c", "exit-in-thread"]), dice.choice([1, 3, 7, 42, 255])
+    rank = shape.runs_script(rank)
     verdict = Verdict("ScriptFailed", f"rank {rank}", f"exit status {status}")
     return (Fault(f"{how} {status}", f"rank {rank}", verdict, _step(dice)),), {}
 
 
-def _signal(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _signal(dice: random.Random, rank: int, shape: Shape) -> Made:
     name = dice.choice(FATAL)
     number = int(getattr(signal, name))
     if dice.random() < 0.3 and name in ("SIGSEGV", "SIGABRT"):
@@ -118,20 +125,13 @@ def _signal(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
         kind, delay = f"signal {number}", 0.0
     else:
         kind, delay = f"send {number}", dice.uniform(0.0, 0.4)
+    if not kind.startswith("send"):
+        rank = shape.runs_script(rank)
     verdict = Verdict("WorkerKilled", f"rank {rank}", f"signal {number} ({name})")
     return (Fault(kind, f"rank {rank}", verdict, _step(dice), delay),), {}
 
 
-def _two(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
-    """Two faults in two ranks at about the same time."""
-    other = (rank + 1 + dice.randrange(ranks - 1)) % ranks
-    make = dice.choice([_exception, _exit, _signal]), dice.choice([_exception, _exit, _signal])
-    (one,), _ = make[0](dice, rank, slots, ranks)
-    (two,), _ = make[1](dice, other, slots, ranks)
-    return (one, replace(two, step=one.step, delay=one.delay)), {}
-
-
-def _hang(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _hang(dice: random.Random, rank: int, shape: Shape) -> Made:
     kind = dice.choice(["hang", f"send {int(signal.SIGSTOP)}"])
     verdict = Verdict("RunStalled", f"rank {rank}", "no progress")
     step = dice.choice(
@@ -140,21 +140,29 @@ def _hang(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
     return (Fault(kind, f"rank {rank}", verdict, step, dice.uniform(0.0, 0.3)),), {"stall_seconds": 2.0}
 
 
-def _memory(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
-    verdict = Verdict("WorkerOutOfMemory", f"worker-{rank // slots}", "GB of memory")
+def _memory(dice: random.Random, rank: int, shape: Shape) -> Made:
+    verdict = Verdict("WorkerOutOfMemory", shape.worker(rank), "GB of memory")
     return (Fault("memory", f"rank {rank}", verdict, _step(dice)),), {"memory": 0.3}
 
 
-def _disk(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _disk(dice: random.Random, rank: int, shape: Shape) -> Made:
     verdict = Verdict("ScriptFailed", f"rank {rank}", "No space left on device")
     return (Fault("disk", f"rank {rank}", verdict, _step(dice)),), {}
 
 
-def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("SIGKILL",)) -> Callable[..., Made]:
+def _step(dice: random.Random) -> int | str:
+    moments: list[int | str] = ["start", "end", *[dice.randrange(60) for _ in range(6)]]
+    return dice.choice(moments)
+
+
+# -- in what is no rank -----------------------------------------------------------------------------------------------
+
+
+def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("SIGKILL",)) -> Maker:
     """Return a maker of kills of something that is no rank; ``{worker}`` stands for a worker's name."""
 
-    def make(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
-        worker = f"worker-{rank // slots}"
+    def make(dice: random.Random, rank: int, shape: Shape) -> Made:
+        worker = shape.worker(rank)
         number = int(getattr(signal, dice.choice(signals)))
         named = worker if "{worker}" in victim else ""
         verdict = Verdict(error, named, words.format(worker=worker))
@@ -164,36 +172,103 @@ def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("S
     return make
 
 
-def _step(dice: random.Random) -> int | str:
-    moments: list[int | str] = ["start", "end", *[dice.randrange(60) for _ in range(6)]]
-    return dice.choice(moments)
+_agent = _outside("agent {worker}", "WorkerLost", "{worker} was lost")
+_guard = _outside("guard", "WorkerLost", "guards the workers")
+_launcher = _outside("launcher", "LauncherFailed", "launcher", ("SIGKILL", "SIGTERM", "SIGSEGV"))
+_sshd = _outside("sshd {worker}", "WorkerLost", "{worker} was lost")
 
 
-def _two_ranks(dice: random.Random, rank: int, ranks: int) -> str:
-    """Two ranks between which there is a link in every topology, the sender first."""
-    return f"link {rank} {(rank + 1) % ranks}"
+# -- around the ranks -------------------------------------------------------------------------------------------------
 
 
-def _slow(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
-    return (Fault("slow", _two_ranks(dice, rank, ranks), Verdict(""), delay=dice.uniform(0.01, 0.05)),), {}
+def _slow(dice: random.Random, rank: int, shape: Shape) -> Made:
+    return (Fault("slow", _link(rank, shape), Verdict(""), delay=dice.uniform(0.01, 0.05)),), {}
 
 
-def _cut(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _cut(dice: random.Random, rank: int, shape: Shape) -> Made:
     verdict = Verdict("RunStalled", words="the network between them is cut")
-    delay = dice.uniform(0.0, 0.2)
-    return (Fault("cut", _two_ranks(dice, rank, ranks), verdict, delay=delay),), {"stall_seconds": 3.0}
+    return (Fault("cut", _link(rank, shape), verdict, delay=dice.uniform(0.0, 0.2)),), {"stall_seconds": 3.0}
 
 
-def _clock(dice: random.Random, rank: int, slots: int, ranks: int) -> Made:
+def _link(rank: int, shape: Shape) -> str:
+    """Two ranks between which there is a link in every topology, the sender first."""
+    return f"link {rank} {(rank + 1) % shape.ranks}"
+
+
+def _clock(dice: random.Random, rank: int, shape: Shape) -> Made:
     """The clocks of all workers are set, by up to a day; in half of the cases something fails after that."""
     jump = Fault(f"jump {dice.randrange(-86400, 86400)}", "clock", Verdict(""), delay=dice.uniform(0.0, 0.1))
     if dice.random() < 0.5:
         return (jump,), {}
-    (fault,), _ = dice.choice([_exception, _exit])(dice, rank, slots, ranks)
+    (fault,), _ = dice.choice([_exception, _exit])(dice, rank, shape)
     return (replace(fault, step="end"), replace(jump, verdict=fault.verdict)), {}
 
 
-FAMILIES: dict[str, Callable[..., Made]] = {
+def _apart(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Each worker's clock, of those that time failures, is some seconds ahead; and something fails."""
+    (fault,), _ = dice.choice([_exception, _exit, _signal])(dice, rank, shape)
+    return (fault, Fault(f"apart {dice.randrange(1 << 30)}", "clock", fault.verdict)), {}
+
+
+def _full(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """The disk of the run's folder is full from the beginning; in two thirds of the cases something fails as well."""
+    verdict = Verdict("")
+    faults: tuple[Fault, ...] = ()
+    if dice.random() < 0.67:
+        (fault,), _ = dice.choice([_exception, _exit, _signal])(dice, rank, shape)
+        verdict, faults = fault.verdict, (fault,)
+    return (*faults, Fault("fill", "disk", verdict)), {}
+
+
+# -- at a bad moment --------------------------------------------------------------------------------------------------
+
+
+def _two(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Two faults at about the same time, in two ranks, or in one and something that is no rank."""
+    other = (rank + 1 + dice.randrange(shape.ranks - 1)) % shape.ranks
+    in_ranks = [_exception, _exit, _signal]
+    outside = [_agent, _guard, *([_launcher, _sshd] if shape.has_launcher else [])]
+    makers = dice.choice(in_ranks), dice.choice(in_ranks if dice.random() < 0.5 else outside)
+    (one,), _ = makers[0](dice, rank, shape)
+    (two,), _ = makers[1](dice, other, shape)
+    if one.victim == two.victim:  # only one process of it runs the script
+        return (one,), {}
+    if makers[1] in outside and not one.is_from_outside:
+        step = dice.randrange(60)
+        return (replace(one, step=step), replace(two, delay=step * STEP_SECONDS)), {}
+    return (one, replace(two, step=one.step, delay=one.delay)), {}
+
+
+def _start(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Something is killed while the cluster comes up."""
+    worker, kill = shape.worker(rank), f"send {int(signal.SIGKILL)}"
+    lost = "WorkerLost or LaunchRefused"
+    choices = [
+        Fault(kill, f"rank {rank}", Verdict("WorkerKilled", f"rank {rank}", "SIGKILL"), moment="started"),
+        Fault(kill, f"agent {worker}", Verdict(lost, worker), moment="started"),
+        Fault(kill, "guard", Verdict(lost, words="guards the workers"), moment="connecting"),
+        Fault(kill, "guard", Verdict(lost, words="guards the workers"), moment="starting"),
+    ]
+    if shape.has_launcher:
+        launcher = Fault(kill, "launcher", Verdict("LauncherFailed", words="SIGKILL"))
+        choices += [replace(launcher, moment="connecting"), replace(launcher, moment="starting")]
+        choices.append(Fault(kill, f"sshd {worker}", Verdict(lost, worker), moment="starting"))
+    return (replace(dice.choice(choices), delay=dice.choice([0.0, dice.uniform(0.0, 0.1)])),), {}
+
+
+def _end(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Something is killed while the run ends: of itself, or because of another fault, which stays the cause."""
+    victims = [f"rank {rank}", f"agent {shape.worker(rank)}", "guard"]
+    victims += ["launcher", f"sshd {shape.worker(rank)}"] if shape.has_launcher else []
+    late = Fault(f"send {int(signal.SIGKILL)}", dice.choice(victims), Verdict(""), moment="ending")
+    late = replace(late, delay=dice.choice([0.0, dice.uniform(0.0, 0.05)]))
+    if dice.random() < 0.5:
+        return (late,), {}
+    (fault,), _ = dice.choice([_exception, _exit, _signal])(dice, dice.randrange(shape.ranks), shape)
+    return (fault, replace(late, verdict=fault.verdict)), {}
+
+
+FAMILIES: dict[str, Maker] = {
     "exception": _exception,
     "exit": _exit,
     "signal": _signal,
@@ -201,12 +276,16 @@ FAMILIES: dict[str, Callable[..., Made]] = {
     "hang": _hang,
     "memory": _memory,
     "disk": _disk,
-    "agent": _outside("agent {worker}", "WorkerLost", "{worker} was lost"),
-    "guard": _outside("guard", "WorkerLost", "guards the workers"),
+    "agent": _agent,
+    "guard": _guard,
+    "start": _start,
+    "end": _end,
     "slow link": _slow,
     "cut link": _cut,
     "clock": _clock,
-    "launcher": _outside("launcher", "DriverFailed", "launcher", ("SIGKILL", "SIGTERM", "SIGSEGV")),
-    "sshd": _outside("sshd {worker}", "WorkerLost", "{worker} was lost"),
+    "clocks apart": _apart,
+    "full logs": _full,
+    "launcher": _launcher,
+    "sshd": _sshd,
 }
-UNDER_MPI = ("launcher", "sshd")
+FOR_ROOT = ("cut link", "clocks apart", "full logs")  # namespaces of the network, of time and of mounts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -19,18 +20,15 @@ import muster
 from muster.agent import linux
 from muster.errors import MusterError
 from muster.events import Event
-from muster.strategies.base import Strategy
-from muster.strategies.horovod import Horovod
-from muster.strategies.mpi import MPI
-from muster.strategies.processes import Processes
 
 from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
+AWAITED = ("send", "cut", "jump", "fill")
 TIE = "nothing tells which of them came first"
-UP_SECONDS, END_SECONDS, GONE_SECONDS = 60.0, 60.0, 10.0
+UP_SECONDS, END_SECONDS, GONE_SECONDS = 120.0, 120.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -58,43 +56,78 @@ class Outcome:
 class Stage:
     """A run's surroundings: its folders, and what is known of its processes."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case, folder: Path, home: Path) -> None:
         self.case = case
         self.folder = folder
+        self.home = home
         self.pids: dict[str, int] = {}
-        self.ending_at: float | None = None
+        self.ending_at: float | None = None  # these by the clock on the wall: ranks may have others that time things
         self.struck_at: float | None = None
-        self.clock = surroundings.Clock(folder) if case.family == "clock" else None
+        self.clocks = surroundings.Clocks(folder) if case.family in ("clock", "clocks apart") else None
         self.cut: tuple[int, int] | None = None
+        self.is_over = False
+        self.awaited = sum(
+            fault.is_from_outside and fault.kind.split()[0] in AWAITED and not fault.moment for fault in case.faults
+        )
+        self._moments: dict[str, threading.Event] = collections.defaultdict(threading.Event)
 
     def on_event(self, event: Event) -> None:
-        """Take note of processes and of the end."""
+        """Take note of processes, of phases and of the end."""
         if event.kind == "process_started":
-            self.pids[f"rank {event.data['rank']}"] = event.data["pid"]
+            self._started(f"rank {self.case.shape.number(event.worker or '', event.data['rank'])}", event.data["pid"])
         elif event.kind == "worker_ready":
-            self.pids[f"agent {event.worker}"] = event.data["pid"]
-        elif event.kind == "run_phase" and event.data["phase"] == "ending":
-            self.ending_at = time.monotonic()
+            self._started(f"agent {event.worker}", event.data["pid"])
+        elif event.kind == "run_phase":
+            if event.data["phase"] == "ending":
+                self.ending_at = time.time()
+            self._moments[event.data["phase"]].set()
+
+    def _started(self, victim: str, pid: int) -> None:
+        self.pids[victim] = pid
+        self._moments[f"started {victim}"].set()
 
     def are_ready(self) -> bool:
         """Return whether all ranks have met."""
-        return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.ranks
+        return len(list(self.folder.glob("ready-*[0-9]"))) == self.case.shape.ready
 
     def strike(self, fault: Fault) -> None:
         """Do what comes from outside."""
-        _wait(self.are_ready, UP_SECONDS)
+        if fault.moment:
+            moment = f"started {fault.victim}" if fault.moment == "started" else fault.moment
+            _wait(lambda: self.is_over or self._moments[moment].is_set(), UP_SECONDS)
+        else:
+            _wait(lambda: self.is_over or self.are_ready(), UP_SECONDS)
         time.sleep(fault.delay)
-        what, _, argument = fault.kind.partition(" ")
-        if what == "jump" and self.clock:
-            self.clock.jump(int(argument))
+        if self.is_over:
             return
-        self.struck_at = time.monotonic()
-        if what == "cut":
+        try:
+            self._strike(fault)
+        finally:
+            self.awaited -= not fault.moment
+            if not self.awaited:
+                (self.folder / "all-struck").touch()
+
+    def _strike(self, fault: Fault) -> None:
+        what, _, argument = fault.kind.partition(" ")
+        if what == "jump" and self.clocks:
+            self.clocks.jump(int(argument))
+        elif what == "fill":
+            surroundings.fill_disk(self.home)
+        elif what == "cut":
+            self.struck_at = time.time()
             self.cut = (int(fault.victim.split()[1]), int(fault.victim.split()[2]))
             surroundings.cut_link(*self.cut)
-            return
-        with contextlib.suppress(ProcessLookupError):  # another fault was faster
-            os.kill(self.pid_of(fault.victim), int(argument))
+        elif fault.moment != "ending" or fault.verdict.error == "":
+            self._send(fault, int(argument))
+        else:  # the run has ended by another fault, from which the time counts
+            self._send(fault, int(argument), is_first=False)
+
+    def _send(self, fault: Fault, signum: int, is_first: bool = True) -> None:
+        with contextlib.suppress(ProcessLookupError, StopIteration, KeyError):  # it had ended before
+            pid = self.pid_of(fault.victim)
+            if is_first and fault.moment != "ending":
+                self.struck_at = min(time.time(), self.struck_at or float("inf"))
+            os.kill(pid, signum)
 
     def pid_of(self, victim: str) -> int:
         """The process that is meant."""
@@ -103,12 +136,12 @@ class Stage:
         if victim == "guard":
             return _child_of(os.getpid(), "agent/__main__.py guard")
         if victim == "launcher":
-            return _child_of(os.getpid(), "horovod" if self.case.strategy == "horovod" else "mpi_rank.py")
+            return _child_of(os.getpid(), "horovod", "mpi_rank.py", "exec_launcher.py")
         return _child_of(self.pids[victim.replace("sshd", "agent")], "sshd_config")
 
     def fault_time(self) -> float | None:
-        """Return when the first fault struck, by the clock that all share."""
-        noted = [float(path.read_text()) for path in self.folder.glob("struck-*[0-9]")]
+        """Return when the first fault struck, by the clock on the wall."""
+        noted = [path.stat().st_mtime for path in self.folder.glob("struck-*[0-9]")]
         return min([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
 
 
@@ -119,14 +152,18 @@ def run(case: Case, keep: Path) -> Outcome:
         keep: where the records go of runs that end in another way than they should.
     """
     base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    (base / "tmp").mkdir()
-    (base / "meet").mkdir()
+    for name in ("tmp", "meet", "home"):
+        (base / name).mkdir()
     before = {name: os.environ.get(name) for name in ("MUSTER_HOME", "TMPDIR", "MUSTER_DASHBOARD")}
     os.environ.update(MUSTER_HOME=str(base / "home"), TMPDIR=str(base / "tmp"), MUSTER_DASHBOARD="off")
     tempfile.tempdir = str(base / "tmp")
+    has_small_disk = case.family == "full logs"
+    if has_small_disk:
+        surroundings.mount_small_disk(base / "home")
     try:
-        stage = Stage(case, base / "meet")
-        with stage.clock.shown() if stage.clock else contextlib.nullcontext():
+        stage = Stage(case, base / "meet", base / "home")
+        apart = next((fault.kind.split()[1] for fault in case.faults if fault.kind.startswith("apart")), "")
+        with stage.clocks.shown(apart) if stage.clocks else contextlib.nullcontext():
             outcome = _run(case, stage)
         if stage.cut:
             surroundings.mend_link(*stage.cut)
@@ -134,11 +171,14 @@ def run(case: Case, keep: Path) -> Outcome:
         tempfile.tempdir = None
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        if has_small_disk:
+            surroundings.empty_disk(base / "home")
     if outcome.is_right and not outcome.left:
         shutil.rmtree(base)
     else:
         keep.mkdir(parents=True, exist_ok=True)
-        (base / "case.json").write_text(json.dumps({"case": asdict(case), "outcome": asdict(outcome)}, indent=1))
+        (base / "case.json").write_text(json.dumps({"case": f"{case}", "outcome": asdict(outcome)}, indent=1))
+        shutil.rmtree(keep / f"{case.number}", ignore_errors=True)
         shutil.move(str(base), str(keep / f"{case.number}"))
     return outcome
 
@@ -158,37 +198,39 @@ def _run(case: Case, stage: Stage) -> Outcome:
         "faults": own,
     }
     slow = [fault for fault in case.faults if fault.kind == "slow"]
+    orders["awaits"] = stage.awaited > 0
     orders["relayed"] = [[int(rank) for rank in fault.victim.split()[1:]] for fault in slow]
     for fault in slow:
         source, target = map(int, fault.victim.split()[1:])
         surroundings.SlowLink(stage.folder, source, target, fault.delay).start()
-    outside = [fault for fault in case.faults if fault.is_from_outside and fault not in slow]
-    strikers = [threading.Thread(target=stage.strike, args=(fault,)) for fault in outside]
+    outside = [
+        fault for fault in case.faults if fault.is_from_outside and fault.kind.split()[0] not in ("slow", "apart")
+    ]
+    strikers = [threading.Thread(target=stage.strike, args=(fault,), daemon=True) for fault in outside]
     error: Exception | None = None
     run_dir = Path()
     try:
+        for striker in strikers:
+            striker.start()
         cluster = muster.run_cluster(
-            case.workers,
             worker_script=SCRIPT,
-            strategy=_strategy(case),
             args=[json.dumps(orders)],
             wait=False,
+            timeout_seconds=UP_SECONDS,
             run_timeout=END_SECONDS,
             observers=[stage.on_event],
             **case.options,
         ).cluster
         run_dir = cluster.run_dir
-        for striker in strikers:
-            striker.start()
         cluster.wait()
     except MusterError as raised:
         error = raised
     run = run_dir.name or next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
     left = _what_is_left(run)
-    gone_at = time.monotonic()
+    gone_at = time.time()
+    stage.is_over = True
     for striker in strikers:
-        if striker.is_alive():
-            striker.join()
+        striker.join(GONE_SECONDS)
     struck = stage.fault_time()
     return Outcome(
         is_right=is_right(case, error),
@@ -199,14 +241,6 @@ def _run(case: Case, stage: Stage) -> Outcome:
         left=tuple(left),
         run_dir=str(run_dir),
     )
-
-
-def _strategy(case: Case) -> Strategy:
-    if case.strategy == "processes":
-        return Processes(slots=case.slots)
-    if case.strategy == "horovod":
-        return Horovod(slots=case.slots)
-    return MPI(slots=case.slots, mpiexec=f"mpiexec.{case.strategy}")
 
 
 def is_right(case: Case, error: Exception | None) -> bool:
@@ -220,14 +254,18 @@ def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
         return not verdict.error and error is None
     kind, _, which = (verdict.victim or fault.victim).partition(" ")
     named: tuple[Any, Any] = getattr(error, "worker", None), getattr(error, "rank", None)
+    source = case.shape.source(int(which)) if kind == "rank" else None
     if kind == "link":
         is_named = all(f"rank {rank} (" in str(error) for rank in which.split())
-    elif kind == "rank":
-        is_named = named == (f"worker-{int(which) // case.slots}", int(which))
     else:
-        is_named = named[0] == (verdict.victim or named[0])
-    is_tied = TIE in str(error) and kind == "rank" and f"rank {which} (" in str(error).partition(" Within ")[2]
-    return is_tied or (type(error).__name__ == verdict.error and is_named and verdict.words in str(error))
+        is_named = named == source if source else named[0] == (verdict.victim or named[0])
+    is_tied = TIE in str(error) and source is not None and _label(*source) in str(error).partition(" Within ")[2]
+    is_kind = type(error).__name__ in verdict.error.split(" or ")
+    return is_tied or (is_kind and is_named and verdict.words in str(error))
+
+
+def _label(worker: str, rank: int | None) -> str:
+    return worker if rank is None else f"rank {rank} ({worker})"
 
 
 def _what_is_left(run: str) -> list[str]:
@@ -246,11 +284,14 @@ def _what_is_left(run: str) -> list[str]:
     return found
 
 
-def _child_of(parent: int, words: str) -> int:
-    """The child of a process that has these words in its command line."""
+def _child_of(parent: int, *words: str) -> int:
+    """The child of a process that has one of these words in its command line."""
     children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in children}
-    return next(pid for pid, line in lines.items() if words.encode() in line)
+    lines = {}
+    for pid in children:
+        with contextlib.suppress(OSError):  # it has ended
+            lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    return next(pid for pid, line in lines.items() if any(word.encode() in line for word in words))
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:

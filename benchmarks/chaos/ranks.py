@@ -2,13 +2,16 @@
 
     ranks.py ORDERS
 
-ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring`` or ``all``), ``steps``, ``pause`` (seconds of
-each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by rank: ``kind`` and ``step``).
-A rank that is about to fail notes when in ``struck-RANK``; one that has met its neighbours makes ``ready-RANK``.
+ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring``, ``all``, ``servers``,
+``allreduce`` by Horovod, ``coordinator`` of TensorFlow's own servers), ``steps``, ``pause`` (seconds of
+each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by rank: ``kind`` and ``step``),
+``awaits`` (faults from outside, after which the harness makes ``all-struck``).
+A rank that is about to fail makes ``struck-RANK``, whose time says when; one that has met the others ``ready-RANK``.
 """
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import json
 import os
@@ -23,28 +26,49 @@ Peers = tuple[list[socket.socket], list[socket.socket]]
 
 BLOCK = b"g" * 4096
 PATIENCE = 60.0  # seconds
+MORE_STEPS = 20  # after the last fault from outside
 
 
 def main(orders: dict[str, Any]) -> None:
     """Live one rank's life."""
-    place = ("HOROVOD_RANK", "HOROVOD_SIZE") if "HOROVOD_RANK" in os.environ else ("MUSTER_RANK", "MUSTER_WORLD_SIZE")
-    rank, size = (int(os.environ[name]) for name in place)
+    rank, size = place()
     fault = orders["faults"].get(str(rank), {})
     strike_at(orders, rank, fault, "start")
-    if orders["topology"] == "allreduce":
-        reduce_all(orders, rank, fault)
+    if orders["topology"] in OTHERS:
+        OTHERS[orders["topology"]](orders, rank, fault)
         return
     peers = meet(orders, rank, size)
     note(orders, "ready", rank)
+    is_server = orders["topology"] == "servers" and rank == 0
     for step in range(orders["steps"]):
         strike_at(orders, rank, fault, step)
-        try:
-            exchange(peers, orders["reaction"])
-        except ConnectionError as error:
-            react(orders["reaction"], error)
+        step_with(peers, orders["reaction"], is_server)
         time.sleep(orders["pause"])
+    if wait_for_strikes(orders):
+        for _ in range(MORE_STEPS):
+            step_with(peers, orders["reaction"], is_server)
     strike_at(orders, rank, fault, "end")
+    if orders["topology"] == "servers":
+        step_with(peers, orders["reaction"], is_server)
     part(peers)
+    if is_server:  # it ends when it is told to
+        time.sleep(PATIENCE)
+
+
+def place() -> tuple[int, int]:
+    """This process's number, and of how many it is one."""
+    for number, size in (("HOROVOD_RANK", "HOROVOD_SIZE"), ("CHAOS_NUMBER", "CHAOS_SIZE")):
+        if number in os.environ:
+            return int(os.environ[number]), int(os.environ[size])
+    return int(os.environ.get("MUSTER_RANK", 0)), int(os.environ.get("MUSTER_WORLD_SIZE", 1))
+
+
+def step_with(peers: Peers, reaction: str, is_server: bool) -> None:
+    """One step with all neighbours; a server answers, and so takes before it sends."""
+    try:
+        exchange(peers, reaction, is_server)
+    except ConnectionError as error:
+        react(reaction, error)
 
 
 def reduce_all(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None:
@@ -58,13 +82,45 @@ def reduce_all(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None
         strike_at(orders, rank, fault, step)
         hvd.allreduce(tf.ones(100))
         time.sleep(orders["pause"])
+    if wait_for_strikes(orders):
+        hvd.allreduce(tf.ones(100))
     strike_at(orders, rank, fault, "end")
+
+
+def coordinate(orders: dict[str, Any], rank: int, fault: dict[str, Any]) -> None:
+    """The same with TensorFlow's parameter servers, which this process coordinates."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def add() -> None:
+        total.assign_add(1.0)
+
+    note(orders, "ready", rank)
+    for step in range(orders["steps"]):
+        strike_at(orders, rank, fault, step)
+        coordinator.schedule(add)
+        coordinator.join()
+        time.sleep(orders["pause"])
+    if wait_for_strikes(orders):
+        coordinator.schedule(add)
+        coordinator.join()
+    strike_at(orders, rank, fault, "end")
+
+
+OTHERS = {"allreduce": reduce_all, "coordinator": coordinate}
 
 
 def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
     """Connections to all neighbours: first those that this rank sends to, then those that send to it."""
     if orders["topology"] == "ring":
         targets, sources = [(rank + 1) % size], [(rank - 1) % size]
+    elif orders["topology"] == "servers":
+        targets = sources = [*range(1, size)] if rank == 0 else [0]
     else:
         targets = sources = [other for other in range(size) if other != rank]
     own = address_of_rank(rank)
@@ -105,11 +161,19 @@ def address_of_rank(rank: int) -> str:
     return f"127.0.100.{rank + 1}"
 
 
-def exchange(peers: Peers, reaction: str) -> None:
-    """One step with all neighbours. With ``short`` a rank takes what it has got for a whole block."""
+def exchange(peers: Peers, reaction: str, is_server: bool) -> None:
+    """Send each neighbour a block, and take one. With ``short`` a rank takes what it has got for a whole block."""
     outgoing, incoming = peers
+    if is_server:
+        take(incoming, reaction)
     for connection in outgoing:
         connection.sendall(BLOCK)
+    if not is_server:
+        take(incoming, reaction)
+
+
+def take(incoming: list[socket.socket], reaction: str) -> None:
+    """Take a block from each neighbour."""
     for connection in incoming:
         missing = len(BLOCK)
         while missing:
@@ -159,12 +223,18 @@ def strike_at(orders: dict[str, Any], rank: int, fault: dict[str, Any], now: int
         strike(fault["kind"])
 
 
+def wait_for_strikes(orders: dict[str, Any]) -> bool:
+    """Wait for what comes from outside, if anything does, and return whether: on a busy machine it may come late."""
+    path, deadline = os.path.join(orders["folder"], "all-struck"), time.monotonic() + PATIENCE
+    while orders["awaits"] and not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return bool(orders["awaits"])
+
+
 def note(orders: dict[str, Any], what: str, rank: int) -> None:
-    """Leave a file that says when something happened, by the clock that all processes of a machine share."""
-    path = os.path.join(orders["folder"], f"{what}-{rank}")
-    with open(path + ".part", "w") as file:
-        file.write(repr(time.monotonic()))
-    os.rename(path + ".part", path)
+    """Leave a file whose time says when something happened: by the kernel's clock, whatever the process is shown."""
+    with open(os.path.join(orders["folder"], f"{what}-{rank}"), "w"):
+        pass
 
 
 def strike(kind: str) -> None:
@@ -223,7 +293,7 @@ def raise_it(name: str) -> None:
             address = nobody.getsockname()
         socket.create_connection(address)
     else:
-        raise getattr(__builtins__, name)("bad luck")
+        raise getattr(builtins, name)("bad luck")
 
 
 if __name__ == "__main__":

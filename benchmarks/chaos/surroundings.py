@@ -1,15 +1,15 @@
-"""Faults around the ranks: links that are slow or cut, and a clock that is set while they run."""
+"""Faults around the ranks: links that are slow or cut, clocks that are set or differ, and a disk that is full."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import shutil
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,15 +17,21 @@ from pathlib import Path
 
 from benchmarks.chaos.ranks import address_of_rank
 
-ISOLATED = "MUSTER_CHAOS_NETWORK"  # set in a network of its own, where links can be cut
-JUMPING_CLOCK = """
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MOST_APART = 8  # seconds
+DISK_KB = 512  # of a small disk; a run takes half of that before its ranks have said anything
+CLOCKS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 static volatile long *seconds;
 
@@ -43,28 +49,78 @@ int clock_gettime(clockid_t which, struct timespec *time) {
     if (!failed && seconds && which == CLOCK_REALTIME) time->tv_sec += *seconds;
     return failed;
 }
+
+static int is_guard(void) {
+    char line[4096] = "";
+    FILE *file = fopen("/proc/self/cmdline", "r");
+    size_t size = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    if (file) fclose(file);
+    for (size_t at = 0; at < size; at += strlen(line + at) + 1)
+        if (!strcmp(line + at, "guard")) return 1;
+    return 0;
+}
+
+/* The guard forks agents: each gets a monotonic clock that is some seconds ahead, with everything that it starts. */
+pid_t fork(void) {
+    static pid_t (*real)(void);
+    static unsigned int state;
+    static int is_agent;
+    const char *seed = getenv("CHAOS_APART");
+    if (!real) real = dlsym(RTLD_NEXT, "fork");
+    if (seed && !is_agent && is_guard()) {
+        if (!state) state = atoi(seed);
+        FILE *offsets = unshare(CLONE_NEWTIME) ? 0 : fopen("/proc/self/timens_offsets", "w");
+        if (offsets) {
+            int whole = rand_r(&state) % MOST_APART, nanoseconds = rand_r(&state) % 1000000000;
+            fprintf(offsets, "monotonic %d %d\\n", whole, nanoseconds);
+            fclose(offsets);
+        }
+    }
+    pid_t pid = real();
+    if (!pid) is_agent = 1;
+    return pid;
+}
 """
 
 
 def can_isolate() -> bool:
-    """Return whether this user may have a network of its own here."""
+    """Return whether this user may have a network, mounts and clocks of its own here."""
     tools = shutil.which("unshare") and shutil.which("ip")
-    return bool(tools) and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+    return bool(tools) and subprocess.run(["unshare", "-nmT", "true"], capture_output=True).returncode == 0
 
 
 def isolate() -> None:
-    """Go on in a network of its own, which has nothing but loopback and none of whose links is anybody else's."""
-    os.execvpe(
-        "unshare",
-        ["unshare", "-n", sys.executable, "-m", "benchmarks.chaos", *sys.argv[1:]],
-        {**os.environ, ISOLATED: "1"},
-    )
+    """Give this process a network of its own, which has nothing but loopback, and mounts that nobody else sees.
 
-
-def prepare_network() -> None:
-    """Bring loopback up, and have the kernel look at rules of ours before it takes an address for its own."""
+    The kernel is to see rules of ours before it takes an address for its own, so that links can be cut.
+    """
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     for command in ("link set lo up", "rule add pref 10 lookup local", "rule del pref 0"):
         subprocess.run(["ip", *command.split()], check=True)
+
+
+def mount_small_disk(folder: Path) -> None:
+    """Make the folder a disk with little room."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_KB}k", "none", str(folder)], check=True)
+
+
+def fill_disk(folder: Path) -> None:
+    """Leave no room on it."""
+    with (folder / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def empty_disk(folder: Path) -> None:
+    """Have what lies on it lie in the folder itself, and unmount it."""
+    (folder / "ballast").unlink(missing_ok=True)
+    kept = folder.with_name("kept")
+    shutil.copytree(folder, kept, symlinks=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    folder.rmdir()
+    kept.rename(folder)
 
 
 def cut_link(one: int, other: int) -> None:
@@ -110,14 +166,15 @@ class SlowLink(threading.Thread):
                 receiver.sendall(data)
 
 
-class Clock:
-    """The clock on the wall of all processes that are started meanwhile, which can be set."""
+class Clocks:
+    """The clocks of all processes that are started meanwhile: the one on the wall can be set, others differ."""
 
     def __init__(self, folder: Path) -> None:
         self._library, self._shift = folder / "clock.so", folder / "clock"
         self._shift.write_bytes(struct.pack("l", 0))
-        (folder / "clock.c").write_text(JUMPING_CLOCK)
-        command = ["cc", "-shared", "-fPIC", "-o", str(self._library), str(folder / "clock.c"), "-ldl"]
+        (folder / "clock.c").write_text(CLOCKS)
+        sizes = [f"-DMOST_APART={MOST_APART}"]
+        command = ["cc", "-shared", "-fPIC", *sizes, "-o", str(self._library), str(folder / "clock.c"), "-ldl"]
         subprocess.run(command, check=True)
 
     def jump(self, seconds: int) -> None:
@@ -126,10 +183,17 @@ class Clock:
             shared[:] = struct.pack("l", seconds)
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Have processes that are started look at it."""
-        os.environ.update(LD_PRELOAD=str(self._library), CHAOS_CLOCK=str(self._shift))
+    def shown(self, apart: str = "") -> Iterator[None]:
+        """Have processes that are started see them.
+
+        Args:
+            apart: seed of the seconds by which the monotonic clock of each worker is ahead; none are where it is empty.
+        """
+        variables = {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._shift)}
+        variables |= {"CHAOS_APART": apart} if apart else {}
+        os.environ.update(variables)
         try:
             yield
         finally:
-            del os.environ["LD_PRELOAD"], os.environ["CHAOS_CLOCK"]
+            for name in variables:
+                del os.environ[name]

@@ -1,0 +1,139 @@
+"""The clusters that faults are put into: which strategy, how many ranks, and what each of them is called."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from muster.strategies.base import Strategy
+from muster.strategies.horovod import Horovod
+from muster.strategies.mpi import MPI as MpiStrategy
+from muster.strategies.parameter_server import ParameterServer
+from muster.strategies.processes import Processes
+
+from benchmarks.chaos.servers import Servers
+
+MPI = ("openmpi", "mpich")
+SERVERS = ("servers", "parameter_server")  # the first without TensorFlow
+HEAVY = ("horovod", "parameter_server")  # import TensorFlow in every process
+AMONG = {"horovod": 20, "parameter_server": 33}  # one of so many faults, where there are lighter strategies as well
+AROUND = ("slow link", "cut link", "clock", "clocks apart", "full logs")
+UNFIT = {
+    "processes": ("launcher", "sshd"),
+    "servers": ("launcher", "sshd", "slow link", "cut link"),
+    "parameter_server": ("launcher", "sshd", "hang", "memory", "disk", *AROUND),
+    "horovod": AROUND,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The cluster of a case.
+
+    Attributes:
+        strategy: its name, or which MPI.
+        workers: how many, with servers and the chief.
+        slots: ranks of each.
+    """
+
+    strategy: str
+    workers: int
+    slots: int
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that faults may hit, which are numbered also where they have no ranks."""
+        return self.workers * self.slots
+
+    @property
+    def has_launcher(self) -> bool:
+        """True if a launcher starts the ranks, over ssh."""
+        return self.strategy in (*MPI, "horovod")
+
+    @property
+    def topologies(self) -> Sequence[str]:
+        """How its ranks may talk to each other."""
+        only = {"horovod": "allreduce", "servers": "servers", "parameter_server": "coordinator"}
+        return (only[self.strategy],) if self.strategy in only else ("ring", "all")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the workers."""
+        if self.strategy == "parameter_server":
+            return ("chief-0", "ps-0", *(f"worker-{index}" for index in range(self.workers - 2)))
+        servers = ("ps-0",) if self.strategy == "servers" else ()
+        return (*servers, *(f"worker-{index}" for index in range(self.workers - len(servers))))
+
+    @property
+    def ready(self) -> int:
+        """Number of processes that say when they have met the others."""
+        return 1 if self.strategy == "parameter_server" else self.ranks
+
+    def allows(self, family: str) -> bool:
+        """Return whether faults of a family make sense in it."""
+        return family not in UNFIT.get(self.strategy, ())
+
+    def worker(self, rank: int) -> str:
+        """Return the name of the worker with that rank."""
+        return self.names[rank // self.slots]
+
+    def source(self, rank: int) -> tuple[str, int | None]:
+        """Return the worker and rank that an error names for the process of that number."""
+        return self.worker(rank), None if self.strategy in SERVERS else rank
+
+    def number(self, worker: str, rank: int | None) -> int:
+        """Return the number of a process, by its worker and rank."""
+        return self.names.index(worker) if rank is None else rank
+
+    def runs_script(self, rank: int) -> int:
+        """Return that rank if its process runs the script, which alone can fail by itself; else one that does."""
+        return 0 if self.strategy == "parameter_server" else rank
+
+    def options(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how ``run_cluster`` is to be called for it, in place of limits that are too narrow for TensorFlow."""
+        if self.strategy in SERVERS:
+            chiefs = int(self.strategy == "parameter_server")
+            return {"n_ps": 1, "n_workers": self.workers - 1 - chiefs, "strategy": self.made()}
+        narrow = {"stall_seconds": 40.0, "memory": 1.5} if self.strategy in HEAVY else {}
+        wide = {name: value for name, value in narrow.items() if name in wanted}
+        return {"n_workers": self.workers, "strategy": self.made(), **wide}
+
+    def made(self) -> Strategy:
+        """The strategy."""
+        if self.strategy in MPI:
+            return MpiStrategy(slots=self.slots, mpiexec=f"mpiexec.{self.strategy}")
+        if self.strategy == "processes":
+            return Processes(slots=self.slots)
+        if self.strategy == "horovod":
+            return Horovod(slots=self.slots)
+        return Servers() if self.strategy == "servers" else ParameterServer()
+
+    def __str__(self) -> str:
+        return f"{self.strategy}, {self.workers}x{self.slots}"
+
+
+def available() -> list[str]:
+    """Names of the strategies that this machine has what is needed for."""
+    found = ["processes", "servers", *(name for name in MPI if shutil.which(f"mpiexec.{name}"))]
+    packages = {"horovod": "horovod", "parameter_server": "tensorflow"}
+    return [*found, *(name for name, package in packages.items() if find_spec(package))]
+
+
+def choose_shape(dice: random.Random, number: int, strategies: Sequence[str], seed: int) -> tuple[Shape, int]:
+    """The cluster of the case of that number, and its number among those of the same weight, which choose its fault."""
+    light = [name for name in strategies if name not in HEAVY]
+    strategy, turn = dice.choice(light or list(strategies)), number
+    for name in HEAVY:
+        among = AMONG[name]
+        if light and name in strategies and number % among == among // 2:
+            strategy, turn = name, number // among + seed
+    if strategy in HEAVY:
+        return Shape(strategy, 3 if strategy == "parameter_server" else 2, 1), turn
+    if strategy == "servers":
+        return Shape(strategy, dice.choice([2, 3, 4]), 1), turn
+    workers, slots = dice.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
+    return Shape(strategy, workers, slots), turn

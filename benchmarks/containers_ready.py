@@ -1,0 +1,72 @@
+"""Eight workers in containers, beside eight bare ``podman run --detach`` at the same time.
+
+"Ready" is from the platform's making until every agent has said hello to a session; of a bare container, until its
+program has been started. Both are from the tiny image with this machine's ``/usr`` in it, on the tests' own Podman
+(``tests/platforms/containers_podman.py``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from muster.platforms.containers.engine import connect
+from muster.platforms.containers.images import tiny_image
+from muster.platforms.containers.platform import ContainersPlatform
+
+from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from tests.platforms.containers_podman import Podman, why_not
+from tests.support import Run, StubSession
+
+COUNT = 8
+SECONDS = 120.0  # in which all must be ready
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both by turns."""
+    if why_not():
+        raise Unavailable(why_not())
+    podman = Podman()
+    image = tiny_image(connect(podman.url))
+    try:
+        with private_home():
+            taken = by_turns(1 if quick else 5, {"muster": lambda: muster(podman), "bare": lambda: bare(podman, image)})
+    finally:
+        podman.remove()
+    title = f"{COUNT} containers from call to ready"
+    return [Figure(title, "s", taken["muster"], f"{COUNT} x `podman run --detach` at once", taken["bare"])]
+
+
+def muster(podman: Podman) -> float:
+    """Seconds from a platform's making until all its workers have said hello."""
+    folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
+    run, session = Run(folder), StubSession()
+    began = time.monotonic()
+    platform = ContainersPlatform(engine=podman.url)
+    session.listen_for(platform)
+    platform.submit([run.spec(f"worker-{number}", session=session.address) for number in range(COUNT)], run.id)
+    session.wait_for("hello", count=COUNT, timeout=SECONDS)
+    seconds = time.monotonic() - began
+    platform.close()
+    session.close()
+    run.remove()
+    shutil.rmtree(folder)
+    return seconds
+
+
+def bare(podman: Podman, image: str) -> float:
+    """Seconds that as many bare containers take at the same time."""
+    command = podman.command("run", "--detach", "--init", "--volume", "/usr:/usr:ro", image, "/usr/bin/sleep", "600")
+    began = time.monotonic()
+    for started in [subprocess.Popen(command, env=podman.environment, stdout=subprocess.DEVNULL) for _ in range(COUNT)]:
+        started.wait()
+    seconds = time.monotonic() - began
+    podman.run("rm", "--all", "--force", "--time", "0")
+    return seconds
+
+
+if __name__ == "__main__":
+    main("containers_ready")

@@ -1,0 +1,342 @@
+"""A notebook's session and ``muster serve`` beside clients that only know the port, and mean no good.
+
+Each attack lasts some seconds. Meanwhile it is measured what the attacked process uses, how late the output of a real
+worker comes (or the answer to a client with a key), and whether a rank that is killed is still told right. With
+``--beside CHECKOUT`` the same is done to another checkout of Muster, by turns. Only loopback is ever attacked, and only
+processes that the benchmark itself has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+
+from benchmarks.measuring import Figure, by_turns, main, significant
+
+BESIDE = "MUSTER_BENCHMARK_BESIDE"  # the folder of another checkout
+HERE = Path(__file__).parents[1]
+SECONDS = 5.0  # that an attack takes
+SAMPLE_SECONDS = 0.05
+PATIENCE = 10.0  # seconds after which an answer counts as not given
+TITLE = "Hostile clients"
+
+
+@dataclass
+class Attack:
+    """Hostile clients of one kind, on one port.
+
+    Args:
+        clients: how many threads.
+        act: what each of them does again and again, with the port, until it is over.
+    """
+
+    what: str
+    clients: int
+    act: Callable[[int, Callable[[], bool]], None]
+
+
+def idle(port: int, is_over: Callable[[], bool]) -> None:
+    """Hold 300 connections that say nothing."""
+    with contextlib.ExitStack() as held:
+        for _ in range(300):
+            if is_over():
+                return
+            with contextlib.suppress(OSError):
+                held.enter_context(_connect(port, is_over))
+        _wait(is_over)
+
+
+def hellos(port: int, is_over: Callable[[], bool]) -> None:
+    """Send 3 MB of a message that does not end, on one connection after the other, and hold them."""
+    with contextlib.ExitStack() as held:
+        for _ in range(20):
+            with contextlib.suppress(OSError):
+                connection = held.enter_context(_tls(port, is_over))
+                connection.settimeout(2)
+                connection.sendall(b"x" * 3_000_000)
+            if is_over():
+                return
+        _wait(is_over)
+
+
+def drip(port: int, is_over: Callable[[], bool]) -> None:
+    """Send a message that does not end, a byte at a time."""
+    while not is_over():
+        with contextlib.suppress(OSError), _tls(port, is_over) as connection:
+            while not is_over():
+                connection.sendall(b"x")
+
+
+def bodies(port: int, is_over: Callable[[], bool]) -> None:
+    """Hold 40 requests without a key, each with all but the last byte of a body of 4 MB."""
+    head = b"POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 4194304\r\n\r\n"
+    with contextlib.ExitStack() as held:
+        for _ in range(40):
+            with contextlib.suppress(OSError):
+                connection = held.enter_context(_connect(port, is_over))
+                connection.sendall(head + b"x" * (4194304 - 1))
+            if is_over():
+                return
+        _wait(is_over)
+
+
+def headers(port: int, is_over: Callable[[], bool]) -> None:
+    """Send a header that does not end, a byte at a time."""
+    while not is_over():
+        with contextlib.suppress(OSError), _connect(port, is_over) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+            while not is_over():
+                connection.sendall(b"x")
+
+
+NOBODY = Attack("nobody", 0, idle)
+ON_SESSION = (
+    NOBODY,
+    Attack("300 idle connections", 1, idle),
+    Attack("20 hellos of 3 MB that do not end", 1, hellos),
+    Attack("a hello, one byte at a time", 1, drip),
+)
+ON_SERVICE = (
+    NOBODY,
+    Attack("300 idle connections", 1, idle),
+    Attack("40 bodies of 4 MB without a key", 1, bodies),
+    Attack("a header, one byte at a time", 1, headers),
+)
+
+
+@dataclass
+class Use:
+    """What a process uses while it is attacked: the most of each, and CPU as a share of a core."""
+
+    process: psutil.Process
+    memory: list[float] = field(default_factory=list)
+    descriptors: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    @contextlib.contextmanager
+    def sampled(self, attack: Attack, port: int) -> Iterator[None]:
+        """Sample it while the attack goes on, for as long as the block takes."""
+        over = threading.Event()
+        threads = [threading.Thread(target=self._sample, args=(over,))]
+        threads += [threading.Thread(target=attack.act, args=(port, over.is_set)) for _ in range(attack.clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def _sample(self, over: threading.Event) -> None:
+        before, began = self.process.cpu_times(), time.monotonic()
+        with contextlib.suppress(psutil.Error):  # it has ended
+            while not over.wait(SAMPLE_SECONDS):
+                self.memory.append(self.process.memory_info().rss / 1e6)
+                self.descriptors.append(self.process.num_fds())
+                now = self.process.cpu_times()
+                used = now.user + now.system - before.user - before.system
+                self.cpu = 100 * used / (time.monotonic() - began)
+
+    def told(self) -> dict[str, float]:
+        """All of it."""
+        return {"memory": max(self.memory), "descriptors": max(self.descriptors), "cpu": self.cpu}
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Attack this checkout, and another one by turns where there is one."""
+    sides = {"after": HERE} | ({"before": Path(os.environ[BESIDE])} if os.environ.get(BESIDE) else {})
+    figures = []
+    targets = ("session", ON_SESSION, attack_session), ("service", ON_SERVICE, attack_service)
+    for target, attacks, attacked in targets[:1] if quick else targets:
+        for attack in attacks[:2] if quick else attacks:
+            print(f"  {target}: {attack.what}", file=sys.stderr, flush=True)
+            contenders = {side: partial(attacked, checkout, attack) for side, checkout in sides.items()}
+            taken = by_turns(1 if quick else 3, contenders)
+            for key, unit in UNITS[target].items():
+                values = {side: [one[key] for one in found] for side, found in taken.items()}
+                beside = (commit_of(sides["before"]), values["before"]) if "before" in values else ("", ())
+                figures.append(Figure(f"{target}|{attack.what}|{key}", unit, values["after"], *beside))
+    return figures
+
+
+UNITS = {
+    "session": {"memory": "MB", "descriptors": "", "cpu": "%", "up": "s", "delay": "ms", "told": "s"},
+    "service": {"memory": "MB", "descriptors": "", "cpu": "%", "delay": "ms", "log": "kB"},
+}
+COLUMNS = {
+    "memory": "memory, MB",
+    "descriptors": "descriptors",
+    "cpu": "CPU, % of a core",
+    "up": "two agents in after, s",
+    "delay": "an agent's line or a client's answer, ms: most",
+    "told": "a killed rank told after, s",
+    "log": "log, kB",
+}
+
+
+def attack_session(checkout: Path, attack: Attack) -> dict[str, float]:
+    """Attack the session of a notebook while its cluster comes up, works, and loses a rank."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with _home() as home:
+        command = [sys.executable, str(Path(__file__).with_name("hostile_session.py")), str(port), str(SECONDS)]
+        with (home / "errors").open("wb") as errors:
+            notebook = subprocess.Popen(
+                command, env=_environment(checkout, home), cwd=home, stdout=subprocess.PIPE, stderr=errors
+            )
+        use = Use(psutil.Process(notebook.pid))
+        with _ended(notebook), use.sampled(attack, port):
+            output, _ = notebook.communicate(timeout=240)
+        told = json.loads(output)
+    is_right = told["error"].startswith("WorkerKilled")
+    return {
+        **use.told(),
+        "up": told["up"] or PATIENCE,
+        "delay": 1000 * min(max(told["delays"], default=PATIENCE), PATIENCE),
+        "told": told["told"] if is_right else PATIENCE,
+    }
+
+
+def attack_service(checkout: Path, attack: Attack) -> dict[str, float]:
+    """Attack ``muster serve`` while a client with a key asks for the list of workers."""
+    with _home() as home:
+        environment = _environment(checkout, home)
+        serve = (sys.executable, "-m", "muster", "serve")
+        log = home / "log"
+        with log.open("wb") as errors:
+            service = subprocess.Popen(
+                [*serve, "--port", "0", "--project", str(home)], env=environment, stdout=subprocess.PIPE, stderr=errors
+            )
+        with _ended(service):
+            assert service.stdout is not None
+            line = next(line.decode() for line in service.stdout if line.startswith(b"Serving "))
+            port = line.split(" on ")[-1].split(",")[0].rpartition(":")[2]
+            printed = shlex.join([*serve, "--print-env", "--port", port])
+            done = subprocess.run(
+                ["bash", "-c", f'eval "$({printed})" && env -0'],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            variables = dict(line.split("=", 1) for line in done.stdout.split("\0") if line.startswith("CDSW_"))
+            use, delays = Use(psutil.Process(service.pid)), []
+            with use.sampled(attack, int(port)):
+                over = time.monotonic() + SECONDS
+                while time.monotonic() < over:
+                    delays.append(_answer_seconds(variables))
+                    time.sleep(0.05)
+        return {**use.told(), "delay": 1000 * max(delays), "log": log.stat().st_size / 1e3}
+
+
+def _answer_seconds(variables: Mapping[str, str]) -> float:
+    began = time.monotonic()
+    try:
+        url, key = variables["CDSW_ENGINE_URL"] + "/workers", variables["CDSW_API_KEY"]
+        answer = requests.get(url, auth=(key, ""), timeout=PATIENCE)
+        return time.monotonic() - began if answer.status_code == 200 else PATIENCE
+    except requests.RequestException:
+        return PATIENCE
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """The figures as a table for each target: a row for each attack, before and after in each cell."""
+    rows: dict[str, dict[str, dict[str, str]]] = {}
+    others = {figure["floor"]["what"] for figure in result["figures"] if figure["floor"]}
+    for figure in result["figures"]:
+        target, attack, key = figure["what"].split("|")
+        before = f"{_short(figure['floor']['median'], figure['unit'])} → " if figure["floor"] else ""
+        cell = f"{before}{_short(figure['median'], figure['unit'])}"
+        rows.setdefault(target, {}).setdefault(attack, {})[key] = cell
+    texts = []
+    for target, attacks in rows.items():
+        keys = list(next(iter(attacks.values())))
+        lines = [
+            f"| the {target}, beside | {' | '.join(COLUMNS[key] for key in keys)} |",
+            "|---|" + "---:|" * len(keys),
+        ]
+        lines += [f"| {attack} | {' | '.join(cells[key] for key in keys)} |" for attack, cells in attacks.items()]
+        texts.append("\n".join(lines))
+    texts.append(
+        f"{''.join(f'Commit {other} → this one. ' for other in others)}Medians of the most that was seen in each turn, "
+        f"{SECONDS:g} s each; {PATIENCE:g} s ({PATIENCE * 1000:,.0f} ms) stands for never, or told wrong."
+    )
+    return "\n\n".join(texts)
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit that is checked out in a folder."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _short(value: float, unit: str) -> str:
+    return f"{value:,.0f}" if unit in ("ms", "", "kB", "MB", "%") else f"{significant(value):.2g}"
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="muster-hostile-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _environment(checkout: Path, home: Path) -> dict[str, str]:
+    added = {"PYTHONPATH": str(checkout / "sdk"), "MUSTER_HOME": str(home / "muster"), "MUSTER_DASHBOARD": "off"}
+    return {**os.environ, **added}
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _connect(port: int, is_over: Callable[[], bool]) -> socket.socket:
+    """A connection, as soon as somebody listens on that port."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1)
+        except ConnectionRefusedError:
+            if is_over():
+                raise
+            time.sleep(0.005)
+
+
+def _tls(port: int, is_over: Callable[[], bool]) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(_connect(port, is_over))
+
+
+def _wait(is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main("hostile")

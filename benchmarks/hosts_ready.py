@@ -1,0 +1,69 @@
+"""Eight hosts logged in to and a worker ready on each, beside eight bare ``ssh HOST true`` at the same time.
+
+The hosts are network namespaces of this machine, with real sshds (``tests/platforms/hosts_network.py``); so all their
+processors are this machine's few. "Ready" is from the platform's making until every agent has said where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from muster.job import Status
+from muster.platforms.hosts.platform import HostsPlatform
+
+from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from tests.platforms.hosts_network import Network, can_have_networks
+from tests.support import Run
+
+HOSTS = tuple(f"h{number}" for number in range(1, 9))
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both by turns."""
+    if not can_have_networks():
+        raise Unavailable("hosts need root, ip, unshare and sshd")
+    network = Network(HOSTS)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = network.path
+    try:
+        with private_home():
+            taken = by_turns(1 if quick else 10, {"muster": muster, "bare": bare})
+    finally:
+        os.environ["PATH"] = before
+        network.remove()
+    title = f"{len(HOSTS)} hosts over ssh: logged in to, a worker ready on each"
+    return [Figure(title, "s", taken["muster"], f"{len(HOSTS)} x `ssh HOST true` at once", taken["bare"])]
+
+
+def muster() -> float:
+    """Seconds from a platform's making until all its workers run."""
+    folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
+    run = Run(folder)
+    began = time.monotonic()
+    platform = HostsPlatform(hosts=HOSTS)
+    platform.reach()
+    handles = platform.submit([run.spec(f"worker-{number}") for number in range(len(HOSTS))], run.id)
+    while any(worker.status is not Status.RUNNING for worker in platform.poll(handles)):
+        time.sleep(0.005)
+    seconds = time.monotonic() - began
+    platform.close()
+    run.remove()
+    shutil.rmtree(folder)
+    return seconds
+
+
+def bare() -> float:
+    """Seconds that as many bare logins take at the same time."""
+    began = time.monotonic()
+    for login in [subprocess.Popen(["ssh", host, "true"], stdin=subprocess.DEVNULL) for host in HOSTS]:
+        login.wait()
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    main("hosts_ready")

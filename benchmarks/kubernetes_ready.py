@@ -1,0 +1,101 @@
+"""Eight workers in pods, beside eight bare pods of the same image and resources, on the tests' own Kubernetes.
+
+"Ready" is from the submission until every agent has said hello to a session; of a bare pod, which only sleeps, until
+Kubernetes says that it runs. The tests' own cluster (``tests/platforms/kubernetes/cluster.py``) is this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.job import Resources
+from muster.platforms.kubernetes.client import Client
+from muster.platforms.kubernetes.platform import KubernetesPlatform
+
+from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from tests.platforms.kubernetes.cluster import IMAGE, Cluster, own_cluster, until, why_none
+from tests.platforms.kubernetes.conftest import this_machine
+from tests.support import Run, StubSession
+
+COUNT = 8
+SECONDS = 120.0  # in which all must be ready
+RESOURCES = Resources(cpu=0.1, memory=0.2)
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both by turns."""
+    if why_none():
+        raise Unavailable(why_none())
+    folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
+    (folder / "overlay.json").write_text(json.dumps(this_machine()))
+    asked: list[float] = []
+    with own_cluster() as cluster, private_home():
+        ways = {"muster": lambda: muster(cluster, folder, asked), "bare": lambda: bare(cluster)}
+        taken = by_turns(1 if quick else 5, ways)
+    shutil.rmtree(folder)
+    title = f"{COUNT} pods from submission to ready"
+    return [
+        Figure(title, "s", taken["muster"], f"{COUNT} bare pods, made one after the other", taken["bare"]),
+        Figure(f"requests to the cluster for {COUNT} pods, from submission to ready", "", asked),
+    ]
+
+
+def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
+    """Seconds from a submission until all its workers have said hello; adds the requests that it took to ``asked``."""
+    run, session = Run(folder), StubSession()
+    with cluster.namespace() as namespace:
+        platform = platform_in(cluster, namespace, folder)
+        session.listen_for(platform)
+        specs = [run.spec(f"worker-{number}", session=session.address, resources=RESOURCES) for number in range(COUNT)]
+        client: Client = platform._client()
+        before, began = client.requests, time.monotonic()
+        platform.submit(specs, run.id)
+        session.wait_for("hello", count=COUNT, timeout=SECONDS)
+        seconds = time.monotonic() - began
+        asked.append(client.requests - before)
+        platform.close()
+        until(lambda: not cluster.pods(namespace), "all pods are gone")
+    session.close()
+    run.remove()
+    return seconds
+
+
+def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
+    """The platform, in a namespace of the cluster's."""
+    platform = KubernetesPlatform(image=IMAGE, namespace=namespace, overlay=folder / "overlay.json")
+    platform._asked = Client(cluster.client.access)
+    return platform
+
+
+def bare(cluster: Cluster) -> float:
+    """Seconds that as many pods take which only sleep."""
+    amounts = {"cpu": "100m", "memory": "264M"}
+    container = {"image": IMAGE, "command": ["/usr/bin/sleep", "600"], "resources": {"limits": amounts}}
+    machine = this_machine()["spec"]
+    container |= {"name": "worker", "volumeMounts": machine["containers"][0]["volumeMounts"]}
+    spec = {"containers": [container], "volumes": machine["volumes"], "terminationGracePeriodSeconds": 0}
+    with cluster.namespace() as namespace:
+        began = time.monotonic()
+        for number in range(COUNT):
+            pod = {"metadata": {"name": f"bare-{number}"}, "spec": spec}
+            cluster.client.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+        until(lambda: is_running(cluster, namespace), "all run", SECONDS)
+        seconds = time.monotonic() - began
+        for number in range(COUNT):
+            cluster.client.delete(f"/api/v1/namespaces/{namespace}/pods/bare-{number}")
+        until(lambda: not cluster.pods(namespace), "all pods are gone")
+    return seconds
+
+
+def is_running(cluster: Cluster, namespace: str) -> bool:
+    """Return whether all bare pods run."""
+    return [pod["status"].get("phase") for pod in cluster.pods(namespace)] == ["Running"] * COUNT
+
+
+if __name__ == "__main__":
+    main("kubernetes_ready")

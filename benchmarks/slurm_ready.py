@@ -1,0 +1,76 @@
+"""Workers ready in a job of Slurm's, beside an ``srun`` of as many ``true``, on a real Slurm of two nodes.
+
+Slurm and its nodes are namespaces of this machine (``tests/platforms/slurm_engine.py``); so all their processors are
+this machine's few. "Ready" is from the submission until every agent has said where it is. The floor is a job, too,
+whose script is one ``srun``: from its submission until that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from muster.job import Status
+from muster.platforms.slurm.platform import SlurmPlatform
+
+from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
+from tests.platforms.slurm_engine import Engine, fetch, why_not
+from tests.support import Run
+
+WORKERS = 8
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Both by turns."""
+    root = None if why_not() else fetch()
+    if root is None:
+        raise Unavailable(why_not() or "Debian's packages of Slurm cannot be fetched here")
+    engine = Engine(root)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = engine.path
+    try:
+        with private_home():
+            taken = by_turns(1 if quick else 10, {"muster": lambda: muster(engine), "bare": lambda: bare(engine)})
+    finally:
+        os.environ["PATH"] = before
+        engine.remove()
+    title = f"{WORKERS} workers in a job of Slurm's: submitted, all ready"
+    return [Figure(title, "s", taken["muster"], f"a job with `srun` of {WORKERS} x `true`", taken["bare"])]
+
+
+def muster(engine: Engine) -> float:
+    """Seconds from a submission until all its workers run."""
+    folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
+    run = Run(folder)
+    platform = SlurmPlatform()
+    platform.reach()
+    began = time.monotonic()
+    handles = platform.submit([run.spec(f"worker-{number}") for number in range(WORKERS)], run.id)
+    while any(worker.status is not Status.RUNNING for worker in platform.poll(handles)):
+        time.sleep(0.005)
+    seconds = time.monotonic() - began
+    platform.close()
+    engine.clean()
+    run.remove()
+    shutil.rmtree(folder)
+    return seconds
+
+
+def bare(engine: Engine) -> float:
+    """Seconds from the submission of a job that starts as many programs which do nothing until it is done."""
+    done = engine.folder / "done"
+    began = time.monotonic()
+    engine.submit(f"--ntasks={WORKERS}", command=f"srun --ntasks={WORKERS} --mpi=none true && touch {done}")
+    while not done.exists():
+        time.sleep(0.005)
+    seconds = time.monotonic() - began
+    done.unlink()
+    engine.clean()
+    return seconds
+
+
+if __name__ == "__main__":
+    main("slurm_ready")
