@@ -7,7 +7,10 @@ to be given up is said in the log, and in what is shown of it even where the log
 import codecs
 import contextlib
 import os
-import shutil
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
 
 CHUNK = 1 << 16  # bytes per message; JSON may need six times as many, which is still less than wire.MAX_LINE
 COPIED_AT_ONCE = 64  # chunks of a rank's log
@@ -81,7 +84,7 @@ class LogFile:
         """Move the content to ``<log>.1`` once the log is full, and has been read if anybody reads it.
 
         A session that reads too slowly loses output from its display, but not from the disk, once the log has twice
-        its size; so the two files never keep more than three times the cap, and twice where the session keeps up.
+        its size; so the two files hardly keep more than four times the cap, and twice where the session keeps up.
         The processes hold the file open, so it is copied and emptied rather than renamed; they append, so they go on
         at its new start. What is written in the instant between copying and emptying is lost. Where there is no room
         for the copy, only the end of the log is kept: the processes need the room more.
@@ -92,7 +95,7 @@ class LogFile:
             return
         missed = size - self._reader.tell()
         try:
-            lost = self._move_content(size)
+            lost, cause = self._move_content(size)
         except OSError as error:
             self._stuck_at = size  # another copy of all of it at each check would hold up everything else
             self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
@@ -100,32 +103,48 @@ class LogFile:
         self._stuck_at = 0
         self._reader.seek(0)
         if lost:
-            self.write("{} bytes of output are lost: there is no room for more than {}.1".format(lost, self.path))
+            self.write("{} bytes of output are lost: {} {}.1".format(lost, cause, self.path))
         if is_unread:
             self.write("{} bytes of output came too fast to be shown; they are in {}.1".format(missed, self.path))
 
-    def _move_content(self, size: int) -> int:
-        """Move the content to ``<log>.1``, and return how many bytes of it are lost. Raises OSError."""
-        older = self.path + ".1"
-        end: "bytes | None" = None
-        with open(self.path, "rb") as source:
+    def _move_content(self, size: int) -> "tuple[int, str]":
+        """Move the content to ``<log>.1``. Returns how many bytes of it are lost, and why. Raises OSError."""
+        with open(self.path, "rb", buffering=0) as source:
             try:
-                with open(older, "wb") as target:
+                with open(self.path + ".1", "wb") as target:
                     os.fchmod(target.fileno(), 0o600)
-                    shutil.copyfileobj(source, target, 1 << 20)
+                    kept = self._copy_content(source.fileno(), target.fileno(), size)
             except OSError:
-                source.seek(max(0, size - min(size // 2, KEPT_WITHOUT_ROOM)))
-                end = source.read(KEPT_WITHOUT_ROOM)
+                return self._keep_end(source, size), "there is no room for more than"
+        lost = self.size() - kept
         os.ftruncate(self.descriptor, 0)
-        if end is None:
-            return 0
+        return lost, "they came too fast for"
+
+    def _copy_content(self, source: int, target: int, size: int) -> int:
+        """Copy what the log has, and what comes meanwhile. Returns how many bytes are copied. Raises OSError.
+
+        Whoever prints as fast as this copies would have it never end, so there is a limit to both.
+        """
+        copied = start = max(0, size - 2 * self.cap)
+        while copied < size + self.cap:
+            data = os.pread(source, min(size + self.cap - copied, COPIED_AT_ONCE * CHUNK), copied)
+            if not data:
+                break
+            copied += os.write(target, data)
+        return copied - start
+
+    def _keep_end(self, source: "IO[bytes]", size: int) -> int:
+        """Empty the log, and keep its end alone in ``<log>.1``. Returns how many bytes are lost."""
+        source.seek(max(0, size - min(size // 2, KEPT_WITHOUT_ROOM)))
+        end = source.read(KEPT_WITHOUT_ROOM)
+        os.ftruncate(self.descriptor, 0)
         try:
-            with open(older, "wb") as target:
+            with open(self.path + ".1", "wb") as target:
                 os.fchmod(target.fileno(), 0o600)
                 target.write(end)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(older)
+                os.unlink(self.path + ".1")
             return size
         return size - len(end)
 
