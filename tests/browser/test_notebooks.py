@@ -176,7 +176,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     expect(page.locator(".muster-stacks summary")).to_have_count(3, timeout=10_000)
     expect(page.locator(".muster-stacks summary").first).to_contain_text("train.py")
 
-    page.evaluate(f"() => {{ {CURRENT}.context.sessionContext.restartKernel() }}")
+    page.evaluate(f"() => {{ window.restart = {CURRENT}.context.sessionContext.restartKernel(); }}")
     page.wait_for_selector(".muster-silent", timeout=3000)
     expect(page.locator(".muster-fate")).to_contain_text(
         f"the run has ended with it. What became of it: muster show {run}"
@@ -185,6 +185,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     facts = page.locator(".muster-title").inner_text()
     page.wait_for_timeout(1200)
     assert page.locator(".muster-title").inner_text() == facts, "the clock has stopped"
+    page.evaluate("async () => { await window.restart }")  # the server cannot end a kernel that it still restarts
 
 
 def test_a_log_of_many_lines_shows_its_end_and_what_was_before_it(open_notebook: Open, page: Page, lab: Server) -> None:
