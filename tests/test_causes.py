@@ -46,6 +46,8 @@ def stopped(worker: int, time: float) -> Failure:
 
 LAUNCHER = Failure(FailureKind.LAUNCHER, 10.6, message="mpiexec", exit_code=1)
 LAUNCHER_KILLED = Failure(FailureKind.LAUNCHER, 10.0, message="mpiexec", signal=signal.SIGKILL)
+LAUNCHER_ASKED = replace(LAUNCHER_KILLED, signal=signal.SIGTERM)
+DAEMON_ASKED = Failure(FailureKind.DAEMON, 10.0, "worker-1", signal=signal.SIGTERM)
 DAEMON_KILLED = Failure(FailureKind.DAEMON, 10.1, "worker-1", signal=signal.SIGKILL)
 MEMORY = Failure(FailureKind.MEMORY, 10.01, "worker-1", 1, signal=signal.SIGKILL, used=2, limit=1)
 SHUT_DOWN = ("HorovodInternalError", "Horovod has been shut down")
@@ -99,6 +101,18 @@ CASES = {
         lost(1, 10.2, since=10.1), [broke(0, 10.0)],
     ),
     "a lost worker, though its rank had broken a pipe": (lost(1, 10.0), [killed(1, 9.9, signal.SIGPIPE)]),
+    "a lost worker, whose rank had been asked to end before": (lost(1, 10.3), [killed(1, 10.0, signal.SIGTERM)]),
+    "a lost worker, whose ranks were asked to end long before it had left": (
+        lost(1, 11.0), [killed(1, 10.0, signal.SIGTERM), broke(0, 10.002), exited(0, 10.02)],
+    ),
+    "a lost worker, though the launcher had been asked to end before": (lost(1, 10.3), [LAUNCHER_ASKED]),
+    "a lost worker, though a daemon of the launcher had been asked to end before": (lost(1, 10.3), [DAEMON_ASKED]),
+    "a rank that was asked to end, over another worker lost later": (
+        killed(0, 10.0, signal.SIGTERM), [lost(1, 12.0)],
+    ),
+    "a launcher that was asked to end, over what it left behind": (
+        LAUNCHER_ASKED, [hung_up(0, 10.01), stopped(0, 10.2), killed(1, 10.1, signal.SIGTERM)],
+    ),
     "memory, over the signal that ended it": (MEMORY, [killed(1, 10.0), broke(0, 10.0)]),
     "a broken pipe where there is nothing else": (killed(0, 9.9, signal.SIGPIPE), [LAUNCHER]),
     "an exit, however late, over a broken pipe": (exited(1, 10.9), [killed(0, 9.9, signal.SIGPIPE), LAUNCHER]),

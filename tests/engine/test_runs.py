@@ -49,6 +49,17 @@ def test_a_run_that_goes_well() -> None:
     assert outcome.seconds == pytest.approx(10.3)
 
 
+def is_cancelled_with_its_process(signal: int) -> Change:
+    """A worker whose process is known to have ended before its agent leaves, and before its platform knows why."""
+
+    def change(scene: Scene) -> None:
+        scene.at(3, scene.workers["worker-1"].exit, 0, 1, signal=signal)
+        scene.at(3.2, scene.workers["worker-1"].hang_up)
+        scene.at(3.3, scene.platform.end, "worker-1", Status.FAILED, "by its owner", cause=EndCause.CANCELLED)
+
+    return change
+
+
 def fails_to_start(scene: Scene) -> None:
     scene.workers["worker-0"].manners.hello_after = None
     scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "no image")
@@ -68,6 +79,8 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
         lambda s: s.at(3, s.workers["worker-1"].exit, rank=1, signal=9, reason="memory"),
         WorkerOutOfMemory, "worker-1", 3.5,
     ),
+    (is_cancelled_with_its_process(15), WorkerCancelled, "worker-1", 3.5),
+    (is_cancelled_with_its_process(9), WorkerKilled, "worker-1", 3.5),
     (lambda s: s.at(3, s.workers["worker-1"].raise_exception, rank=1), ScriptFailed, "worker-1", 3.5),
     (lambda s: s.at(3, s.workers["worker-1"].hang_up), WorkerLost, "worker-1", 3.7),
     (lambda s: s.at(3, s.workers["worker-1"].say, "error", text="cannot"), WorkerLost, "worker-1", 3.5),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 
 import pytest
 from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
@@ -10,7 +12,7 @@ from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
 
 from tests.faults.scene import PROMPT, Scene
-from tests.support import SENDER, eventually
+from tests.support import SENDER, eventually, is_gone
 
 
 def failure_of(cluster: Cluster) -> RunFailed:
@@ -49,6 +51,21 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     if victim != "guard":
         assert failure.worker == victim.split()[1]
     assert scene.noticed_after(killed) < PROMPT
+    scene.assert_nothing_left()
+    assert_recorded(scene, failure)
+
+
+def test_a_worker_whose_process_and_agent_are_told_to_end_is_lost(scene: Scene) -> None:
+    cluster = scene.start()
+    scene.wait_for_phase("training")
+    scene.kill("process worker-1", "agent worker-1", signum=signal.SIGTERM)
+    for part in ("process worker-1", "agent worker-1"):  # so that the agent hears of both ends at once
+        pid = scene.pid(part)
+        os.kill(pid, signal.SIGCONT)
+        eventually(functools.partial(is_gone, pid), f"the {part} has ended")
+    failure = failure_of(cluster)
+    assert type(failure) is WorkerLost
+    assert failure.worker == "worker-1"
     scene.assert_nothing_left()
     assert_recorded(scene, failure)
 

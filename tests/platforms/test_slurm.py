@@ -32,11 +32,7 @@ from muster.platforms.slurm.queue import LOOK_SECONDS
 from tests.platforms.slurm_engine import Engine
 from tests.support import environment, eventually
 
-# Slurm sends SIGTERM to agents and ranks alike; of a rank that it ends before the agent has read its own, that is told.
-ENDLESS = (
-    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "print('started', flush=True)\ntime.sleep(600)\n"
-)
+ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
 @pytest.fixture

@@ -142,6 +142,8 @@ class Agent:
 
     def _set_up(self) -> None:
         linux.adopt_orphans()
+        # Systems send SIGTERM to a worker's agent and processes alike: what has ended for that must not be told as if
+        # it had ended by itself. So being told to leave comes first where both are known at the same time.
         self._loop.on_signal(signal.SIGTERM, self._leave_politely)
         self._loop.on_signal(signal.SIGCHLD, self.processes.reap)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -364,6 +366,8 @@ class Agent:
             self._link.send(wire.Error(text))
 
     def _sshd_failed(self, what: str) -> None:
+        if self._is_leaving:  # it was told to, as this agent was
+            return
         never_listened = not self.environment
         if never_listened and not self.config["ssh"]["is_required"]:
             self._do_without_sshd(what)
@@ -436,7 +440,7 @@ class Agent:
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
-        else:
+        elif not (self._is_leaving and isinstance(report, wire.Raised)):  # its script may raise when it is told to end
             self._pace.flush()
             self._link.send(report)
 
@@ -448,6 +452,8 @@ class Agent:
 
     def _leave_politely(self) -> None:
         """Ask all processes to end, and leave when they have, or have had time enough."""
+        if self._is_leaving:  # whoever tells it twice is not to tell its processes twice
+            return
         self._is_leaving = True
         self._launcher.stop(wire.StopLauncher(POLITE_GRACE))
         self._stop(wire.Stop(POLITE_GRACE))

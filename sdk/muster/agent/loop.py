@@ -74,14 +74,17 @@ class Loop:
         return timer
 
     def on_signal(self, signum: int, call: "Callable[[], object]") -> None:
-        """Call ``call()`` from the loop after signal ``signum`` has come."""
+        """Call ``call()`` from the loop after signal ``signum`` has come; of several the one set first goes first."""
         self._handlers[signum] = call
         signal.signal(signum, _noted)
 
     def run(self) -> None:
         """Run until ``stop``, which may have come before."""
         while not self._stopped:
-            for key, events in self._selector.select(self._call_due_timers()):
+            ready = self._selector.select(self._call_due_timers())
+            # Signals first: that it is told to leave says what to make of the rest.
+            ready.sort(key=lambda found: found[0].fileobj is not self._wakeup)
+            for key, events in ready:
                 for event, call in key.data.items():
                     if events & event and not self._stopped:
                         call()
@@ -123,9 +126,10 @@ class Loop:
         return max(0.0, self._timers[0].due - time.monotonic()) if self._timers else None
 
     def _deliver_signals(self) -> None:
-        for signum in set(self._wakeup.recv(4096)):
-            if signum in self._handlers:
-                self._handlers[signum]()
+        come = self._wakeup.recv(4096)
+        for signum, call in list(self._handlers.items()):
+            if signum in come:
+                call()
 
 
 def _noted(signum: int, frame: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -58,6 +58,7 @@ CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 OF_LAUNCHER = {FailureKind.LAUNCHER, FailureKind.HUNG_UP, FailureKind.DAEMON}
 OF_WORKER = {FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.OVERTIME, FailureKind.CANCELLED}
 OF_PROCESS = {FailureKind.EXIT, FailureKind.SIGNAL, FailureKind.STOPPED}
+OF_SIGNALS = {FailureKind.SIGNAL, FailureKind.DAEMON, FailureKind.LAUNCHER}  # which signals may end
 
 # Seconds by which the end of a process may be known later than it happened, where nothing but its time speaks for it,
 # and where another process says that a connection has broken.
@@ -116,7 +117,12 @@ class Failure:
     @cached_property
     def is_echo(self) -> bool:
         """True if it looks like the consequence of another failure."""
-        return self.bearing >= Bearing.BROKEN or (self.kind is FailureKind.SIGNAL and self.signal in SENT)
+        return self.bearing >= Bearing.BROKEN or self.was_asked_to_end
+
+    @property
+    def was_asked_to_end(self) -> bool:
+        """True if what ended was asked to, by somebody: perhaps by whoever ended the worker with all that is on it."""
+        return self.kind in OF_SIGNALS and self.signal in SENT
 
     @cached_property  # texts are searched for it, and each failure is compared with all others
     def bearing(self) -> Bearing:
@@ -280,10 +286,13 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     """One failure per process: what it raised, with its end, or else how it ended. A lost agent covers its own.
 
     Requests to end that came after a launcher had failed count as the launcher's, and so do connections that broke
-    after it had let go of ranks, which their agents end then: they say nothing of the process.
+    after it had let go of ranks, which their agents end then: they say nothing of the process. Nor do requests to end
+    what is on a worker that is lost: whoever has a worker ended sends them to its agent and its processes alike, and
+    the end of these is known first.
     """
-    known = sorted(failures, key=_order)
-    lost = {failure.worker for failure in known if failure.kind in OF_WORKER}
+    ordered = sorted(failures, key=_order)
+    lost = {failure.worker for failure in ordered if failure.kind in OF_WORKER}
+    known = [_with_its_worker(failure, lost) for failure in ordered]
     launcher_failed_at = min((failure.time for failure in known if failure.kind in OF_LAUNCHER), default=float("inf"))
     by_process: dict[tuple[object, ...], list[Failure]] = {}
     for failure in known:
@@ -295,12 +304,21 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
     return [_timeline(of_one) for of_one in by_process.values()]
 
 
+def _with_its_worker(failure: Failure, lost: Set[str | None]) -> Failure:
+    """The failure, or what is told of a process in its place that was asked to end, as its worker is lost."""
+    is_lost = failure.worker in lost if failure.worker else bool(lost)  # it is not known on which the launcher ran
+    return replace(failure, kind=FailureKind.STOPPED) if is_lost and failure.was_asked_to_end else failure
+
+
 def _timeline(failures: Sequence[Failure]) -> Failure:
     """Return the failure that says most of a process, with the time of its end where that was an exception."""
     raised = [failure for failure in failures if failure.kind is FailureKind.EXCEPTION]
     ends = [failure for failure in failures if failure.kind in OF_PROCESS]
     others = [failure for failure in failures if not (raised and failure in ends)]
     first = min(others, key=_order_within_process)
+    if first.kind in OF_WORKER:  # what its end leads to may begin with that of its first process
+        stopped = [failure.time for failure in ends if failure.kind is FailureKind.STOPPED]
+        return replace(first, since=min([first.time if first.since is None else first.since, *stopped]))
     if first.kind is not FailureKind.EXCEPTION or not ends:
         return first
     end = min(ends, key=lambda failure: failure.time)

@@ -1,0 +1,79 @@
+"""A worker that its system tells to end: SIGTERM comes to the agent and to its processes, all at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from muster.agent import linux
+from muster.platforms.local import LocalPlatform
+
+from tests.agent.launched import RUNNER, Launched, platform, worker
+from tests.support import Run, StubSession, command_line, descendants_of, eventually, fresh_identity, is_gone
+
+__all__ = ["platform", "worker"]
+
+ENDLESS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+def state(pid: int) -> str:
+    found = linux.stat(pid)
+    return found.state if found else ""
+
+
+def end_together(worker: Launched, pid: int) -> None:
+    """Have a process and its agent told to end, so that the agent hears of both at the same time."""
+    agent = worker.hello["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    eventually(lambda: state(agent) == "T", "the agent stands still")
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: is_gone(pid), "the process has ended")
+    os.kill(agent, signal.SIGTERM)
+    os.kill(agent, signal.SIGCONT)
+    worker.session.wait_for("hung_up")
+
+
+@pytest.mark.parametrize("how", ["dies of it", "exits", "raises", "exits as a script"])
+def test_what_has_ended_with_its_worker_has_been_stopped(worker: Launched, tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    if how == "dies of it":
+        pid = worker.sh("echo up; exec sleep 600")
+    elif how == "exits":
+        pid = worker.sh("trap 'exit 3' TERM; echo up; while :; do sleep 0.01; done")
+    else:
+        ends = "raise ValueError" if how == "raises" else "sys.exit(3)"
+        script.write_text(
+            f"import signal, sys\ndef end(*_):\n    {ends}\nsignal.signal(signal.SIGTERM, end)\n{ENDLESS}"
+        )
+        pid = worker.start(sys.executable, str(RUNNER), "program", str(script))
+    worker.output_with("up")
+    end_together(worker, pid)
+    (end,) = worker.session.received("exited")
+    assert (end["pid"], end["reason"]) == (pid, "stopped")
+    reports = [message["report"]["kind"] for message in worker.session.received("report")]
+    assert "exception" not in reports
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="there is no sshd")
+def test_an_sshd_that_has_ended_with_its_worker_is_no_complaint(
+    run: Run, stub_session: StubSession, platform: LocalPlatform
+) -> None:
+    worker = Launched(run, stub_session, platform, ssh=fresh_identity())
+    agent = worker.hello["pid"]
+    sshd = next(pid for pid in descendants_of(agent) if "sshd_config" in command_line(pid))
+    end_together(worker, sshd)
+    assert not stub_session.received("error")
+
+
+def test_an_agent_that_is_told_twice_tells_its_processes_once(worker: Launched) -> None:
+    worker.sh("trap 'echo told' TERM; echo up; while :; do sleep 0.01; done")
+    worker.output_with("up")
+    for _ in range(2):
+        os.kill(worker.hello["pid"], signal.SIGTERM)
+        worker.output_with("told")
+    worker.session.wait_for("hung_up")
+    assert worker.session.output().count("told") == 1
