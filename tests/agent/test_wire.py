@@ -17,6 +17,7 @@ FROM_AGENT = [
     wire.Started(5, None),
     wire.Leaving(),
     wire.Ack(5),
+    wire.Exited(5, 0, 3, None),
     wire.Exited(5, 0, None, 11, "memory", 10**12, 1.0, 2.0),
     wire.HungUp(1),
     wire.Broken(127),
@@ -118,6 +119,11 @@ def test_orders_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
     "fields",
     [{"type": "stacks", "text": "", "connections": [value]} for value in (1, None, "four", {"a": 1}, [1, 2, 3, 4], [])]
     + [{"type": "broken", "code": code} for code in (300, -1, 1.0, float("inf"), True)]
+    + [
+        {"type": kind, "pid": 5, **ends}
+        for kind in ("exited", "launcher_exited")
+        for ends in ({}, {"exit_code": None, "signal": None}, {"exit_code": 0, "signal": 9})
+    ]
     + [{"type": "report", "report": {**RAISED, "status": status}} for status in ("5", 256, -1, 2.0)],
     ids=str,
 )

@@ -85,6 +85,7 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.at(3, s.workers["worker-1"].hang_up), WorkerLost, "worker-1", 3.7),
     (lambda s: s.at(3, s.workers["worker-1"].say, "error", text="cannot"), WorkerLost, "worker-1", 3.5),
     (lambda s: s.at(3, s.workers["worker-1"].send, b"nonsense\n"), WorkerLost, "worker-1", 3.7),
+    (lambda s: s.at(3, s.workers["worker-1"].say, "exited", pid=101, rank=1), WorkerLost, "worker-1", 3.7),
     (lambda s: s.at(3, s.stop), RunStopped, None, 3.3),
     (lambda s: s.at(3, s.stop, AT_ONCE), RunStopped, None, 3.2),
     (lambda s: s.at(0.02, s.stop), RunStopped, None, 0.02),

@@ -263,6 +263,33 @@ def test_the_time_of_an_end_is_told_by_the_clock_of_the_session(
     assert (failed.time, failed.uncertainty) == (time, uncertainty)
 
 
+TOO_MUCH: list[tuple[Callable[[int], Any], str]] = [
+    (lambda rank: wire.Raised("ValueError", "no", "trace", rank), "more failures"),
+    (lambda rank: wire.Raised("SystemExit", "5", "trace", rank, status=5), "more failures"),
+    (lambda rank: wire.HungUp(rank), "more failures"),
+    (lambda rank: wire.Broken(137), "more failures"),
+    (lambda rank: wire.Error(f"no {rank}"), "more failures"),
+    (lambda rank: wire.Started(7, rank), "more processes"),
+    (lambda rank: wire.Exited(7, rank, 3), "does not run"),
+    (lambda rank: wire.Exited(7, 0, 3), "does not run"),
+    (lambda rank: wire.Stacks("here", rank), "stacks"),
+]
+
+
+@pytest.mark.parametrize(("say", "warned"), TOO_MUCH)
+def test_an_agent_that_tells_without_end_is_heard_to_an_end(
+    told: Told, say: Callable[[int], Any], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.hear(*RUNS, *map(say, range(1000)))
+    kept = len(told.state.failures) + len(told.state.processes["worker-0"]) + len(told.state.stacks)
+    assert 2 <= kept < 400
+    assert len(told.events) < 400
+    assert [warned in record.getMessage() for record in caplog.records] == [True]
+    before = len(told.state.failures)
+    told.call(told.state.polled, [Worker("worker-1", "worker-1", Status.FAILED)], [])
+    assert len(told.state.failures) == before + 1, "others are heard all the same"
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_of_several_ranks_the_lowest_tells_the_metrics(told: Told, order: tuple[int, ...]) -> None:
     told.hear(*(wire.Progress(rank, 1, metrics={"loss": float(rank)}) for rank in order))

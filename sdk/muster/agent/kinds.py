@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, Tuple, Type, TypeVar
 from .fields import number, optional, whole
 
 Check = Callable[[Any], Any]
-Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...]]  # what makes one, and its fields
+# What makes one, its fields, and those of them of which one must be there, and no other.
+Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
 Message = TypeVar("Message", bound="tuple[Any, ...]")
 
 LONGEST_TEXT = 1 << 16  # characters of any text but output
@@ -38,15 +39,17 @@ class UnknownKind(Misfit):
     """A message of a kind that is not known, perhaps one of another version."""
 
 
-def message(kind: str, *directions: Dict[str, Kind], **checks: Check) -> Callable[[Type[Message]], Type[Message]]:
-    """Declare a kind of message, who may send it, and how its fields are checked."""
+def message(
+    kind: str, *directions: Dict[str, Kind], either: Tuple[str, ...] = (), **checks: Check
+) -> Callable[[Type[Message]], Type[Message]]:
+    """Declare a kind of message, who may send it, how its fields are checked, and of which one must be there alone."""
 
     def declare(made: Type[Message]) -> Type[Message]:
         defaults = getattr(made, "_field_defaults", {})
         fields = tuple((name, checks.pop(name), defaults.get(name)) for name in getattr(made, "_fields", ()))
         assert not checks, checks
         for direction in directions:
-            direction[kind] = (made, fields)
+            direction[kind] = (made, fields, either)
         KINDS[made] = kind
         return made
 
@@ -57,11 +60,14 @@ def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     """Check the fields of a message of this kind, and return it. Raises Misfit, or UnknownKind if it is not known."""
     if kind not in known:
         raise UnknownKind("unknown kind {!r}".format(kind[:50]))
-    make, checks = known[kind]
+    make, checks, either = known[kind]
     values = []
     for field, check, default in checks:
         try:
             values.append(check(fields.get(field, default)))
         except (TypeError, ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
-    return make(*values)
+    made = make(*values)
+    if either and [getattr(made, field) is None for field in either].count(False) != 1:
+        raise Misfit("{} must have either {}".format(kind, " or ".join(either)))
+    return made

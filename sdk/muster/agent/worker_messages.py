@@ -66,7 +66,7 @@ class Started(NamedTuple):
 @message(
     "exited", FROM_AGENT, pid=pid, rank=rank, exit_code=optional(whole(0, 255)), signal=optional(whole(1, 127)),
     reason=optional(one_of("memory", "stopped")), memory=optional(whole(0)), time=optional(clock),
-    monotonic=optional(clock), late=optional(clock),
+    monotonic=optional(clock), late=optional(clock), either=("exit_code", "signal"),
 )  # fmt: skip
 class Exited(NamedTuple):
     """A process has ended: when, by the clocks of its machine; and with how much memory, where that was too much.
@@ -106,7 +106,10 @@ class LauncherOutput(NamedTuple):
     text: str
 
 
-@message("launcher_exited", FROM_AGENT, exit_code=optional(whole(0, 255)), signal=optional(whole(1, 127)))
+@message(
+    "launcher_exited", FROM_AGENT, exit_code=optional(whole(0, 255)), signal=optional(whole(1, 127)),
+    either=("exit_code", "signal"),
+)  # fmt: skip
 class LauncherExited(NamedTuple):
     """The launcher that ran on this worker has ended, or could not be started (127)."""
 

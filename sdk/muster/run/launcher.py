@@ -232,7 +232,7 @@ class WorkerLauncher(_Running):
         if isinstance(message, wire.LauncherOutput):
             self._log.write(message.text)
         elif self.returncode is None:
-            self.returncode = -message.signal if message.signal else message.exit_code or 0
+            self.returncode = -message.signal if message.signal else message.exit_code or 0  # it has one of the two
             self._ended.set()
             self._on_exit(self.returncode)
 

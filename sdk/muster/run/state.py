@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,8 @@ UNNAMED = "an exception without a name"
 MOST_NOTES = 20  # of what processes say about themselves
 WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
 MOST_METRICS = 1000  # names that are kept of what all processes report
+SPARE_PROCESSES = 64  # that an agent may tell of beyond those that its worker is to have
+FAILURES_OF_EACH = 4  # that an agent may tell of for each of them
 
 
 @dataclass
@@ -92,6 +95,8 @@ class RunState:
         self._reported_by: dict[str, int] = {}
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
+        self._doubted: set[tuple[str, str]] = set()
+        self._failures_told: Counter[str] = Counter()
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.ending = False
@@ -258,7 +263,7 @@ class RunState:
         self._heard_at[worker] = clock.now()
         handler = self._handlers.get(type(message))
         if handler is None:
-            logger.warning("%s sent a %s, which no run expects", worker, type(message).__name__)
+            self._doubt(worker, f"sent a {type(message).__name__}, which no run expects")
         else:
             handler(worker, message)
 
@@ -287,21 +292,25 @@ class RunState:
         self.members[worker] = replace(member, clock_offset=measured.offset, clock_error=measured.error)
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
-        self.processes[worker][started.rank] = ProcessState(started.pid, clock.now())
+        processes = self.processes[worker]
+        if started.rank not in processes and len(processes) >= self._most_processes(worker):
+            self._doubt(worker, "tells of more processes than anybody has asked for")
+            return
+        processes[started.rank] = ProcessState(started.pid, clock.now())
         self.emit(events.ProcessStarted(started.pid, started.rank), worker)
         self.changed.set()
 
     def _on_exited(self, worker: str, exited: wire.Exited) -> None:
         rank, code, signal, reason = exited.rank, exited.exit_code, exited.signal, exited.reason
         process = self.processes[worker].get(rank)
-        if process is None:
-            logger.warning("%s says that a process has ended which was never started", worker)
+        if process is None or process.exit_status is not None:
+            self._doubt(worker, "says that a process has ended which does not run")
             return
-        process.exit_status = -signal if signal else code or 0
+        process.exit_status = -signal if signal else code or 0  # it has one of the two
         process.was_stopped = reason == "stopped"
         self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
         kind = self._kind_of_failure(worker, exited)
-        if kind:
+        if kind and self._may_fail(worker):
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
@@ -311,12 +320,14 @@ class RunState:
         self.changed.set()
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
-        self.fail(Failure(FailureKind.HUNG_UP, clock.now(), worker, hung_up.rank))
+        if self._may_fail(worker):
+            self.fail(Failure(FailureKind.HUNG_UP, clock.now(), worker, hung_up.rank))
 
     def _on_broken(self, worker: str, broken: wire.Broken) -> None:
         code = broken.code
         signal, exit_code = (code - 128, None) if code > 128 else (None, code)
-        self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
+        if self._may_fail(worker):
+            self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
         """Return the status of a worker whose processes have all ended. One that raised may have been stopped then."""
@@ -399,6 +410,8 @@ class RunState:
         self.changed.set()
 
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
+        if not self._may_fail(worker):
+            return
         if raised.status is not None:
             self._exits(worker, raised, raised.status)
             return
@@ -416,12 +429,38 @@ class RunState:
             self.fail(Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error))
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
+        if stacks.rank is not None and stacks.rank not in self.processes[worker]:
+            self._doubt(worker, "tells of stacks of a process that it has not")
+            return
         self.stacks[worker, stacks.rank] = stacks
         self.emit(events.ProcessStacks(stacks.rank, stacks.text), worker)
         self.changed.set()
 
     def _on_error(self, worker: str, error: wire.Error) -> None:
-        self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
+        if self._may_fail(worker):
+            self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
+
+    # -- agents that tell too much ------------------------------------------------------------------------------------
+
+    def _most_processes(self, worker: str) -> int:
+        """Return how many processes an agent may tell of: what it tells is kept, and looked through at every change."""
+        return self.expected.get(worker, 1) + SPARE_PROCESSES
+
+    def _may_fail(self, worker: str) -> bool:
+        """Count a failure that an agent tells of, and return whether it is recorded: it may tell of many, not of any
+        number.
+        """
+        self._failures_told[worker] += 1
+        has_room = self._failures_told[worker] <= FAILURES_OF_EACH * self._most_processes(worker)
+        if not has_room:
+            self._doubt(worker, "tells of more failures than its processes can have")
+        return has_room
+
+    def _doubt(self, worker: str, what: str) -> None:
+        """Log something that makes no sense, once for each worker: whoever says it once may say it without end."""
+        if (worker, what) not in self._doubted:
+            self._doubted.add((worker, what))
+            logger.warning("%s %s", worker, what)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
