@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from muster.platforms.local import LocalPlatform
 
-from tests.agent.test_agent import Launched
+from tests.agent.launched import Launched
 from tests.support import Run, StubSession, eventually, is_gone
 
 PRINTER = """

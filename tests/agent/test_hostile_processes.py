@@ -13,7 +13,7 @@ import pytest
 from muster.agent.logfile import RankLog, RankLogs
 from muster.platforms.local import LocalPlatform
 
-from tests.agent.test_agent import Launched
+from tests.agent.launched import Launched
 from tests.support import Run, StubSession, eventually, fresh_identity, is_gone
 
 FLOOD = """

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from muster.agent.stacks import LARGEST
 
-from tests.agent.test_agent import RUNNER, Launched, platform, worker  # noqa: F401  (fixtures)
+from tests.agent.launched import RUNNER, Launched, platform, worker  # noqa: F401  (fixtures)
 from tests.support import command_line, eventually, is_gone
 
 
