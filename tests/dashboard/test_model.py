@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from muster.dashboard.live import COLUMNS
 from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.worker import MAX_RANKS
@@ -73,6 +75,38 @@ def test_a_worker_that_raised_has_failed_even_if_it_is_stopped_before_it_exits()
     view = view_of([*starting(1), raised, at(3, "worker_state", "worker-0", status="stopped", signal=15)])
 
     assert view.workers["worker-0"].status == "failed"
+
+
+STOPPED = {"exit_code": None, "signal": 15, "reason": "stopped"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "shown"),
+    [
+        ([{"raised": "FileNotFoundError"}, STOPPED], "FileNotFoundError"),
+        ([{"raised": "FileNotFoundError"}, {"exit_code": 1}], "exit 1"),
+        ([STOPPED], ""),  # nobody killed it: others had failed
+        ([{"exit_code": 0}], "exit 0"),
+        ([{"signal": 9}], "signal 9"),
+        ([{"signal": 9, "reason": "memory"}], "out of memory"),
+        ([{"exit_code": 3}, STOPPED], "exit 3"),  # of several ranks the one that failed
+        ([{"exit_code": 3}, {"exit_code": 0}], "exit 3"),
+        ([{"exit_code": 0}, {"signal": 11}], "signal 11"),
+    ],
+)
+def test_a_row_says_how_its_worker_fared_and_not_how_muster_stopped_it(ends: list[dict[str, Any]], shown: str) -> None:
+    events = starting(1)
+    for rank, end in enumerate(ends):
+        if "raised" in end:
+            events.append(at(2, "exception", "worker-0", rank=rank, type=end["raised"], message="m", traceback="t"))
+        else:
+            events.append(at(3, "process_exited", "worker-0", pid=2, rank=rank, **end))
+            codes = {name: end.get(name) for name in ("exit_code", "signal")}
+            events.append(at(3, "worker_state", "worker-0", status="stopped", **codes))
+    view = view_of(events)
+    worker = view.workers["worker-0"]
+    assert view.phase_of(worker) == shown
+    assert COLUMNS["ending"](worker) == shown
 
 
 def test_status_does_not_move_once_it_is_final() -> None:

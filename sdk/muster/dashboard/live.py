@@ -35,8 +35,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "rate": lambda worker: None if worker.rate is None else round(worker.rate),
     "sent": attrgetter("sent"),
     "line": attrgetter("last_line"),
-    "exit": attrgetter("exit_code"),
-    "signal": attrgetter("signal"),
+    "ending": attrgetter("ending"),
     "reason": attrgetter("reason"),
 }
 # With four diffs a second, a thousand workers that all change all the time are shown as they were a second ago.

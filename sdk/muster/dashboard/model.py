@@ -18,7 +18,7 @@ from muster import events
 from muster.dashboard.curve import Curve, Point
 from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import duration
-from muster.dashboard.worker import FINAL, WorkerView
+from muster.dashboard.worker import FINAL, GOOD_END, WorkerView
 from muster.events import Event, EventKind
 from muster.text.cleaning import clean
 
@@ -267,7 +267,18 @@ def _process_started(view: RunView, worker: WorkerView, when: float, data: event
 
 def _process_exited(view: RunView, worker: WorkerView, when: float, data: events.ProcessExited) -> None:
     _take_end(worker, data)
+    if worker.end in ("", GOOD_END):
+        worker.end = _end_of(data) or worker.end
     worker.enter("done", when)
+
+
+def _end_of(data: events.ProcessExited) -> str:
+    """The end of a process in words; empty where Muster stopped it: it does so when others have failed."""
+    if data.reason == "memory":
+        return "out of memory"
+    if data.reason == "stopped":
+        return ""
+    return f"signal {data.signal}" if data.signal else "" if data.exit_code is None else f"exit {data.exit_code}"
 
 
 def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExited) -> None:
@@ -325,6 +336,7 @@ def _exception(view: RunView, worker: WorkerView, when: float, data: events.Scri
         view.exception = clean(data.traceback or "")
         view.culprit = worker.name
     worker.reason = worker.reason or clean(f"{data.type}: {data.message}")
+    worker.raised = worker.raised or clean(data.type or "")[:MAX_STAGE]
     if worker.status not in FINAL:
         worker.status = "failed"  # even if it is stopped, as the others are, before it exits by itself
 

@@ -13,6 +13,7 @@ MAX_RANKS = 64  # of one worker; those beyond are left out
 MAX_LINE = 500  # characters of a worker's last line
 FINAL = frozenset({"succeeded", "failed", "stopped", "timedout", "lost"})
 FAILURES = frozenset({"failed", "timedout", "lost"})
+GOOD_END = "exit 0"
 PHASES = ("requested", "scheduled", "connected", "ready", "training", "done")
 
 
@@ -32,6 +33,9 @@ class WorkerView:
         progress: how far each of its ranks has come; under None that of a worker without ranks.
         ranks: the ranks that run on it, in order.
         received, expected: bytes of the project that have come to it, and that are to come.
+        end: how its process ended, such as ``exit 1``; of several ranks the first that failed. Empty where Muster
+            stopped it, which says nothing of how it fared.
+        raised: type of the exception that its script raised first.
         leading: the progress of its lowest rank, which stands for the worker.
     """
 
@@ -55,6 +59,8 @@ class WorkerView:
     leading: ProcessProgress = field(default_factory=ProcessProgress)
     exit_code: int | None = None
     signal: int | None = None
+    end: str = ""
+    raised: str = ""
     reason: str = ""
     last_line: str = ""
     _unfinished: str = field(default="", repr=False)
@@ -131,10 +137,8 @@ class WorkerView:
 
     @property
     def ending(self) -> str:
-        """End of its process, such as ``exit 1``; empty where that is not known."""
-        if self.signal:
-            return f"signal {self.signal}"
-        return "" if self.exit_code is None else f"exit {self.exit_code}"
+        """End of its process, such as ``exit 1``, or what its script had raised; empty where Muster stopped it."""
+        return self.raised or self.end if self.end in ("", GOOD_END) else self.end
 
     @property
     def rate(self) -> float | None:

@@ -50,11 +50,6 @@ function position({ epoch, epochs, step, steps }) {
   return step == null ? "" : `step ${step}${steps ? `/${steps}` : ""}`;
 }
 
-function ending({ signal, exit }) {
-  if (signal) return `signal ${signal}`;
-  return exit == null ? "" : `exit ${exit}`;
-}
-
 // An element with a class, its text or its children.
 function make(tag, className, content = [], attributes = {}) {
   const element = document.createElement(tag);

@@ -160,7 +160,7 @@ class Table {
   }
 
   phase(worker) {
-    if (worker.phase === "done") return ending(worker);
+    if (worker.phase === "done") return worker.ending;
     return `${worker.phase} ${duration(this.store.now() - worker.since)}`;
   }
 }
