@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import muster
 import pytest
@@ -36,6 +41,108 @@ def test_a_sweep_finds_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(names["results"]) == len(muster.list_runs()) == 6  # type: ignore[arg-type]
     assert max(alive) <= 2
     assert all(run.status == "succeeded" for run in muster.list_runs())
+
+
+SCRIPT = """
+import argparse
+from muster.training import report
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning_rate", type=float)
+report(loss=parser.parse_args().learning_rate)
+"""
+
+
+def test_a_sweep_with_a_script_has_its_metrics_and_an_error_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    names: dict[str, Any] = {"muster": muster, "MusterError": muster.MusterError}
+    exec(program("sweeps.md", "sweep-script"), names)
+    assert names["one_of_script"]({"learning_rate": 0.5}) == ({"learning_rate": 0.5}, {"loss": 0.5})
+    _, error = names["one_of_script"]({"unknown": 1})
+    assert isinstance(error, muster.MusterError)
+
+
+def test_runs_of_a_sweep_may_reuse_what_the_first_has_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = program("sweeps.md", "sweep").replace("wait=False", "wait=False, reuse=True")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(text, names)
+    assert names["best"] == {"learning_rate": 0.1, "layers": 1}
+
+
+def test_what_a_function_is_given_and_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(program("usage.md", "arguments"), names)
+    assert names["values"] == [{"rank": 0, "loss": 0.2}, {"rank": 1, "loss": 0.2}]
+
+
+def test_the_table_of_arguments_is_that_of_run_cluster() -> None:
+    text = (DOCS / "usage.md").read_text()
+    table = text.partition("<!-- arguments of run_cluster -->\n")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    told = {name.strip("`"): (kind, default.strip("`"), what) for name, kind, default, what, _ in rows}
+    parameters = [p for p in inspect.signature(muster.run_cluster).parameters.values() if p.name != "options"]
+    assert [*told] == [parameter.name for parameter in parameters]
+    for parameter in parameters:
+        kind, default, what = told[parameter.name]
+        assert default == ("" if parameter.default is parameter.empty else repr(parameter.default).replace("'", '"'))
+        assert sorted(re.split(", | or ", kind)) == sorted(_in_words(parameter.annotation))
+        assert what
+
+
+def _in_words(annotation: str) -> list[str]:
+    """The types of an annotation as the table has them, each once."""
+    plain = re.sub(r"(Sequence|Iterable)\[[^|]*(\| Path)?\]", "list", annotation)
+    plain = re.sub(r"Mapping\[[^|]*\]", "dict", plain)
+    plain = re.sub(r"Callable\[[^|]*\]", "function", plain).replace("tuple[int, int]", "tuple")
+    return plain.split(" | ")
+
+
+def test_a_script_goes_on_where_its_checkpoint_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fault = "step == 7 and os.environ['MUSTER_ATTEMPT'] == '1' and os.kill(os.getpid(), 9)"
+    text = program("restarts.md", "restarts")
+    assert "...  # the training" in text
+    (tmp_path / "train.py").write_text(text.replace("...  # the training", fault))
+    cluster = muster.run_cluster(1, strategy="processes", worker_script="train.py", restarts=1).cluster
+    assert cluster.logs("worker-0").splitlines() == [
+        "attempt 1 begins at step 0",
+        "--- attempt 2 ---",
+        "attempt 2 begins at step 7",
+    ]
+
+
+def test_results_arrive_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(program("files.md", "results"))
+    cluster = muster.run_cluster(2, strategy="processes", worker_script="train.py").cluster
+    for rank in range(2):
+        assert (cluster.run_dir / "results" / f"history-{rank}.csv").read_text().endswith("1,0.5\n")
+
+
+@pytest.mark.slow
+def test_a_training_reads_its_share_of_tfrecord_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("make_data.py", "train.py"):
+        (tmp_path / name).write_text(program("training.md", f"tfrecords: {name}"))
+    subprocess.run([sys.executable, "make_data.py"], check=True, capture_output=True)
+    cluster = muster.run_cluster(2, strategy="horovod", worker_script="train.py", run_timeout=200).cluster
+    lines = [cluster.logs(f"worker-{rank}").splitlines()[-1] for rank in range(2)]
+    weights = [float(line.rpartition("weight ")[2]) for line in lines]
+    assert weights[0] == weights[1] == pytest.approx(3, abs=0.5)
+    assert not [event for event in muster.open_run().events() if event.kind == "note"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="PyTorch is not installed")
+def test_pytorch_learns_on_ranks_that_average_their_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(program("other-frameworks.md", "pytorch"))
+    cluster = muster.run_cluster(2, strategy="processes", worker_script="train.py", run_timeout=200).cluster
+    assert "attempt 1: weight 3.0" in cluster.logs("worker-0")
 
 
 def test_the_coordinator_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,15 @@ expected = [batch for epoch in (2, 3) for batch in partition.batches(x, y, batch
 np.testing.assert_equal(list(stream.take(2 * steps).as_numpy_iterator()), expected)
 assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
 
+uneven = tf.data.Dataset.range(7)
+endless = tf.data.Dataset.counter(0).flat_map(
+    lambda epoch: partition.dataset(
+        uneven, epoch=epoch, shuffle_buffer=7, uneven="trim", partition_index=0, num_data_partitions=2
+    )
+)
+first, second = (list(endless.skip(start).take(3).as_numpy_iterator()) for start in (0, 3))
+assert sorted(first) == sorted(second) == [0, 2, 4]
+
 unknown = tf.data.Dataset.range(10).filter(lambda number: number > 3)
 assert len(list(partition.dataset(unknown))) == 6
 try:

@@ -151,7 +151,8 @@ def dataset(
 
     index, count = _place(partition_index, num_data_partitions)
     if uneven != "keep":
-        n = int(examples.cardinality())
+        with tf.init_scope():  # where it is a number: what flat_map calls is in a graph
+            n = int(examples.cardinality().numpy())
         if n < 0:
             raise ValueError("uneven={!r} needs a dataset that knows how long it is.".format(uneven))
         _check(uneven, n, count)
