@@ -16,8 +16,9 @@ from muster.platforms.containers import worker
 from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, tiny_archive
 from muster.platforms.containers.network import free_subnet
-from muster.platforms.containers.refusals import explain
+from muster.platforms.containers.refusals import REFUSALS
 from muster.platforms.containers.worker import container_name, gpu_options, outcome
+from muster.platforms.refusals import find_refusal, in_words
 from muster.platforms.session_guard import is_orphaned, owner
 
 from tests.support import Run
@@ -76,7 +77,7 @@ def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
     ],
 )
 def test_what_engines_say_and_mean(said: str, meaning: str) -> None:
-    assert meaning in explain(said)[0]
+    assert meaning in in_words("x could not be", said, find_refusal(REFUSALS, said), "Docker")
 
 
 def test_a_subnet_that_nobody_has() -> None:

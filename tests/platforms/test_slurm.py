@@ -92,6 +92,40 @@ def test_two_nodes_train_and_slurm_sees_no_secrets(project: Path, slurm: Engine,
     assert not any((muster_home / "slurm").iterdir())
 
 
+def test_a_folder_is_taken_as_it_is_called(project: Path, slurm: Engine, tmp_path: Path) -> None:
+    folder = tmp_path / "100%j of it's \"a#"
+    running = run("endless.py", 1, folder=str(folder), wait=False)
+    eventually(lambda: "started" in running.logs("worker-0"), "it has started", timeout=60)
+    (made,) = folder.iterdir()
+    assert (made / "output").exists()
+    running.stop()
+    assert not any(folder.iterdir())
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("100")] == [folder.name]
+
+
+def test_what_the_environment_says_of_jobs_does_not_undo_what_the_user_says(
+    project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "urgent")
+    monkeypatch.setenv("SBATCH_ARRAY_INX", "1-2")
+    running = run("endless.py", 1, partition="main", wait=False)
+    eventually(lambda: "started" in running.logs("worker-0"), "it has started", timeout=60)
+    assert slurm.run("squeue", "-h", "-o", "%P %F %a").split("\n")[0].split()[0] == "main"
+    assert len(slurm.jobs()) == 1
+    running.stop()
+
+
+def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine) -> None:
+    (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
+    told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
+    command = f"cd {project} && MUSTER_DASHBOARD=off {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
+    slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
+    eventually(lambda: (project / "status").exists(), "the job has ended", timeout=120)
+    assert (project / "status").read_text() == "0\n", (project / "out").read_text()
+    logs = muster.open_run("last").path / "logs"
+    assert sorted((logs / f"worker-{index}.log").read_text().strip() for index in range(2)) == ["n1", "n2"]
+
+
 def test_a_job_that_waits_says_why_and_one_that_is_held_is_given_up(project: Path, slurm: Engine) -> None:
     (project / "train.py").write_text("print('done')\n")
     other = slurm.submit("--nodes=2", "--exclusive")

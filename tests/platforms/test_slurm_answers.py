@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import LaunchRefused
+from muster.errors import (
+    LaunchRefused,
+    MusterError,
+    RunTimeout,
+    WorkerCancelled,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkerPreempted,
+)
+from muster.failure.causes import Failure, FailureKind
+from muster.failure.diagnosis import explain
 from muster.job import EndCause, Status, Worker
 from muster.platforms.slurm import commands, queue
 from muster.platforms.slurm.commands import SlurmGone
@@ -20,6 +31,7 @@ from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
+from muster.platforms.slurm.words import why_pending
 
 from tests.support import Run, eventually
 
@@ -122,6 +134,169 @@ def test_a_user_s_filters_hide_no_jobs(fake: Fake, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
     assert not [name for name in commands.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
+
+
+# As ``scontrol -o show job`` and ``sacct -n -P -X -o State,ExitCode,Reason`` have shown them, in short.
+SHOWN = "JobId=7 JobName=muster-a UserId=me(1000) QOS=normal JobState={} Reason={} Dependency=(null) {} Comment=x"
+
+
+@pytest.mark.parametrize(
+    ("shown", "accounted", "kind", "words"),
+    [
+        (SHOWN.format("OUT_OF_MEMORY", "OutOfMemory", "ExitCode=0:125"), "", WorkerOutOfMemory, "ExitCode 0:125"),
+        (SHOWN.format("NODE_FAIL", "NodeDown", "ExitCode=0:0 FailedNode=n2"), "", WorkerLost, "FailedNode n2"),
+        (SHOWN.format("BOOT_FAIL", "None", "ExitCode=0:0"), "", WorkerLost, "did not boot"),
+        (SHOWN.format("TIMEOUT", "TimeLimit", "ExitCode=0:15"), "", RunTimeout, "as long as it may"),
+        (SHOWN.format("DEADLINE", "DeadLine", "ExitCode=0:0"), "", RunTimeout, "deadline"),
+        (SHOWN.format("PREEMPTED", "None", "ExitCode=0:15"), "", WorkerPreempted, "higher priority"),
+        (SHOWN.format("CANCELLED", "None", "ExitCode=0:15"), "", WorkerCancelled, "somebody has cancelled"),
+        (SHOWN.format("REVOKED", "None", "ExitCode=0:0"), "", WorkerCancelled, "revoked"),
+        ("", "OUT_OF_MEMORY|0:125|OutOfMemory", WorkerOutOfMemory, "ExitCode 0:125"),
+        ("", "NODE_FAIL|1:0|NodeDown", WorkerLost, "Reason NodeDown"),
+        ("", "CANCELLED by 1000|0:0|None", WorkerCancelled, "by 1000"),
+        ("", "TIMEOUT|0:0|QOSMaxWallDurationPerJobLimit", RunTimeout, "Reason QOSMaxWallDurationPerJobLimit"),
+        ("", "PREEMPTED|0:0|None", WorkerPreempted, "higher priority"),
+    ],
+)
+def test_what_slurm_says_of_a_job_s_end_becomes_an_error_of_its_own(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, shown: str, accounted: str, kind: type[MusterError], words: str
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    if shown:
+        fake.says("scontrol", shown)
+    else:
+        fake.says("scontrol", "", complains="slurm_load_jobs error: Invalid job id specified", status=1)
+    fake.says("sacct", f"{accounted}\n")
+    worker = state_of(Worker("7.0@/nowhere", "worker-0", created_at=1.0), made, Task(node="n2", at=1.0), None)
+    assert worker.cause is not None
+    assert words.lower() in str(worker.reason).lower()
+    assert worker.advice
+    assert error_of(worker) is kind
+
+
+def error_of(worker: Worker) -> type[MusterError]:
+    """The class of the error that a worker with this end fails a run with."""
+    failure = Failure(FailureKind(worker.cause), 1.0, worker.name, message=str(worker.reason))
+    return type(explain(failure, Path("/nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("QOSMaxJobsPerUserLimit", "as much as your quality of service lets one user have"),
+        ("QOSMaxCpuPerUserLimit", "as much as your quality of service lets one user have"),
+        ("QOSGrpCpuLimit", "a limit of the quality of service is reached"),
+        ("QOSMinGRES", "a limit of the quality of service is reached"),
+        ("AssocGrpBillingMinutes", "a limit of your account is reached"),
+        ("AssocMaxJobsLimit", "a limit of your account is reached"),
+        ("MaxMemPerLimit", "more memory than"),
+        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "down, drained or reserved"),
+    ],
+)
+def test_limits_of_accounts_and_qos_are_told_while_a_job_waits(reason: str, words: str) -> None:
+    assert words in why_pending(reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+            "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "beyond what your account, or you, may have",
+        ),
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+         "longer than the partition allows"),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", "no such quality of service"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+         "none that you may charge"),
+        ("sbatch: error: Batch job submission failed: User's group not permitted to use this partition",
+         "no such partition, or not for you"),
+        ("sbatch: error: Batch job submission failed: Job in progress of something", "Job in progress of something"),
+    ],
+)  # fmt: skip
+def test_what_sbatch_refuses_is_told_by_its_cause(fake: Fake, said: str, words: str) -> None:
+    fake.says("sbatch", "", complains=said, status=1)
+    with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
+        commands.ask("sbatch", what="The job could not be submitted", worker="worker-0")
+    assert words in refused.value.message
+
+
+def test_memory_that_only_the_step_ran_out_of(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    made = Submission(tmp_path)
+    made.job, made.names = "7", ["worker-0", "worker-1"]
+    (tmp_path / "output").write_text(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+        "srun: error: n2: task 1: Out Of Memory\n"
+    )
+    fake.queue("7|FAILED|NonZeroExitCode|N/A|main|none")
+    fake.says("scontrol", SHOWN.format("FAILED", "NonZeroExitCode", "ExitCode=1:0"))
+    killed = {"status": Status.FAILED, "signal": signal.SIGKILL, "reason": "Its agent was ended by signal 9."}
+    tasks = [Task(at=1.0, outcome={"status": Status.SUCCEEDED}), Task(at=1.0, outcome=killed)]
+    found = [
+        state_of(Worker(f"7.{number}@{tmp_path}", f"worker-{number}", created_at=1.0), made, task, None)
+        for number, task in enumerate(tasks)
+    ]
+    assert [worker.status for worker in found] == [Status.SUCCEEDED, Status.FAILED]
+    assert [worker.cause for worker in found] == [None, EndCause.MEMORY]
+
+
+def test_of_what_a_job_prints_the_end_is_read(tmp_path: Path) -> None:
+    made = Submission(tmp_path)
+    with (tmp_path / "output").open("wb") as file:
+        file.truncate(8 << 30)  # a file with a hole: reading all of it would take as much memory
+        file.seek(0, os.SEEK_END)
+        file.write(b"x" * 600 + b"\nthe last line\n")
+    assert made.last_words().endswith("\nthe last line")
+    assert len(made.last_words()) == 500
+
+
+def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "LOOK_SECONDS", 2.0)
+    now = [1000.0]
+    monkeypatch.setattr("muster.platforms.slurm.queue.time.monotonic", lambda: now[0])
+    complains = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    calls: list[float] = []
+
+    def refuse(*argv: str, **_: Any) -> tuple[int, str, str]:
+        calls.append(now[0] - 1000)
+        return 1, "", complains
+
+    monkeypatch.setattr(commands, "run", refuse)
+    looked = Queue()
+    while now[0] < 1100:  # as several runs do that poll each 0.3 s
+        for ask in (looked.jobs, lambda: looked.end_of("7")):
+            with pytest.raises(SlurmGone, match="controller does not answer"):
+                ask()
+        now[0] += 0.3
+    gaps = [round(later - earlier) for earlier, later in zip(calls, calls[1:], strict=False)]
+    assert gaps == [2, 4, 8, 16, 30, 30]
+    monkeypatch.setattr(commands, "run", lambda *argv, **_: (0, "7|RUNNING|None|N/A|main|none\n", ""))
+    now[0] += 30
+    assert [*looked.jobs()[0]] == ["7"]
+
+
+def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    together = threading.Barrier(2)  # breaks unless both are under way
+
+    def run(*argv: str, seconds: float = 60.0, **_: Any) -> tuple[int, str, str]:
+        together.wait(20)
+        asked.append(argv)
+        assert seconds < 60
+        return 0, "", ""
+
+    monkeypatch.setattr(commands, "run", run)
+    made = Submission(tmp_path)
+    made.job = "7"
+    tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
+    SlurmPlatform._end_tasks(made, [*tasks, Task()])
+    assert sorted(words[-3:] for words in asked) == [("-TERM", "10", "12"), ("-TERM", "11", "13")]
 
 
 @pytest.fixture

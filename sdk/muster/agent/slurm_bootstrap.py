@@ -45,7 +45,7 @@ def become_worker(folder, session, source):
         status = agent.wait()
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
-            tell(path, status="failed", exit_code=None, signal=None, reason=reason)
+            tell(path, status="failed", exit_code=None, signal=-status, reason=reason)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     sys.exit(1 if status else 0)

@@ -102,7 +102,7 @@ def write_json(path: Path, data: Any, mode: int | None = None) -> None:
 
 def this_session() -> dict[str, Any]:
     """Return what ``run_requested`` records of this process, so that others can tell whether it still runs."""
-    return {"pid": os.getpid(), "started": _start_time(os.getpid()), "boot": _boot_id()}
+    return {"pid": os.getpid(), "started": _start_time(os.getpid()), "boot": _boot_id(), "pids": _pid_namespace()}
 
 
 class Run:
@@ -497,6 +497,19 @@ def is_alive(session: Any) -> bool:
         return False
     started = _start_time(int(session.get("pid", 0)))
     return started is not None and started == session.get("started")
+
+
+def is_out_of_sight(session: Any) -> bool:
+    """Return whether a process, if it still runs, does so on this machine where its pid cannot be seen from here."""
+    own = _pid_namespace()
+    return isinstance(session, dict) and session.get("boot") == _boot_id() and session.get("pids", own) != own
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _start_time(pid: int) -> int | None:

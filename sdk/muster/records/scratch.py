@@ -44,7 +44,8 @@ def sweep(around: Path) -> None:
     for owner in around.glob(f"{PREFIX}*/{OWNER}"):
         with contextlib.suppress(OSError, ValueError):  # somebody else's, or just being removed
             is_ours = owner.stat().st_uid == os.geteuid()
-            if is_ours and not runs.is_alive(json.loads(owner.read_text())):
+            session = json.loads(owner.read_text())
+            if is_ours and not runs.is_alive(session) and not runs.is_out_of_sight(session):
                 shutil.rmtree(owner.parent, ignore_errors=True)
 
 

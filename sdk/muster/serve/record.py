@@ -24,7 +24,7 @@ from muster.agent import linux
 from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
-from muster.records.runs import is_alive, muster_home, this_session, write_json
+from muster.records.runs import is_alive, is_out_of_sight, muster_home, this_session, write_json
 from muster.serve.site import Site
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
@@ -86,7 +86,8 @@ def clean_up() -> list[str]:
     """
     troubles = []
     for owner, facts in _records():
-        if not is_alive(facts["session"]):
+        is_elsewhere = facts["host"] != socket.gethostname() or is_out_of_sight(facts["session"])
+        if not is_alive(facts["session"]) and not is_elsewhere:  # whose home this is, too
             try:
                 _end_workers(owner.parent, facts["platform"])
                 (owner.parent / "keys").unlink(missing_ok=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from muster.errors import LaunchRefused, PlatformError
+from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
 PEER = struct.Struct("3i")  # process, user and group id at the other end of a Unix socket
@@ -22,14 +22,6 @@ START_ENGINE = ArgumentText(
 
 class EngineGone(PlatformError):
     """The engine does not answer."""
-
-
-class Refusal(NamedTuple):
-    """A kind of answer by which engines refuse: how to tell it, what it means, and what to try."""
-
-    pattern: str
-    meaning: str
-    advice: str
 
 
 # Docker's and Podman's words, which differ between versions, too. The first that fits counts.
@@ -99,18 +91,6 @@ REFUSALS = (
 )
 
 
-def explain(said: str) -> tuple[str, str | None]:
-    """Return the meaning of what an engine says, and what to try; its own words where nobody knows better.
-
-    >>> explain("unable to find network with name or ID nowhere: network not found")[0]
-    'there is no such network'
-    """
-    for refusal in REFUSALS:
-        if re.search(refusal.pattern, said, re.IGNORECASE):
-            return refusal.meaning, refusal.advice
-    return said, None
-
-
 class Asked(Protocol):
     """An engine, as far as errors name it."""
 
@@ -144,10 +124,10 @@ def asking(engine: Asked, what: str, worker: str | None = None) -> Iterator[None
         yield
     except APIError as error:
         said = str(error.explanation or error)
-        meaning, advice = explain(said)
-        text = f"{what}: {meaning}." if meaning == said else f"{what}: {meaning}. {engine.product} says: {said}"
+        refusal = find_refusal(REFUSALS, said)
         kind = LaunchRefused if worker else PlatformError
-        raise kind(text.rstrip("\n"), worker=worker, advice=advice) from error
+        advice = refusal.advice if refusal else None
+        raise kind(in_words(what, said, refusal, engine.product), worker=worker, advice=advice) from error
     except (DockerException, RequestException, OSError) as error:
         cause = system_error(error)
         raise EngineGone(

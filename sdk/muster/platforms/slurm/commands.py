@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 import subprocess
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
+from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
 SECONDS = 60.0  # that a command may take: a controller that is busy answers late
@@ -16,18 +17,18 @@ PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 TOLD = re.compile(rf"^(?:{'|'.join(PROGRAMS)}|allocation failure)(?:: error)?: ", re.MULTILINE)
 ENDED = r"already|invalid job|not found|no such"  # words of scancel's for what is over
 
-
-class Refusal(NamedTuple):
-    """A kind of answer by which Slurm refuses: how to tell it, what it means, and what to try."""
-
-    pattern: str
-    meaning: str
-    advice: str
-
-
+SILENT = Refusal(
+    r"unable to contact slurm controller|connection refused|communication connection failure",
+    "Slurm's controller does not answer", "try again later; `scontrol ping` says whether it is up",
+)  # fmt: skip
+# Slurm's words; the first that fits counts.
 REFUSALS = (
     Refusal(
-        r"invalid partition", "there is no such partition, or not for you",
+        r"submit limit|job violates|\bassoc|\bqos(?:max|grp|min)", "it goes beyond what your account, or you, may have",
+        "wait until other jobs of yours have ended, or ask for less",
+    ),
+    Refusal(
+        r"invalid partition|not permitted to use this partition", "there is no such partition, or not for you",
         ArgumentText(Argument("partition", ""), " one that sinfo lists"),
     ),
     Refusal(
@@ -47,7 +48,7 @@ REFUSALS = (
         ArgumentText(Argument("reservation", ""), " one that `scontrol show reservation` lists"),
     ),
     Refusal(
-        r"invalid generic resource|gres", "no node has such devices",
+        r"invalid generic resource|\bgres\b", "no node has such devices",
         ArgumentText("fewer GPUs, or ", Argument("gres", ""), " as `sinfo -o %G` says"),
     ),
     Refusal(r"memory specification", "no node has so much memory", ArgumentText("less ", Argument("memory"))),
@@ -60,31 +61,12 @@ REFUSALS = (
         r"time limit|partitiontimelimit", "it takes longer than the partition allows",
         ArgumentText("a shorter ", Argument("time", ""), ", or another partition"),
     ),
-    Refusal(
-        r"submit limit|job violates|assoc|qosmax", "it goes beyond what your account, or you, may have",
-        "wait until other jobs of yours have ended, or ask for less",
-    ),
-    Refusal(
-        r"unable to contact slurm controller|connection refused|communication connection failure",
-        "Slurm's controller does not answer", "try again later; `scontrol ping` says whether it is up",
-    ),
+    SILENT,
 )  # fmt: skip
 
 
 class SlurmGone(PlatformError):
     """Slurm does not answer."""
-
-
-def explain(said: str) -> tuple[str, str | None]:
-    """Return the meaning of what Slurm says, and what to try; its own words where nobody knows better.
-
-    >>> explain("Invalid partition name specified")[0]
-    'there is no such partition, or not for you'
-    """
-    for refusal in REFUSALS:
-        if re.search(refusal.pattern, said, re.IGNORECASE):
-            return refusal.meaning, refusal.advice
-    return said, None
 
 
 def check() -> None:
@@ -97,19 +79,25 @@ def check() -> None:
         )
 
 
-def ask(*argv: str, what: str, worker: str | None = None, given: str | None = None) -> str:
+def ask(
+    *argv: str,
+    what: str,
+    worker: str | None = None,
+    given: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """Run one of Slurm's commands, and return what it prints.
 
     Args:
         what: what could not be done where it says no, such as ``The job could not be submitted``.
         worker: whom it concerns; the error is LaunchRefused then.
-        given: its standard input.
+        given, environ: as ``run`` takes them.
 
     Raises:
         SlurmGone: it cannot be run, or does not answer in time.
         LaunchRefused, PlatformError: it says no.
     """
-    code, out, said = run(*argv, given=given)
+    code, out, said = run(*argv, given=given, environ=environ)
     if code:
         raise _refused(f"{argv[0]} ended with status {code}", said, what, worker)
     return out
@@ -140,15 +128,27 @@ def job_of(out: str) -> str:
 
 def _refused(otherwise: str, said: str, what: str, worker: str | None) -> PlatformError:
     text = " ".join(TOLD.sub("", said).split()) or otherwise
-    meaning, advice = explain(text)
-    message = f"{what}: {meaning}." if meaning == text else f"{what}: {meaning}. Slurm says: {text}"
-    if "controller" in meaning:
+    refusal = find_refusal(REFUSALS, text)
+    message, advice = in_words(what, text, refusal, "Slurm"), refusal.advice if refusal else None
+    if refusal is SILENT:
         return SlurmGone(message, worker=worker, advice=advice)
     return (LaunchRefused if worker else PlatformError)(message, worker=worker, advice=advice)
 
 
-def run(*argv: str, given: str | None = None) -> tuple[int, str, str]:
-    """Run one of Slurm's commands, and return its status and what it prints. Raises SlurmGone."""
+def run(
+    *argv: str, given: str | None = None, seconds: float = SECONDS, environ: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Run one of Slurm's commands, and return its status and what it prints.
+
+    Args:
+        argv: the command.
+        given: its standard input.
+        seconds: that it may take.
+        environ: its environment; None for ``environment()``.
+
+    Raises:
+        SlurmGone: it cannot be run, or does not answer in time.
+    """
     try:
         done = subprocess.run(
             argv,
@@ -157,12 +157,12 @@ def run(*argv: str, given: str | None = None) -> tuple[int, str, str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS,
-            env=environment(),
+            timeout=seconds,
+            env=environment() if environ is None else environ,
         )
     except subprocess.TimeoutExpired:
         raise SlurmGone(
-            f"{argv[0]} has not answered within {SECONDS:g} s.", advice="`scontrol ping` says whether Slurm is up"
+            f"{argv[0]} has not answered within {seconds:g} s.", advice="`scontrol ping` says whether Slurm is up"
         ) from None
     except OSError as error:
         raise SlurmGone(f"{argv[0]} cannot be run: {error.strerror}.", advice="run this on a login node") from error

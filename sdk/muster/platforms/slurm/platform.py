@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +26,12 @@ from muster.platforms.slurm.guard import Guard
 from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitions
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
-from muster.platforms.slurm.submissions import HANDLE, Submission
+from muster.platforms.slurm.submissions import HANDLE, Submission, Task, task_of
 from muster.records.runs import muster_home
 
 END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
+KILL_SECONDS = 15.0  # that a step may take by which tasks of a node are told to end
+AT_ONCE = 8  # such steps at the same time
 CHECK_SECONDS = 0.05  # between two looks at their files meanwhile
 STRANGER = "This platform does not know the worker."
 NODES_SECONDS = 60.0  # for which the limits of partitions are remembered
@@ -101,8 +104,7 @@ class SlurmPlatform(Platform):
         """Raise PlatformUnsupported where there are no commands of Slurm's, JobError for options that make no sense."""
         commands.check()
         script.check_raw(self.sbatch_args)
-        if self.time:
-            script.time_of(self.time)
+        script.check_words({"folder": str(self._home()), **self._flags()})
         if not self.allocation:
             self._places()
 
@@ -140,8 +142,8 @@ class SlurmPlatform(Platform):
             self._known_at = time.monotonic()
         return chosen(self._partitions, None if self.allocation else self.partition)
 
-    def _site(self) -> script.Site:
-        places = self._places()
+    def _flags(self) -> dict[str, str]:
+        """Return the user's options that are sbatch's, by name. Raises JobError."""
         named = {
             "partition": self.partition,
             "account": self.account,
@@ -154,9 +156,13 @@ class SlurmPlatform(Platform):
             "nodes": str(self.nodes) if self.nodes else None,
             "time": script.time_of(self.time) if self.time else None,
         }
+        return {name: value for name, value in named.items() if value}
+
+    def _site(self) -> script.Site:
+        places = self._places()
         is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
         return script.Site(
-            flags={name: value for name, value in named.items() if value},
+            flags=self._flags(),
             raw=self.sbatch_args,
             has_memory=all(node.memory > 1 for place in places for node in place.nodes),
             has_gpus_per_task=not is_linear,
@@ -209,9 +215,10 @@ class SlurmPlatform(Platform):
         text = script.batch_script(str(made.folder), label, owner(), arguments, site)
         self._guard.watch(label)
         what, worker = "The job could not be submitted", specs[0].name
-        commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker)
+        environ = script.variables(commands.environment(), site)
+        commands.ask("sbatch", "--test-only", given=text, what=what, worker=worker, environ=environ)
         try:
-            out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker)
+            out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker, environ=environ)
             return made.submitted(commands.job_of(out))
         except BaseException:  # the job may be there all the same: an answer can be lost
             self._may_be_left = True  # even after this: the controller may take it only later
@@ -254,7 +261,7 @@ class SlurmPlatform(Platform):
         step = self._steps.get(str(made.folder))
         found = {}
         for handle, worker in known.items():
-            number = _task_of(handle)
+            number = task_of(handle)
             worker = replace(worker, name=made.names[number])
             found[handle] = state_of(worker, made, tasks.get(number), step)
         return found
@@ -279,7 +286,7 @@ class SlurmPlatform(Platform):
         for made, of_one in self._by_submission(handles).items():
             if made is None:
                 continue
-            tasks, numbers = made.tasks(), [_task_of(handle) for handle in of_one]
+            tasks, numbers = made.tasks(), [task_of(handle) for handle in of_one]
             over = {number for number, task in tasks.items() if task.outcome or task.was_stopped}
             wanted = [number for number in numbers if number not in over]
             for number in wanted:
@@ -291,13 +298,26 @@ class SlurmPlatform(Platform):
                 self._cancel(made)
                 made.is_left = False
                 continue
-            for number in wanted:
-                task = tasks.get(number)
-                if task is not None and task.pid:
-                    commands.run(
-                        "srun", f"--jobid={made.job}", "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
-                        f"--nodelist={task.node}", "kill", "-TERM", str(task.pid),
-                    )  # fmt: skip
+            self._end_tasks(made, [tasks[number] for number in wanted if number in tasks])
+
+    @staticmethod
+    def _end_tasks(made: Submission, tasks: Sequence[Task]) -> None:
+        """Have some tasks of a job ended by a step on each of their nodes, at the same time. Raises SlurmGone."""
+        by_node: dict[str, list[str]] = {}
+        for task in tasks:
+            if task.pid:
+                by_node.setdefault(task.node, []).append(str(task.pid))
+
+        def end(node: str) -> None:
+            commands.run(
+                "srun", f"--jobid={made.job}", "--overlap", "--ntasks=1", "--nodes=1", "--mem=0", f"--nodelist={node}",
+                "kill", "-TERM", *by_node[node], seconds=KILL_SECONDS,
+            )  # fmt: skip
+
+        if by_node:
+            with ThreadPoolExecutor(min(len(by_node), AT_ONCE), "muster-slurm") as pool:
+                for ended in [pool.submit(end, node) for node in by_node]:
+                    ended.result()
 
     def _cancel(self, made: Submission) -> None:
         """End a job, or a step of one: never the job that this session is in."""
@@ -324,7 +344,7 @@ class SlurmPlatform(Platform):
     def logs(self, handle: str) -> Iterator[str]:
         """The lines of a worker's log, where it lies in a folder that this machine sees."""
         (made,) = self._by_submission([handle])
-        log = made.logs[_task_of(handle)] if made is not None else ""
+        log = made.logs[task_of(handle)] if made is not None else ""
         return read_log(Path(log)) if log and not is_symbolic(log) else iter(())
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -376,7 +396,7 @@ class SlurmPlatform(Platform):
 
     def _is_over(self, made: Submission) -> bool:
         """Return whether all tasks that have begun, and are this object's, have ended."""
-        mine = {_task_of(handle) for handle in made.handles if handle in self._workers}
+        mine = {task_of(handle) for handle in made.handles if handle in self._workers}
         return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
 
     def _sweep(self) -> None:
@@ -386,11 +406,6 @@ class SlurmPlatform(Platform):
                 label = job.comment.removeprefix("muster:")
                 if label != job.comment and is_orphaned(label) and not job.is_over:
                     commands.cancel(job.id)
-
-
-def _task_of(handle: str) -> int:
-    match = HANDLE.fullmatch(handle)
-    return int(match["task"]) if match else 0
 
 
 def _word(text: str) -> str:

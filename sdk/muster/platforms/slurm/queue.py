@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from muster.errors import PlatformError
 from muster.platforms.slurm import commands
 from muster.platforms.slurm.words import OVER, WAITING, state_word
 
 LOOK_SECONDS = 2.0  # between two looks at the least
+LONGEST_PAUSE = 30.0  # until Slurm is asked again that does not answer: twice as long each time, up to this
 PLACE_SECONDS = 30.0  # between two looks at everybody's jobs, for how many come first
 FIELDS = "%i|%T|%r|%S|%P|%k"
 AHEAD = "%i|%P"
+T = TypeVar("T")
 End = tuple[str, dict[str, str]]  # a job's state, and what else is said of it
 
 
@@ -63,6 +66,9 @@ class Queue:
         self._ends: dict[str, tuple[float, End | None]] = {}  # of jobs, and when they were asked for
         self._ahead: dict[str, int] = {}
         self._placed_at = float("-inf")
+        self._trouble: PlatformError | None = None  # why Slurm could not be asked the last time
+        self._pause = 0.0  # for which it is not asked after that
+        self._again_at = float("-inf")
         self.looks = 0
 
     def look(self) -> Mapping[str, Job]:
@@ -83,7 +89,7 @@ class Queue:
                 if waits and time.monotonic() >= self._placed_at + PLACE_SECONDS:
                     self._look_at_everybody()
                 else:
-                    self._look()
+                    self._patiently(self._look)
             return self._jobs, self._looked_at
 
     def end_of(self, job: str) -> End | None:
@@ -96,12 +102,26 @@ class Queue:
             now = time.monotonic()
             self._ends = {known: end for known, end in self._ends.items() if end[0] + LOOK_SECONDS > now}
             if job not in self._ends:
-                self._ends[job] = now, end_of(job)
+                self._ends[job] = now, self._patiently(lambda: end_of(job))
             return self._ends[job][1]
 
     def before(self, job: str) -> int | None:
         """Return how many pending jobs come before this one in its partition, as far as was last seen."""
         return self._ahead.get(job)
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask Slurm, and leave it alone for a while where it does not answer. Raises what the last call has."""
+        if self._trouble is not None and time.monotonic() < self._again_at:
+            raise self._trouble.with_traceback(None)
+        try:
+            found = ask()
+        except PlatformError as error:
+            self._pause = min(max(2 * self._pause, LOOK_SECONDS), LONGEST_PAUSE)
+            self._again_at = time.monotonic() + self._pause
+            self._trouble = error
+            raise
+        self._trouble, self._pause = None, 0.0
+        return found
 
     def _look(self) -> None:
         asked_at = time.monotonic()

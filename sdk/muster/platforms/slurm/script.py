@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,20 @@ from muster.text.arguments import Argument, ArgumentText
 
 MEBIBYTE = 1 << 20
 AGENT_MEMORY = 64  # MiB that a worker's task has beyond what the worker was given
-OWN = ("job-name", "comment", "ntasks", "cpus-per-task", "mem-per-cpu", "output", "parsable", "wrap")  # ours alone
+# Options of sbatch that are Muster's to say. Of a word all letters up to these count: sbatch takes shortened ones, too.
+OWN = (
+    "array", "clusters", "comment", "cpus-per-task", "job-name", "mem-per-cpu", "ntasks", "open-mode", "output",
+    "parsable", "requeue", "test-only", "wait", "wrap",
+)  # fmt: skip
+# What sbatch takes from the environment before it looks into a script, by the option there.
+VARIABLES = {
+    "account": "SBATCH_ACCOUNT", "array": "SBATCH_ARRAY_INX", "clusters": "SBATCH_CLUSTERS",
+    "constraint": "SBATCH_CONSTRAINT", "gpus-per-task": "SBATCH_GPUS_PER_TASK", "gres": "SBATCH_GRES",
+    "job-name": "SBATCH_JOB_NAME",
+    "mem": "SBATCH_MEM_PER_NODE", "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "open-mode": "SBATCH_OPEN_MODE", "output": "SBATCH_OUTPUT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS",
+    "requeue": "SBATCH_REQUEUE", "reservation": "SBATCH_RESERVATION", "time": "SBATCH_TIMELIMIT", "wait": "SBATCH_WAIT",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,16 +63,39 @@ def time_of(text: str) -> str:
     return f"{whole // 1440}-{whole % 1440 // 60:02}:{whole % 60:02}:00"
 
 
+def check_words(options: Mapping[str, str | None]) -> None:
+    """Raise JobError where an option cannot stand in a line of the script: what follows would be more of that."""
+    for name, value in options.items():
+        if value is not None and not _fits_in_a_line(value):
+            raise JobError(f"{name} is {value!r}, which has a character that no line of a batch script can have.")
+
+
 def check_raw(words: Sequence[str]) -> None:
     """Raise JobError where raw arguments would change what is Muster's to say."""
     for word in words:
-        name = re.sub(r"^--", "", word).partition("=")[0]
-        if not word.startswith("-") or "\n" in word or name in OWN:
-            raise JobError(
-                f"sbatch_args has {word!r}, which "
-                + ("is Muster's to say." if name in OWN else "is no option in one word."),
-                advice=ArgumentText(Argument("sbatch_args", ("--exclusive", "--nice=100")), " for example"),
-            )
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", word)
+        name = match[1] if match else ""
+        if not match or not _fits_in_a_line(word):
+            why = "is no option in one word with its full name."
+        elif any(own.startswith(name) for own in OWN):
+            why = "is Muster's to say."
+        else:
+            continue
+        raise JobError(
+            f"sbatch_args has {word!r}, which {why}",
+            advice=ArgumentText(Argument("sbatch_args", ("--exclusive", "--nice=100")), " for example"),
+        )
+
+
+def _fits_in_a_line(word: str) -> bool:
+    """Return whether sbatch reads a word as it is; of backslashes it takes some away, whatever is around them."""
+    return word.isprintable() and "\\" not in word
+
+
+def variables(environ: Mapping[str, str], site: Site) -> dict[str, str]:
+    """Return the environment of sbatch, without what would count more there than what the script says."""
+    ours = {VARIABLES.get(name) for name in (*OWN, "mem", "gpus-per-task", *site.flags)}
+    return {name: value for name, value in environ.items() if name not in ours}
 
 
 def worker_arguments(count: int, resources: Resources, site: Site) -> list[str]:
@@ -86,11 +122,18 @@ def launch_command(folder: str, arguments: Sequence[str], label: str) -> list[st
 
 
 def batch_script(folder: str, label: str, owner: str, arguments: Sequence[str], site: Site) -> str:
-    """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it."""
+    """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it.
+
+    Raises:
+        JobError: an option, or the folder, is not printed in one line.
+    """
+    check_words({"folder": folder, **site.flags})
+    check_raw(site.raw)
     flags = [f"--{name}={value}" for name, value in site.flags.items()]
+    output = f"{folder}/output".replace("%", "%%")  # what Slurm takes for a pattern
     own = [
-        f"--job-name={label}", f"--comment=muster:{owner}", *arguments, *flags, "--no-requeue",
-        f"--output={folder}/output", "--open-mode=append", *site.raw,
+        f"--job-name={label}", f"--comment=muster:{owner}", *arguments, *flags, "--no-requeue", f"--output={output}",
+        "--open-mode=append", *site.raw,
     ]  # fmt: skip
     lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in own)]
     return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, arguments, label))}", ""])

@@ -10,8 +10,17 @@ from typing import Any
 
 from muster.job import EndCause, Status, Worker
 from muster.platforms.slurm.queue import queue
-from muster.platforms.slurm.submissions import Submission, Task
-from muster.platforms.slurm.words import ENDS, NEVER, OVER, UNKNOWN, how_ended, state_word, why_pending
+from muster.platforms.slurm.submissions import Submission, Task, task_of
+from muster.platforms.slurm.words import (
+    ENDS,
+    NEVER,
+    OVER,
+    UNKNOWN,
+    how_ended,
+    ran_out_of_memory,
+    state_word,
+    why_pending,
+)
 
 SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm, had it asked for that, may still show its job as running
 NEVER_PREEMPTED = "None"  # what scontrol says instead of a time
@@ -101,6 +110,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
+    if may_be_slurms and state_word(state) not in ENDS and ran_out_of_memory(made.output_end(), task_of(worker.id)):
+        state = "OUT_OF_MEMORY"  # of its step
     word = state_word(state)
     if task.outcome and word not in ENDS:
         return worker.moved(**task.outcome, finished_at=task.told_at)

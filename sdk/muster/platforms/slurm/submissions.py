@@ -24,7 +24,14 @@ ENGINE = {
     "session": "MUSTER_SESSION_ADDRESS",
     "own": "MUSTER_SLURM",
 }
-LAST_WORDS = 500  # characters of what a job has printed beside its workers
+LARGEST_END = 16 << 10  # bytes that are read of what a job has printed beside its workers: it may print anything
+LAST_WORDS = 500  # characters of that in errors
+
+
+def task_of(handle: str) -> int:
+    """Return the number of a worker's task; 0 for what is no handle."""
+    match = HANDLE.fullmatch(handle)
+    return int(match["task"]) if match else 0
 
 
 @dataclass
@@ -143,11 +150,16 @@ class Submission:
             known = self._seen[number] = (size, task)
         return known[1]
 
-    def last_words(self) -> str:
+    def output_end(self) -> str:
         """Return the end of what the job has printed beside its workers; nothing where it lies elsewhere."""
-        with contextlib.suppress(OSError):
-            return (self.folder / "output").read_text(errors="replace").strip()[-LAST_WORDS:]
+        with contextlib.suppress(OSError), (self.folder / "output").open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - LARGEST_END, 0))
+            return file.read(LARGEST_END).decode("utf-8", "replace").strip()
         return ""
+
+    def last_words(self) -> str:
+        """Return the last of that, as an error has room for."""
+        return self.output_end()[-LAST_WORDS:]
 
     def remove(self) -> None:
         """Remove its files."""

@@ -30,6 +30,7 @@ REASONS = (
     (r"PartitionDown|PartitionInactive", "the partition takes no jobs at present"),
     (r"PartitionTimeLimit", "it asks for more time than the partition allows"),
     (r"PartitionNodeLimit|PartitionConfig", "the partition has no such nodes, or not so many"),
+    (r"MaxMemPerLimit", "it asks for more memory than a job may have there"),
     (r"BadConstraints", "no nodes could ever be what it asks for"),
     (r"InvalidQOS|InvalidAccount", "its account or quality of service is none of yours"),
     (r"QOS\w*PerUser\w*|QOSMax\w*PerUser\w*", "you have as much as your quality of service lets one user have"),
@@ -106,6 +107,24 @@ def how_ended(state: str, said: Mapping[str, str]) -> tuple[str, EndCause | None
         words += f", {by}"
     beside = [f"{name} {said[name]}" for name in ("Reason", "ExitCode", "FailedNode") if _tells(said.get(name))]
     return f"{words} (Slurm says {', '.join([word, *beside])}).", cause, advice
+
+
+def ran_out_of_memory(output: str, task: int) -> bool:
+    """Return whether srun has said, in what a job printed, that a node ended this task for its memory.
+
+    A step's end is not its job's: where the script that waits for the step ends by itself, that is FAILED.
+
+    >>> ran_out_of_memory("srun: error: n1: tasks 0-1,3: Out Of Memory", 1)
+    True
+    >>> ran_out_of_memory("srun: error: n1: tasks 0-1,3: Out Of Memory", 2)
+    False
+    """
+    for listed in re.findall(r"^srun: error: \S+: tasks? ([\d,-]+): Out Of Memory", output, re.MULTILINE):
+        for part in listed.split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal() and int(first) <= task <= int(last if last.isdecimal() else first):
+                return True
+    return False
 
 
 def _tells(text: str | None) -> bool:

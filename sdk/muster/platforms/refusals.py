@@ -1,0 +1,49 @@
+"""The ways in which engines refuse: how to tell each by their words, what it means, and what to try."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Refusal(NamedTuple):
+    """A kind of answer by which an engine refuses.
+
+    Attributes:
+        pattern: how its words tell it, whatever their case.
+        meaning: what it means; empty where its own words say it best.
+        advice: what to try; None where nobody knows.
+        code: status of the answer, for engines that have one; None for any.
+    """
+
+    pattern: str
+    meaning: str
+    advice: str | None = None
+    code: int | None = None
+
+
+def find_refusal(refusals: Iterable[Refusal], said: str, code: int | None = None) -> Refusal | None:
+    """Return the first refusal that fits an engine's answer; None where nobody knows better than itself.
+
+    Args:
+        refusals: those that are known, the more particular ones first.
+        said: the engine's words.
+        code: status of its answer, where it has one.
+    """
+    for refusal in refusals:
+        if refusal.code in (None, code) and re.search(refusal.pattern, said, re.IGNORECASE):
+            return refusal
+    return None
+
+
+def in_words(what: str, said: str, refusal: Refusal | None, engine: str) -> str:
+    """Return, in a sentence or two, what could not be done and why, with the engine's own words.
+
+    >>> in_words("The job could not be submitted", "no", Refusal("no", "the partition is full"), "Slurm")
+    'The job could not be submitted: the partition is full. Slurm says: no'
+    """
+    said = said.rstrip("\n")
+    if refusal is None or not refusal.meaning:
+        return f"{what}: {said}" + ("" if said.endswith((".", "!", "?")) else ".")
+    return f"{what}: {refusal.meaning}. {engine} says: {said}"
