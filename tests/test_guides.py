@@ -101,6 +101,14 @@ def _in_words(annotation: str) -> list[str]:
     return plain.split(" | ")
 
 
+def test_every_error_is_in_the_table_of_what_to_try() -> None:
+    told = (DOCS / "faults.md").read_text().partition("## My training hangs")[0]
+    known = [kind for kind in vars(muster.errors).values() if isinstance(kind, type)]
+    leaves = {kind.__name__ for kind in known if issubclass(kind, muster.MusterError) and not kind.__subclasses__()}
+    assert len(leaves) > 20
+    assert {name for name in leaves if f"`{name}`" not in told} == set()
+
+
 def test_a_script_goes_on_where_its_checkpoint_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fault = "step == 7 and os.environ['MUSTER_ATTEMPT'] == '1' and os.kill(os.getpid(), 9)"
