@@ -6,13 +6,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import JobError, MusterError, PlatformError
+from muster.errors import JobError, MusterError, PlatformError, RunStopped, StartTimeout
+from muster.job import Limits
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
+from muster.pools.pool import CLOSE_SECONDS
 from muster.records import runs
 from muster.records.journal import Journal
 from muster.run import execution, preparation
@@ -146,6 +149,9 @@ def test_nothing_that_blocks_is_done_on_the_loop(
         (runs, "write_json"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),
+        (checked.platform, "warm_up"),
+        (type(checked.strategy), "launcher_for"),
+        (type(checked.strategy), "plan"),
         (checked.platform, "submit"),
         (checked.platform, "poll"),
         (checked.platform, "close"),
@@ -165,6 +171,64 @@ def test_nothing_that_blocks_is_done_on_the_loop(
         made.begin(checked)
         finish(loop, made)
     assert called == {name: True for _, name in places}
+
+
+STUCK = ["warm_up", "launcher_for", "plan"]
+
+
+@pytest.mark.parametrize("step", STUCK)
+def test_a_stop_is_heard_while_a_platform_or_a_strategy_takes_long(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    owner: Any = checked.platform if step == "warm_up" else type(checked.strategy)
+    monkeypatch.setattr(owner, step, lambda *args: loop.sleep(float("inf")))
+    loop.call_later(3, made.ask_to_stop, "by request")
+    began = loop.time()
+    made.begin(checked)
+    assert isinstance(finish(loop, made).error, RunStopped)
+    assert loop.time() - began < 3 + CLOSE_SECONDS + 1
+
+
+@pytest.mark.parametrize("step", STUCK)
+def test_what_takes_longer_than_a_start_may_ends_it(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    owner: Any = checked.platform if step == "warm_up" else type(checked.strategy)
+    monkeypatch.setattr(owner, step, lambda *args: loop.sleep(float("inf")))
+    made.begin(replace(checked, limits=Limits(start=20)))
+    error = finish(loop, made).error
+    assert isinstance(error, StartTimeout)
+    assert "20 s" in error.message
+    assert step == "warm_up" or "The strategy processes has not" in error.message
+
+
+@pytest.mark.parametrize("fails_in", ["prepare", "_control"])
+def test_a_platform_that_does_not_close_holds_up_no_end(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, fails_in: str
+) -> None:
+    def raising(*_: Any, **__: Any) -> None:
+        raise PlatformError("no")
+
+    assert isinstance(checked.platform, ScriptedPlatform)
+    checked.platform.seconds["close"] = float("inf")
+    monkeypatch.setattr(
+        preparation if fails_in == "prepare" else made, "make_facts" if fails_in == "prepare" else fails_in, raising
+    )
+    began = loop.time()
+    made.begin(checked)
+    error = finish(loop, made).error
+    assert isinstance(error, PlatformError)
+    assert error.message == "no"
+    assert loop.time() - began < 2 * CLOSE_SECONDS + 1
+
+
+def test_other_runs_go_on_while_a_log_is_read_for_another_process(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs.Run, "log_end", lambda *_: [f"read on a thread: {loop.is_in_thread}"])
+    made.begin(checked)
+    assert loop.run(made._say_log({"name": "worker-0"})) == {"lines": ["read on a thread: True"]}
+    finish(loop, made)
 
 
 def test_workers_that_share_nothing_get_files_and_give_theirs(

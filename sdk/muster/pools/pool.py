@@ -17,7 +17,7 @@ from muster.job import Worker, WorkerSpec
 from muster.platforms.base import Platform, Relay
 from muster.pools.endpoint import Endpoint
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls
+from muster.runtime.background import BlockingCalls, answer_of
 
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
 ANSWER_SECONDS = 5.0  # that the platform gets to tell of a worker that is to be replaced, or to stop it
@@ -25,6 +25,33 @@ CLOSE_SECONDS = 30.0  # how long the platform may take to release everything
 WARM_SECONDS = 30.0  # how long a run waits for the imports of its template: they have begun before its own would
 WARM_POLL_SECONDS = 0.02
 FASTER_AT_THE_END = 10  # times as often workers that were just stopped are polled
+
+
+class PlatformCalls(BlockingCalls):
+    """The calls of a run's platform, one after the other on a thread: it may begin to warm up before there is a pool.
+
+    Args:
+        name: what the thread is called after.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"muster-platform-{name}")
+        self._warming: asyncio.Future[None] | None = None
+
+    def warm_up(self, platform: Platform) -> None:
+        """Have the platform warm up, without waiting for it."""
+        self._warming = asyncio.ensure_future(self.call(platform.warm_up))
+
+    async def have_warmed_up(self, seconds: float | None) -> None:
+        """Wait until it has. Raises what it raised, or TimeoutError."""
+        if self._warming is not None:
+            await answer_of(self._warming, seconds)
+
+    async def abandon(self) -> None:
+        """End where there will be no pool: once it has warmed up, or what that starts would be there after its end."""
+        with contextlib.suppress(Exception):  # another error is the one that counts
+            await self.have_warmed_up(CLOSE_SECONDS)
+        self.close()
 
 
 class Pool:
@@ -39,6 +66,7 @@ class Pool:
         owns_platform: whether that ends with the pool.
         endpoint: where the agents dial in. It listens already.
         is_relayed: whether the platform carries their connections there, as they cannot dial it.
+        calls: makes the platform's calls, as it may have made some before; None for new ones.
 
     Attributes:
         platform, endpoint: the same.
@@ -46,15 +74,16 @@ class Pool:
     """
 
     def __init__(
-        self, name: str, platform: Platform, endpoint: Endpoint, *, owns_platform: bool, is_relayed: bool = False
-    ) -> None:
+        self, name: str, platform: Platform, endpoint: Endpoint, *, owns_platform: bool, is_relayed: bool = False,
+        calls: PlatformCalls | None = None,
+    ) -> None:  # fmt: skip
         self.platform = platform
         self.endpoint = endpoint
         self.handles: list[str] = []
         self._owns_platform = owns_platform
         self._is_relayed = is_relayed
         self._relay: Relay | None = None
-        self._calls = BlockingCalls(f"muster-platform-{name}")
+        self._calls = calls or PlatformCalls(name)
         self._generations: dict[str, tuple[str, WorkerSpec]] = {}  # the handle of each worker's present one
 
     # -- orders -------------------------------------------------------------------------------------------------------
@@ -89,7 +118,7 @@ class Pool:
             TimeoutError: it has not said so within ``seconds``. Whatever it launches later ends with the pool.
             PlatformError: it refuses.
         """
-
+        await self._calls.have_warmed_up(seconds)
         await self._until_warm(specs, WARM_SECONDS if seconds is None else min(seconds, WARM_SECONDS))
 
         def submit() -> list[str]:  # where that takes too long nobody waits, and its workers are ended all the same

@@ -24,6 +24,8 @@ from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunSt
 from muster.events import Event
 from muster.events.observers import Observers
 from muster.failure.diagnosis import mark_attempt
+from muster.platforms.base import Platform
+from muster.pools.pool import CLOSE_SECONDS, PlatformCalls
 from muster.records import runs
 from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
@@ -190,13 +192,12 @@ class Execution:
         self.orchestrator = None
         attempt = await in_thread(checked.attempt, self._attempts.number, trained)
         try:
-            attempt.platform.warm_up()
             self.orchestrator = await prepare(
                 attempt, self.run_dir, self._scratch, emit=self._observers.tell, on_up=self.up.set
             )
         finally:
             if self.orchestrator is None and attempt.owns_platform:  # it ends what it was given, and nobody else would
-                await in_thread(attempt.platform.close)
+                await self._close(attempt.platform)
         if self.stop_reason:
             self.orchestrator.stop(self.stop_reason)
         await self.orchestrator.run()
@@ -209,7 +210,17 @@ class Execution:
             if self._controlled_by is not None:
                 last.push_async_callback(self._controlled_by.close)
             if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
-                last.push_async_callback(in_thread, checked.platform.close)
+                last.push_async_callback(self._close, checked.platform)
+
+    async def _close(self, platform: Platform) -> None:
+        """Have a platform release everything that no pool has used. What goes wrong there is not how the run ended."""
+        calls = PlatformCalls(self.run_id)
+        try:
+            await calls.call(platform.close, seconds=CLOSE_SECONDS)
+        except Exception as error:  # foreign code
+            logger.warning("the platform did not release everything as it should: %r", error)
+        finally:
+            calls.close()
 
     # -- questions of other processes --------------------------------------------------------------------------------
 
@@ -245,7 +256,7 @@ class Execution:
         return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
 
     async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"lines": runs.Run(self.run_dir).log_end(str(request.get("name")))}
+        return {"lines": await in_thread(runs.Run(self.run_dir).log_end, str(request.get("name")))}
 
     async def _open_command(self, request: Mapping[str, Any]) -> Stream:
         try:

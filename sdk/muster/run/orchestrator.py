@@ -15,10 +15,11 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from muster import events
 from muster.agent import wire
-from muster.errors import JobError, MusterError, RunStopped
+from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
 from muster.failure.causes import Bearing, Failure, FailureKind
 from muster.failure.diagnosis import process_label
@@ -37,8 +38,11 @@ from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
 from muster.runtime.background import in_thread
+from muster.text.arguments import Argument, ArgumentText
 
 logger = logging.getLogger("muster")
+
+Answer = TypeVar("Answer")
 
 SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
 HEARSAY_SECONDS = 3.0  # the same where all that is known is that frameworks have been told of another process's failure
@@ -138,17 +142,14 @@ class Orchestrator:
     async def _launch(self) -> None:
         self._enter("launching")
         self._raise_if_over()
-        await self._launcher.prestart(self.strategy.launcher_for(self.job, self.facts))
+        launcher = await self._asked("said how it launches", self.strategy.launcher_for, self.job, self.facts)
+        await self._launcher.prestart(launcher)
         self._submitted_at = clock.now()
         try:
             specs = list(self.state.specs.values())
             submission = asyncio.ensure_future(self.pool.submit(specs, self.context.submission, self.limits.start))
-            submission.add_done_callback(lambda _: self.state.changed.set())
-            try:
-                await self._until(submission.done, lambda: None)
-                await submission
-            finally:
-                submission.cancel()
+            await self._is_done(submission)
+            submission.result()
         except TimeoutError:
             raise await self._workers_missing() from None
         self.state.submitted(self.pool.handles, self._submitted_at)
@@ -181,9 +182,8 @@ class Orchestrator:
         self._enter("starting")
         if self._asks_who_is_reached():
             self.state.members.update(await with_reachable_sshd(self.state.members))
-        self.plan = plan = self.strategy.plan(
-            self.job, [self.state.members[name] for name in self.state.specs], self.facts
-        )
+        members = [self.state.members[name] for name in self.state.specs]
+        self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, self.facts)
         if not plan.starter:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
         self.state.expected = Counter(plan.ranks.values())
@@ -216,17 +216,13 @@ class Orchestrator:
         """Have everything brought to the workers that these need, while it is watched how they are."""
         began = clock.now()
         shipping = asyncio.ensure_future(exchange.ship(self.state.emit))
-        shipping.add_done_callback(lambda _: self.state.changed.set())
-        try:
-            await self._until(shipping.done, lambda: None)  # each transfer has a limit, as long as nothing comes
-            self._shipped_for = clock.now() - began
-            error = shipping.exception()
-            if error is not None:  # it may be the echo of a failure that is heard of next
-                deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
-                await self._until(lambda: False, lambda: deadline)
-                raise error
-        finally:
-            shipping.cancel()
+        await self._is_done(shipping)  # each transfer has a limit, as long as nothing comes
+        self._shipped_for = clock.now() - began
+        error = shipping.exception()
+        if error is not None:  # it may be the echo of a failure that is heard of next
+            deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
+            await self._until(lambda: False, lambda: deadline)
+            raise error
 
     def _splits(self, worker: str) -> bool:
         """Return whether each rank of a worker gets a log of its own."""
@@ -353,6 +349,36 @@ class Orchestrator:
         self.state.changed.set()
 
     # -- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _asked(self, what: str, function: Callable[..., Answer], *args: Any) -> Answer:
+        """Ask the strategy, which may be a user's and take its time, on a thread; return its answer.
+
+        Args:
+            what: what it has done once it has answered, in words.
+
+        Raises:
+            StartTimeout: it takes longer than a start may.
+        """
+        deadline = clock.deadline_in(self.limits.start)
+        answer = asyncio.ensure_future(in_thread(function, *args))
+        if await self._is_done(answer, deadline):
+            return answer.result()
+        name, limit = self.strategy.name, self.limits.start
+        raise StartTimeout(
+            f"The strategy {name} has not {what} within {limit:g} s.",
+            advice=ArgumentText("a longer ", Argument("timeout_seconds"), ", if it needs that"),
+        )
+
+    async def _is_done(self, work: asyncio.Future[Any], deadline: float | None = None) -> bool:
+        """Wait for what goes on beside the workers, while it is watched how they are, and return whether it has ended.
+
+        What has not ended by the deadline, or when something fails, is cancelled. Raises as ``_until`` does.
+        """
+        work.add_done_callback(lambda _: self.state.changed.set())
+        try:
+            return await self._until(work.done, lambda: deadline)
+        finally:
+            work.cancel()
 
     async def _until(self, done: Callable[[], bool], get_deadline: Callable[[], float | None]) -> bool:
         """Wait until ``done``, or until the deadline has passed, which may change meanwhile; whether it is done.

@@ -17,7 +17,7 @@ from muster.events import Event
 from muster.job import Imports, Job, Needs, Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
-from muster.pools.pool import Pool
+from muster.pools.pool import PlatformCalls, Pool
 from muster.records import runs
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
@@ -46,6 +46,23 @@ async def prepare(
     Raises:
         JobError: the session cannot listen on its address.
     """
+    calls = PlatformCalls(run_dir.name)
+    calls.warm_up(checked.platform)  # meanwhile, as it may take long
+    try:
+        return await _prepare(checked, run_dir, scratch, emit, on_up, calls)
+    except BaseException:
+        await calls.abandon()
+        raise
+
+
+async def _prepare(
+    checked: CheckedRun,
+    run_dir: Path,
+    scratch: Path,
+    emit: Callable[[Event], None],
+    on_up: Callable[[], None],
+    calls: PlatformCalls,
+) -> Orchestrator:
     job, strategy = checked.job, checked.strategy
     storage = checked.platform.storage
     library = runs.library(run_dir) if storage is Storage.PROJECT else None
@@ -70,7 +87,7 @@ async def prepare(
     try:
         await endpoint.open(scratch, *checked.session_address, listen=checked.listen, is_coming=checked.is_coming)
         context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
-        pool = make_pool(context, endpoint)
+        pool = make_pool(context, endpoint, calls)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
         state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
@@ -82,11 +99,17 @@ async def prepare(
     return orchestrator
 
 
-def make_pool(context: RunContext, endpoint: Endpoint) -> Pool:
-    """The pool that the run makes for itself, and that ends with it."""
+def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> Pool:
+    """The pool that the run makes for itself, and that ends with it; ``calls`` as it takes them."""
     checked = context.checked
-    name, owns, is_relayed = context.run_id, checked.owns_platform, checked.is_relayed
-    return Pool(name, checked.platform, endpoint, owns_platform=owns, is_relayed=is_relayed)
+    return Pool(
+        context.run_id,
+        checked.platform,
+        endpoint,
+        owns_platform=checked.owns_platform,
+        is_relayed=checked.is_relayed,
+        calls=calls,
+    )
 
 
 def _send_script(job: Job, project: Project, library: Path) -> None:
