@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import secrets
 import selectors
 import shutil
 import socket
 import ssl
+import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from muster.records import runs
 from muster.security.certificates import make_certificate
 from muster.security.ssh import generate_key_pair
 
+DOCS = Path(__file__).parents[1] / "docs"
 TIMEOUT = 15.0  # seconds that a test waits for anything
 TESTS = Path(__file__).parent
 QUICK_KERAS = TESTS / "quick_keras"
@@ -58,6 +62,21 @@ while True:
 def handles_of(workers: Iterable[Worker]) -> list[str]:
     """The handles of workers."""
     return [worker.id for worker in workers]
+
+
+def guide_program(guide: str, name: str) -> str:
+    """The block of Python behind ``<!-- name -->`` in a guide."""
+    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", (DOCS / guide).read_text(encoding="utf-8"), re.DOTALL)
+    assert found, f"{guide} has no {name}"
+    return found[1]
+
+
+def program_of(guide: str, name: str, module: str = "program_of_a_guide") -> dict[str, Any]:
+    """What a program of a guide defines, as a module of that name."""
+    made = types.ModuleType(module)
+    sys.modules[module] = made  # where dataclasses look for the names in their types
+    exec(compile(guide_program(guide, name), f"{guide}:{name}", "exec"), vars(made))
+    return vars(made)
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout: float = TIMEOUT) -> Any:

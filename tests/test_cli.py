@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from muster import errors
 from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
+from muster.commands.wrapping import wrapped
 from muster.events import Event
 from muster.job import Resources
 from muster.platforms import machine
@@ -341,6 +342,22 @@ cli.main()
 
     def test_help_says_what_the_exit_status_means(self) -> None:
         assert "124  the run took too long, or stalled" in muster("--help").stdout
+
+    @pytest.mark.parametrize(("columns", "width"), [("", 100), ("60", 60), ("140", 140)])
+    def test_help_is_as_wide_as_the_terminal(self, columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", columns)
+        for command in ((), ("run",)):
+            program = [sys.executable, "-m", "muster", *command, "--help"]
+            done = subprocess.run(program, capture_output=True, text=True, check=True)  # through a pipe
+            lengths = [len(line) for line in done.stdout.splitlines() if not line.startswith("  muster ")]
+            assert width - 25 < max(lengths) <= max(width, 85), command
+
+    def test_a_terminal_that_does_not_know_its_size_is_wide_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback: os.terminal_size((0, 0)))  # on Python 3.10
+        here, there = pty.openpty()
+        with open(there, "w") as terminal:
+            assert [len(line) for line in wrapped("word " * 30, terminal).splitlines()] == [79, 69]
+        os.close(here)
 
     def test_help_has_room_for_what_each_command_does(self) -> None:
         commands = muster("--help").stdout.partition("\nCommands:\n")[2]

@@ -13,14 +13,8 @@ from typing import Any
 import muster
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
-
-
-def program(guide: str, name: str) -> str:
-    """The block of Python behind ``<!-- name -->``."""
-    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
-    assert found
-    return found[1]
+from tests.support import DOCS
+from tests.support import guide_program as program
 
 
 def test_a_sweep_finds_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def _pass_on(local: socket.socket, run: runs.Run, worker: str, port: int, free: 
 
 def _size() -> list[int]:
     size = os.get_terminal_size(sys.stdout.fileno())
-    return [max(size.lines, 1), max(size.columns, 1)]
+    return [size.lines or 24, size.columns or 80]
 
 
 @contextlib.contextmanager

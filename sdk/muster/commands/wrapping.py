@@ -8,6 +8,11 @@ import textwrap
 from typing import TextIO
 
 
+def columns(otherwise: int = 80) -> int:
+    """Return how wide the terminal is, or ``COLUMNS`` says; ``otherwise`` where there is none, or it does not know."""
+    return shutil.get_terminal_size((otherwise, 24)).columns or otherwise  # Python 3.10 hands on its 0
+
+
 def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
     """Return ``text`` in lines that fit the terminal that it is written to; as it is where that is no terminal.
 
@@ -16,7 +21,7 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
     stream = stream or sys.stdout
     if not stream.isatty():
         return text
-    width = shutil.get_terminal_size().columns
+    width = columns()
     return "\n".join(_fill(line, width, taken if number == 0 else 0) for number, line in enumerate(text.split("\n")))
 
 
