@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
+_decode = json.JSONDecoder().decode  # json.loads looks at more than there is to see, for each message
 MAX_LINE = 1 << 20  # bytes; a longer line ends the connection
 MAX_PAYLOAD = 1 << 18  # bytes behind a line; the same
 
@@ -57,12 +58,25 @@ class Decoder:
         Raises:
             ProtocolError: what has come is no message.
         """
+        if self._is_one(data):
+            only = _parse(data)
+            if "payload" in only:
+                self._expect_payload(only)
+            else:
+                yield only
+            return
         self._bytes += data
         while True:
             message = self._next()
             if message is None:
                 return
             yield message
+
+    def _is_one(self, data: bytes) -> bool:
+        """Return whether this is one message, neither more nor less, as it nearly always is."""
+        if self._bytes or self._waiting is not None or (self.limit is not None and len(data) > self.limit):
+            return False
+        return 1 < len(data) == data.find(b"\n") + 1
 
     def _next(self) -> "dict[str, Any] | None":
         while self._waiting is None:
@@ -95,7 +109,7 @@ class Decoder:
 
 def _parse(line: bytes) -> "dict[str, Any]":
     try:
-        message = json.loads(line.decode("utf-8"))
+        message = _decode(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError("a message is not JSON") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

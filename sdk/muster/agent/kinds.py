@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Tuple, Type, TypeVar
 from .fields import number, optional, whole
 
 Check = Callable[[Any], Any]
-# What makes one, its fields, and those of them of which one must be there, and no other.
+# What makes one, its fields with their defaults, and those of them of which one must be there, and no other.
 Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
 Message = TypeVar("Message", bound="tuple[Any, ...]")
 
@@ -28,6 +28,7 @@ pid = whole(1, 1 << 31)
 clock = number(0)
 transfer = whole(0)
 offset = whole(0)
+MISSING = object()  # in place of a default
 payload = lambda value: value  # noqa: E731  (the decoder has made sure that these are bytes, and not too many)
 
 
@@ -46,7 +47,8 @@ def message(
 
     def declare(made: Type[Message]) -> Type[Message]:
         defaults = getattr(made, "_field_defaults", {})
-        fields = tuple((name, checks.pop(name), defaults.get(name)) for name in getattr(made, "_fields", ()))
+        names = getattr(made, "_fields", ())
+        fields = tuple((name, checks.pop(name), defaults.get(name, MISSING)) for name in names)
         assert not checks, checks
         for direction in directions:
             direction[kind] = (made, fields, either)
@@ -61,10 +63,14 @@ def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     if kind not in known:
         raise UnknownKind("unknown kind {!r}".format(kind[:50]))
     make, checks, either = known[kind]
-    values = []
+    values: "list[Any]" = []
     for field, check, default in checks:
+        value = fields.get(field, default)
+        if value is default and value is not MISSING:  # so it is in most fields of most messages
+            values.append(value)
+            continue
         try:
-            values.append(check(fields.get(field, default)))
+            values.append(check(None if value is MISSING else value))
         except (TypeError, ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
     made = make(*values)

@@ -97,8 +97,10 @@ class Event:
     time: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        kind = EventKind(self.kind)
-        object.__setattr__(self, "kind", kind)
+        kind = self.kind
+        if type(kind) is not EventKind:
+            kind = EventKind(self.kind)
+            object.__setattr__(self, "kind", kind)
         if type(self.data) is not DATA[kind]:
             data, misfits = read(kind, self.data)
             if misfits:

@@ -30,6 +30,7 @@ logger = logging.getLogger("muster")
 NO_TOKEN = "not the token of this run"
 MOST_UNSENT = 1 << 26  # bytes that may wait for one agent to take them: more than it can have asked for
 REPORTS_PER_SECOND = 1000  # of a kind, that all workers together are to send
+OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # which concern nobody but this
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
 
 
@@ -229,7 +230,9 @@ class Endpoint:
                 raise
             self._drop(connection.worker, error)  # any process of the worker may have sent it
             return
-        if isinstance(message, wire.Clock):
+        if type(message) not in OF_CONNECTION:
+            self._tell(connection.worker, message)
+        elif isinstance(message, wire.Clock):
             connection.clock.answered(message, came_at)
             if connection.clock.wants_more:
                 connection.ping()
@@ -240,8 +243,6 @@ class Endpoint:
         elif isinstance(message, wire.Leaving):
             connection.place.is_leaving = True
             connection.abort()
-        elif not isinstance(message, wire.Hello):
-            self._tell(connection.worker, message)
 
     def _tell(self, worker: str, message: Any) -> None:
         self._call(self.on_message, worker, message)

@@ -141,7 +141,7 @@ class TlsTransport(asyncio.Transport):
         assert self._protocol is not None
         for _ in range(AT_ONCE):
             try:
-                size = self._tls.recv_into(_buffer)
+                size: int = self._tls.read(RECORD, _buffer)  # type: ignore[assignment]  # as it has a buffer
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
             except OSError as error:

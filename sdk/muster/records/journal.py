@@ -45,7 +45,7 @@ class Journal:
         """Write ``event``, or hold it back where a newer one of its kind will say more."""
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
-        if isinstance(event.data, Progress):
+        if type(event.data) is Progress:
             source = (event.worker, str(event.data.rank))
             written, epoch = self._last.get(source, (float("-inf"), None))
             interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)

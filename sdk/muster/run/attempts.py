@@ -100,7 +100,7 @@ class Attempts:
 
     def __call__(self, event: Event) -> None:
         """Remember how far each worker has come."""
-        step = event.data.step if isinstance(event.data, Progress) else None
+        step = event.data.step if type(event.data) is Progress else None
         if step is not None:
             self._steps[event.worker] = max(step, self._steps.get(event.worker, step))
 

@@ -324,10 +324,11 @@ class Orchestrator:
 
     # -- notifications ------------------------------------------------------------------------------------------------
 
-    def _on_message(self, worker: str, message: object) -> None:
-        if isinstance(message, wire.LauncherOutput | wire.LauncherExited):
+    def _on_message(self, worker: str, message: Any) -> None:
+        kind = type(message)
+        if kind is wire.LauncherOutput or kind is wire.LauncherExited:
             self._launcher.on_message(worker, message)
-        elif isinstance(message, wire.OF_STREAMS):
+        elif kind in wire.OF_STREAMS:
             self._streams.on_message(worker, message)
         else:
             self.state.on_message(worker, message)

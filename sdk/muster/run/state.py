@@ -379,7 +379,17 @@ class RunState:
             if name in self.metrics or len(self.metrics) < MOST_METRICS:
                 self._metric(name, value, progress.rank or 0)
         self._touch(worker, progress.rank)
-        self.emit(events.Progress(**progress._replace(metrics=metrics)._asdict()), worker)
+        told = events.Progress(
+            progress.rank,
+            progress.step,
+            progress.steps,
+            progress.epoch,
+            progress.epochs,
+            progress.examples,
+            progress.bytes_sent,
+            metrics,
+        )
+        self.emit(told, worker)
         if self.first_step_at is None and progress.step is not None:
             self.first_step_at = clock.now()
         for name, value in metrics.items():

@@ -124,7 +124,11 @@ class PlatformWatch:
         seconds = self._hurried_seconds if self._is_urgent() else ANSWER_SECONDS
         try:
             answer = await self._pool.poll(names, seconds)
-            polled = [replace(worker, name=names[worker.id]) for worker in answer if worker.id in names]
+            polled = [
+                worker if worker.name == names[worker.id] else replace(worker, name=names[worker.id])
+                for worker in answer
+                if worker.id in names
+            ]
         except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)
