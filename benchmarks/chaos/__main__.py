@@ -4,6 +4,8 @@ python -m benchmarks.chaos                         100 faults with a new seed
 python -m benchmarks.chaos -n 1000 --seed 7        a thousand, always the same
 python -m benchmarks.chaos --seed 7 --only 23      the 23rd of them once more
 python -m benchmarks.chaos --seed 7 --first 100 --results FILE      the second hundred, added to those in FILE
+python -m benchmarks.chaos --platforms hosts,isolated      into workers on hosts, and into some without our files
+python -m benchmarks.chaos --restarts              into a training that is tried again, and must learn the very same
 python -m benchmarks.chaos --collect FILE          the table of all that FILE has
 """
 
@@ -18,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chaos import faults, kept, lanes, shapes, surroundings
+from benchmarks.chaos import faults, kept, lanes, places, restarting, shapes, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 from benchmarks.chaos.kept import Kept
@@ -34,9 +36,13 @@ def main() -> int:
     if not is_isolated and set(families) & set(faults.FOR_ROOT):
         families = [family for family in families if family not in faults.FOR_ROOT]
         print(f"{', '.join(faults.FOR_ROOT)} are left out: they take root, unshare and ip")
+    platforms = arguments.platforms.split(",")
     print(f"seed {arguments.seed}", flush=True)
     numbers = range(arguments.first, arguments.first + arguments.n) if arguments.only is None else [arguments.only]
-    cases = [faults.make(arguments.seed, number, families, strategies) for number in numbers]
+    if arguments.restarts:
+        cases = [restarting.make(arguments.seed, number, families, strategies) for number in numbers]
+    else:
+        cases = [faults.make(arguments.seed, number, families, strategies, platforms) for number in numbers]
     results: list[Kept] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # what has come until then counts
@@ -74,7 +80,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
     possible = shapes.available()
     parser.add_argument("--strategies", default=",".join(possible), help=f"of {', '.join(possible)}")
-    parser.add_argument("--faults", default=",".join(faults.FAMILIES), help=f"of {', '.join(faults.FAMILIES)}")
+    parser.add_argument("--faults", default=",".join(faults.EVERYWHERE), help=f"of {', '.join(faults.EVERYWHERE)}")
+    parser.add_argument("--platforms", default="local", help=f"of {', '.join(places.available())}; default: local")
+    parser.add_argument(
+        "--restarts",
+        action="store_true",
+        help=f"into a training with checkpoints and restarts={restarting.RESTARTS}, on this machine",
+    )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only the fault of that number")
     parser.add_argument("--lanes", type=int, default=1, metavar="N", help="how many at the same time; default: 1")
     parser.add_argument("--keep", type=Path, default=Path("/tmp/muster-chaos"), help="where runs told wrong are kept")
@@ -92,7 +104,7 @@ def line(case: Case, outcome: Outcome) -> str:
     left = f"\n      LEFT: {', '.join(outcome.left)}" if outcome.left else ""
     times = f"{seconds(outcome.told_after)} {seconds(outcome.gone_after)}"
     place = f"{case.shape}, {case.topology}, reaction {case.reaction}"
-    return f"{mark} {case.number:4} {times} {case.family}: {what} ({place}){told}{left}"
+    return f"{mark} {case.number:4} {times} {case.label}: {what} ({place}){told}{left}"
 
 
 def table(results: Sequence[Kept]) -> str:

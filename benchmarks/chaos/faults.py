@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.chaos.shapes import Shape, choose_shape
+from benchmarks.chaos.shapes import Shape, choose_shape, light
 
 RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
@@ -19,7 +19,7 @@ FATAL = (
     "SIGXCPU", "SIGUSR2", "SIGALRM",
 )  # fmt: skip
 REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
-FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill")
+FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill", "stop", "pull")
 STEP_SECONDS = 0.006  # what a step takes, more or less
 
 
@@ -29,7 +29,7 @@ class Verdict:
 
     Attributes:
         error: class of the error, or several with ``or`` between them; empty where the run must succeed.
-        victim: the rank, or what else, that must be named.
+        victim: the rank, or what else, that must be named; ``beside worker-1``: a worker of its host.
         words: what the message must contain.
     """
 
@@ -44,9 +44,11 @@ class Fault:
 
     Attributes:
         kind: as ``ranks.py`` knows it, or from outside ``send SIGNAL``, ``cut``, ``slow``, ``jump SECONDS``, ``apart``
-            (the monotonic clocks of the workers), ``fill`` (the disk of the run's folder).
-        victim: ``link 0 1``, ``clock``, ``disk``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``,
-            ``sshd worker-1``.
+            (the monotonic clocks of the workers), ``fill`` (the disk of the run's folder), ``stop`` (by its user),
+            ``pull`` (a host's cable).
+        victim: ``link 0 1``, ``clock``, ``disk``, ``run``, ``rank 1``, ``agent worker-1``, ``guard``, ``launcher``,
+            ``sshd worker-1``; on hosts ``guard worker-1``, ``login worker-1``, ``cable worker-1``: of the host that it
+            is on.
         step: when, for what a rank does itself; ``start`` is before it has met the others, ``end`` when all is done.
         delay: seconds after all have met, for what comes from outside.
         moment: what the delay counts from instead: a phase of the run, or ``started``, where the victim itself has.
@@ -72,7 +74,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Case:
-    """A run and what goes wrong in it; the same for the same seed and number."""
+    """A run and what goes wrong in it; the same for the same seed and number.
+
+    With ``restarts`` there is one fault in each attempt, from the first.
+    """
 
     number: int
     family: str
@@ -81,22 +86,43 @@ class Case:
     reaction: str
     faults: tuple[Fault, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    platform: str = "local"
+    restarts: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it counts as in the table."""
+        if self.restarts:
+            return f"restarts: {self.family}"
+        return self.family if self.platform == "local" else f"{self.platform}: {self.family}"
 
 
-Made = tuple[tuple[Fault, ...], dict[str, float]]
+Made = tuple[tuple[Fault, ...], dict[str, Any]]
 Maker = Callable[[random.Random, int, Shape], Made]
 
 
-def make(seed: int, number: int, families: Sequence[str], strategies: Sequence[str]) -> Case:
+def make(
+    seed: int, number: int, families: Sequence[str], strategies: Sequence[str], platforms: Sequence[str] = ("local",)
+) -> Case:
     """The case of that number."""
     dice = random.Random(f"{seed}-{number}")
-    shape, turn = choose_shape(dice, number, strategies, seed)
-    possible = [family for family in families if shape.allows(family)]
+    platform, turn = platforms[number % len(platforms)], number // len(platforms)
+    shape, turn = choose_shape(dice, turn, light(strategies) if platform != "local" else strategies, seed)
+    possible = [family for family in families if shape.allows(family) and family in families_of(platform)]
     family = possible[turn % len(possible)]
     rank = dice.randrange(shape.ranks)
-    faults, options = FAMILIES[family](dice, rank, shape)
+    faults, options = families_of(platform)[family](dice, rank, shape)
     topology, reaction = dice.choice(shape.topologies), dice.choice(REACTIONS)
-    return Case(number, family, shape, topology, reaction, faults, {**options, **shape.options(options)})
+    options = {**options, **shape.options(options)}
+    return Case(number, family, shape, topology, reaction, faults, options, platform)
+
+
+def families_of(platform: str) -> Mapping[str, Maker]:
+    """The families of faults that make sense on a platform."""
+    if platform == "local":
+        return FAMILIES
+    elsewhere = {name: FAMILIES[name] for name in ELSEWHERE}
+    return {**elsewhere, **ON_HOSTS} if platform == "hosts" else elsewhere
 
 
 # -- in one rank ------------------------------------------------------------------------------------------------------
@@ -176,6 +202,32 @@ _agent = _outside("agent {worker}", "WorkerLost", "{worker} was lost")
 _guard = _outside("guard", "WorkerLost", "guards the workers")
 _launcher = _outside("launcher", "LauncherFailed", "launcher", ("SIGKILL", "SIGTERM", "SIGSEGV"))
 _sshd = _outside("sshd {worker}", "WorkerLost", "{worker} was lost")
+
+
+def _stop(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """Its user stops the run."""
+    return (Fault("stop", "run", Verdict("RunStopped"), delay=dice.uniform(0.0, 0.3)),), {}
+
+
+def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """The guard of a host's workers is killed, which is the far end of its login as well."""
+    worker, kill = shape.worker(rank), f"send {int(signal.SIGKILL)}"
+    verdict = Verdict("WorkerLost", f"beside {worker}", f"on {shape.host_of(worker)} has ended")
+    return (Fault(kill, f"guard {worker}", verdict, delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """The login to a host ends, over which its workers reach the session in half of the cases: it is made again."""
+    kill = f"send {int(getattr(signal, dice.choice(['SIGKILL', 'SIGTERM'])))}"
+    tunnel = {"tunnel": True} if dice.random() < 0.5 else {}
+    return (Fault(kill, f"login {shape.worker(rank)}", Verdict(""), delay=dice.uniform(0.0, 0.3)),), tunnel
+
+
+def _cable(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """A host is cut off without a word, and stays so until its workers' lease has ended."""
+    worker = shape.worker(rank)
+    verdict = Verdict("WorkerLost", f"beside {worker}", shape.host_of(worker))
+    return (Fault("pull", f"cable {worker}", verdict, delay=dice.uniform(0.0, 0.3)),), {"lease_seconds": 3.0}
 
 
 # -- around the ranks -------------------------------------------------------------------------------------------------
@@ -287,5 +339,9 @@ FAMILIES: dict[str, Maker] = {
     "full logs": _full,
     "launcher": _launcher,
     "sshd": _sshd,
+    "stop": _stop,
 }
+ELSEWHERE = ("exception", "exit", "signal", "stop", "agent", "guard")  # and on other platforms
+ON_HOSTS: dict[str, Maker] = {"guard": _guard_of_host, "login": _login, "cable": _cable}
+EVERYWHERE = (*FAMILIES, *(name for name in ON_HOSTS if name not in FAMILIES))
 FOR_ROOT = ("cut link", "clocks apart", "full logs")  # namespaces of the network, of time and of mounts

@@ -23,10 +23,11 @@ from muster.events import Event
 
 from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
+from benchmarks.chaos.places import Here, child_of, place_named
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
-AWAITED = ("send", "cut", "jump", "fill")
+AWAITED = ("send", "cut", "jump", "fill", "stop", "pull")
 TIE = "nothing tells which of them came first"
 UP_SECONDS, END_SECONDS, GONE_SECONDS = 120.0, 120.0, 10.0
 
@@ -56,11 +57,14 @@ class Outcome:
 class Stage:
     """A run's surroundings: its folders, and what is known of its processes."""
 
-    def __init__(self, case: Case, folder: Path, home: Path) -> None:
+    def __init__(self, case: Case, place: Here, folder: Path, home: Path) -> None:
         self.case = case
+        self.place = place
         self.folder = folder
         self.home = home
-        self.pids: dict[str, int] = {}
+        self.cluster: muster.Cluster | None = None
+        self.pids: dict[str, int] = {}  # as the agents know them
+        self.hosts: dict[str, str] = {}  # addresses of the workers
         self.ending_at: float | None = None  # these by the clock on the wall: ranks may have others that time things
         self.struck_at: float | None = None
         self.clocks = surroundings.Clocks(folder) if case.family in ("clock", "clocks apart") else None
@@ -76,6 +80,7 @@ class Stage:
         if event.kind == "process_started":
             self._started(f"rank {self.case.shape.number(event.worker or '', event.data['rank'])}", event.data["pid"])
         elif event.kind == "worker_ready":
+            self.hosts[event.worker or ""] = event.data["host"]
             self._started(f"agent {event.worker}", event.data["pid"])
         elif event.kind == "run_phase":
             if event.data["phase"] == "ending":
@@ -94,9 +99,9 @@ class Stage:
         """Do what comes from outside."""
         if fault.moment:
             moment = f"started {fault.victim}" if fault.moment == "started" else fault.moment
-            _wait(lambda: self.is_over or self._moments[moment].is_set(), UP_SECONDS)
+            wait(lambda: self.is_over or self._moments[moment].is_set(), UP_SECONDS)
         else:
-            _wait(lambda: self.is_over or self.are_ready(), UP_SECONDS)
+            wait(lambda: self.is_over or self.are_ready(), UP_SECONDS)
         time.sleep(fault.delay)
         if self.is_over:
             return
@@ -104,8 +109,12 @@ class Stage:
             self._strike(fault)
         finally:
             self.awaited -= not fault.moment
-            if not self.awaited:
-                (self.folder / "all-struck").touch()
+            self.all_struck()
+
+    def all_struck(self) -> None:
+        """Let the ranks go on, once nothing more is to come."""
+        if not self.awaited:
+            (self.folder / "all-struck").touch()
 
     def _strike(self, fault: Fault) -> None:
         what, _, argument = fault.kind.partition(" ")
@@ -117,6 +126,14 @@ class Stage:
             self.struck_at = time.time()
             self.cut = (int(fault.victim.split()[1]), int(fault.victim.split()[2]))
             surroundings.cut_link(*self.cut)
+        elif what == "pull":
+            self.struck_at = time.time()
+            self.place.pull_cable(self.hosts[fault.victim.split()[1]])
+        elif what == "stop":
+            wait(lambda: self.cluster is not None, UP_SECONDS)  # it is up, and about to be told so
+            self.struck_at = time.time()
+            if self.cluster is not None:
+                self.cluster.stop()
         elif fault.moment != "ending" or fault.verdict.error == "":
             self._send(fault, int(argument))
         else:  # the run has ended by another fault, from which the time counts
@@ -131,13 +148,16 @@ class Stage:
 
     def pid_of(self, victim: str) -> int:
         """The process that is meant."""
+        what, _, which = victim.partition(" ")
         if victim in self.pids:
-            return self.pids[victim]
-        if victim == "guard":
-            return _child_of(os.getpid(), "agent/__main__.py guard")
+            worker = self.case.shape.worker(int(which)) if what == "rank" else which
+            return self.place.pid(self.pids[victim], self.hosts[worker])
+        if what in ("guard", "login"):
+            find = self.place.guard if what == "guard" else self.place.login
+            return find(self.hosts.get(which, ""))
         if victim == "launcher":
-            return _child_of(os.getpid(), "horovod", "mpi_rank.py", "exec_launcher.py")
-        return _child_of(self.pids[victim.replace("sshd", "agent")], "sshd_config")
+            return child_of(os.getpid(), "horovod", "mpi_rank.py", "exec_launcher.py")
+        return child_of(self.pids[f"agent {which}"], "sshd_config")
 
     def fault_time(self) -> float | None:
         """Return when the first fault struck, by the clock on the wall."""
@@ -145,15 +165,21 @@ class Stage:
         return min([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
 
 
-def run(case: Case, keep: Path) -> Outcome:
+Live = Callable[["Stage"], Outcome]
+
+
+def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = Stage) -> Outcome:
     """Run a case, in folders of its own, and look at what comes of it.
 
     Args:
         keep: where the records go of runs that end in another way than they should.
+        live: runs it there; None for a run that is told at once of what goes wrong.
+        staged: what ``live`` is given.
     """
     base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    for name in ("tmp", "meet", "home"):
+    for name in ("tmp", "home"):
         (base / name).mkdir()
+    place = place_named(case.platform)
     before = {name: os.environ.get(name) for name in ("MUSTER_HOME", "TMPDIR", "MUSTER_DASHBOARD")}
     os.environ.update(MUSTER_HOME=str(base / "home"), TMPDIR=str(base / "tmp"), MUSTER_DASHBOARD="off")
     tempfile.tempdir = str(base / "tmp")
@@ -161,10 +187,10 @@ def run(case: Case, keep: Path) -> Outcome:
     if has_small_disk:
         surroundings.mount_small_disk(base / "home")
     try:
-        stage = Stage(case, base / "meet", base / "home")
+        stage = staged(case, place, place.make_folder(base), base / "home")
         apart = next((fault.kind.split()[1] for fault in case.faults if fault.kind.startswith("apart")), "")
         with stage.clocks.shown(apart) if stage.clocks else contextlib.nullcontext():
-            outcome = _run(case, stage)
+            outcome = (live or run_once)(stage)
         if stage.cut:
             surroundings.mend_link(*stage.cut)
     finally:
@@ -183,7 +209,9 @@ def run(case: Case, keep: Path) -> Outcome:
     return outcome
 
 
-def _run(case: Case, stage: Stage) -> Outcome:
+def run_once(stage: Stage) -> Outcome:
+    """Run ranks that send each other blocks, until something goes wrong."""
+    case = stage.case
     own = {
         fault.victim.split()[1]: {"kind": fault.kind, "step": fault.step}
         for fault in case.faults
@@ -199,6 +227,7 @@ def _run(case: Case, stage: Stage) -> Outcome:
     }
     slow = [fault for fault in case.faults if fault.kind == "slow"]
     orders["awaits"] = stage.awaited > 0
+    orders["is_on_hosts"] = case.platform == "hosts"
     orders["relayed"] = [[int(rank) for rank in fault.victim.split()[1:]] for fault in slow]
     for fault in slow:
         source, target = map(int, fault.victim.split()[1:])
@@ -209,29 +238,31 @@ def _run(case: Case, stage: Stage) -> Outcome:
     strikers = [threading.Thread(target=stage.strike, args=(fault,), daemon=True) for fault in outside]
     error: Exception | None = None
     run_dir = Path()
-    try:
+    with stage.place.used(case) as options:
+        try:
+            for striker in strikers:
+                striker.start()
+            stage.cluster = muster.run_cluster(
+                worker_script=SCRIPT,
+                args=[json.dumps(orders)],
+                wait=False,
+                timeout_seconds=UP_SECONDS,
+                run_timeout=END_SECONDS,
+                observers=[stage.on_event],
+                **case.options,
+                **options,
+            ).cluster
+            run_dir = stage.cluster.run_dir
+            stage.cluster.wait()
+        except MusterError as raised:
+            error = raised
+        stage.place.mend()
+        left = what_is_left(run_dir.name or newest_run(), stage.place)
+        gone_at = time.time()
+        stage.is_over = True
         for striker in strikers:
-            striker.start()
-        cluster = muster.run_cluster(
-            worker_script=SCRIPT,
-            args=[json.dumps(orders)],
-            wait=False,
-            timeout_seconds=UP_SECONDS,
-            run_timeout=END_SECONDS,
-            observers=[stage.on_event],
-            **case.options,
-        ).cluster
-        run_dir = cluster.run_dir
-        cluster.wait()
-    except MusterError as raised:
-        error = raised
-    run = run_dir.name or next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
-    left = _what_is_left(run)
-    gone_at = time.time()
-    stage.is_over = True
-    for striker in strikers:
-        striker.join(GONE_SECONDS)
-    struck = stage.fault_time()
+            striker.join(GONE_SECONDS)
+        struck = stage.fault_time()
     return Outcome(
         is_right=is_right(case, error),
         error=type(error).__name__ if error else "",
@@ -255,7 +286,9 @@ def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
     kind, _, which = (verdict.victim or fault.victim).partition(" ")
     named: tuple[Any, Any] = getattr(error, "worker", None), getattr(error, "rank", None)
     source = case.shape.source(int(which)) if kind == "rank" else None
-    if kind == "link":
+    if kind == "beside":
+        is_named = named[0] in case.shape.names and case.shape.host_of(named[0]) == case.shape.host_of(which)
+    elif kind == "link":
         is_named = all(f"rank {rank} (" in str(error) for rank in which.split())
     else:
         is_named = named == source if source else named[0] == (verdict.victim or named[0])
@@ -268,15 +301,21 @@ def _label(worker: str, rank: int | None) -> str:
     return worker if rank is None else f"rank {rank} ({worker})"
 
 
-def _what_is_left(run: str) -> list[str]:
+def newest_run() -> str:
+    """The id of the run that is in this home; empty where there is none."""
+    return next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
+
+
+def what_is_left(run: str, place: Here) -> list[str]:
     """Processes and scratch folders of a run that are still there once they have had time to go."""
 
     def left() -> list[str]:
         mine = os.getpid()
         pids = [pid for pid in linux.marked("MUSTER_RUN_ID", run) if pid != mine]
-        return [f"process {pid}" for pid in pids] + [str(path) for path in Path(tempfile.gettempdir()).glob("muster-*")]
+        folders = [str(path) for path in Path(tempfile.gettempdir()).glob("muster-*")]
+        return [f"process {pid}" for pid in pids] + folders or place.left()
 
-    _wait(lambda: not left(), GONE_SECONDS)
+    wait(lambda: not left(), GONE_SECONDS)
     found = left()
     for name in found:
         if name.startswith("process "):
@@ -284,17 +323,7 @@ def _what_is_left(run: str) -> list[str]:
     return found
 
 
-def _child_of(parent: int, *words: str) -> int:
-    """The child of a process that has one of these words in its command line."""
-    children = [pid for pid, process in linux.snapshot().items() if process.parent == parent]
-    lines = {}
-    for pid in children:
-        with contextlib.suppress(OSError):  # it has ended
-            lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-    return next(pid for pid, line in lines.items() if any(word.encode() in line for word in words))
-
-
-def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -36,7 +36,7 @@ class Kept:
     def of(cls, seed: int, case: Case, outcome: Outcome) -> Kept:
         """The outcome of a case that has just ended."""
         times = outcome.told_after, outcome.gone_after
-        told = case.family, str(case.shape), outcome.is_right, *times, len(outcome.left), os.getloadavg()[0]
+        told = case.label, str(case.shape), outcome.is_right, *times, len(outcome.left), os.getloadavg()[0]
         return cls(seed, case.number, *told)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
-from benchmarks.chaos import harness, surroundings
+from benchmarks.chaos import harness, places, restarting, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 
 CASE_SECONDS = 300.0  # after which a case counts as hung
+END_SECONDS = 10.0  # that a lane may take to end
 spawn = multiprocessing.get_context("spawn")
 
 
@@ -55,9 +56,9 @@ class Lane:
         return self.case is not None and time.monotonic() - self._began > CASE_SECONDS
 
     def end(self) -> None:
-        """End its process."""
+        """End its process, once it has removed what it keeps, unless it hangs."""
         self.channel.close()
-        self._process.join(1)
+        self._process.join(0 if self.is_late else END_SECONDS)
         self._process.kill()
         self._process.join()
 
@@ -76,8 +77,8 @@ def run(cases: Sequence[Case], keep: Path, lanes: int, is_isolated: bool) -> Ite
                     yield lane.take()
                 elif lane.is_late and lane.case:
                     yield lane.case, failed("hung", f"it took longer than {CASE_SECONDS:g} s")
-                    lane.case = None
                     lane.end()
+                    lane.case = None
                 else:
                     continue
                 if not lane.is_alive:
@@ -104,8 +105,10 @@ def live(channel: connection.Connection, keep: Path, is_isolated: bool) -> None:
         try:
             case = channel.recv()
         except EOFError:
+            places.close_all()
             return
         faulthandler.dump_traceback_later(0.9 * CASE_SECONDS)  # where it hangs is told, too
-        outcome = harness.run(case, keep)
+        how = (restarting.run, restarting.Attempts) if case.restarts else ()
+        outcome = harness.run(case, keep, *how)
         faulthandler.cancel_dump_traceback_later()
         channel.send(outcome)

@@ -5,6 +5,7 @@
 ORDERS is JSON: ``folder`` (where the ranks meet), ``topology`` (``ring``, ``all``, ``servers``,
 ``allreduce`` by Horovod, ``coordinator`` of TensorFlow's own servers), ``steps``, ``pause`` (seconds of
 each), ``reaction`` (what a rank does whose neighbour is gone), ``faults`` (by rank: ``kind`` and ``step``),
+``is_on_hosts`` (where each has an address by its host's name, and not all those of loopback),
 ``awaits`` (faults from outside, after which the harness makes ``all-struck``).
 A rank that is about to fail makes ``struck-RANK``, whose time says when; one that has met the others ``ready-RANK``.
 """
@@ -123,7 +124,7 @@ def meet(orders: dict[str, Any], rank: int, size: int) -> Peers:
         targets = sources = [*range(1, size)] if rank == 0 else [0]
     else:
         targets = sources = [other for other in range(size) if other != rank]
-    own = address_of_rank(rank)
+    own = socket.gethostbyname(socket.gethostname()) if orders.get("is_on_hosts") else address_of_rank(rank)
     listener = socket.create_server((own, 0))
     listener.settimeout(PATIENCE)
     path = os.path.join(orders["folder"], f"address-{rank}")

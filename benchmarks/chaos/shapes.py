@@ -81,6 +81,15 @@ class Shape:
         """Return the name of the worker with that rank."""
         return self.names[rank // self.slots]
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Two hosts with a slot for each worker between them, the first ones on the first."""
+        return f"h1:{self.workers - self.workers // 2}", f"h2:{self.workers // 2}"
+
+    def host_of(self, worker: str) -> str:
+        """Return the one of these hosts that a worker is on."""
+        return "h1" if self.names.index(worker) < self.workers - self.workers // 2 else "h2"
+
     def source(self, rank: int) -> tuple[str, int | None]:
         """Return the worker and rank that an error names for the process of that number."""
         return self.worker(rank), None if self.strategy in SERVERS else rank
@@ -123,13 +132,18 @@ def available() -> list[str]:
     return [*found, *(name for name, package in packages.items() if find_spec(package))]
 
 
+def light(strategies: Sequence[str]) -> Sequence[str]:
+    """Those of the strategies that do without TensorFlow, or all where there are none."""
+    return [name for name in strategies if name not in HEAVY] or strategies
+
+
 def choose_shape(dice: random.Random, number: int, strategies: Sequence[str], seed: int) -> tuple[Shape, int]:
     """The cluster of the case of that number, and its number among those of the same weight, which choose its fault."""
-    light = [name for name in strategies if name not in HEAVY]
-    strategy, turn = dice.choice(light or list(strategies)), number
+    strategy, turn = dice.choice(light(strategies)), number
+    is_light = strategy not in HEAVY
     for name in HEAVY:
         among = AMONG[name]
-        if light and name in strategies and number % among == among // 2:
+        if is_light and name in strategies and number % among == among // 2:
             strategy, turn = name, number // among + seed
     if strategy in HEAVY:
         return Shape(strategy, 3 if strategy == "parameter_server" else 2, 1), turn

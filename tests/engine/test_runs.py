@@ -131,6 +131,18 @@ def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named() ->
     assert (outcome.error.worker, "has been stopped" in outcome.error.message) == ("worker-1", True)
 
 
+def test_an_agent_that_ends_its_ranks_and_then_leaves_is_named() -> None:
+    """As one whose guard was killed: it gives what it has started a second, in which its ranks' peers fail."""
+    with Scene() as scene:
+        scene.at(3, scene.workers["worker-0"].exit, rank=0, signal=15, reason="stopped")
+        scene.at(3.2, scene.workers["worker-1"].raise_exception, "ConnectionResetError", "by peer", rank=1)
+        scene.at(4.0, scene.workers["worker-0"].say, "usage", cpu=1.0, memory=5)
+        scene.at(4.1, scene.workers["worker-0"].hang_up)
+        outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-0"
+
+
 def test_a_platform_on_a_busy_machine_is_given_time_to_say_why_an_agent_has_hung_up() -> None:
     with Scene() as scene:
         scene.platform.seconds["poll"] = 0.7

@@ -350,6 +350,30 @@ def test_mpiexec_on_hosts_that_the_session_reaches_by_ssh_alone(start: Start, pr
     assert [cluster.logs(f"worker-{index}") for index in range(2)] == ["h1 is rank 0\n", "h2 is rank 1\n"]
 
 
+@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
+def test_mpiexec_starts_the_ranks_of_each_of_several_workers_of_a_host(
+    hosts: Network, project: Path, flavour: str
+) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
+    if not mpiexec:
+        pytest.skip("this MPI is not installed here")
+    (project / "train.py").write_text(
+        "import os\n"
+        "print('rank', os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'], os.environ['MUSTER_WORKER'])\n"
+    )
+    cluster = muster.run_cluster(
+        4,
+        worker_script="train.py",
+        strategy="mpi",
+        mpiexec=mpiexec,
+        memory=0.5,
+        platform="hosts",
+        hosts=["h1:2", "h2:2"],
+    ).cluster
+    for index in range(4):
+        assert cluster.logs(f"worker-{index}") == f"rank {index} worker-{index}\n"
+
+
 @pytest.mark.slow
 def test_horovodrun_logs_in_to_the_hosts(start: Start, hosts: Network, project: Path) -> None:
     (project / "train.py").write_text(
@@ -357,7 +381,9 @@ def test_horovodrun_logs_in_to_the_hosts(start: Start, hosts: Network, project: 
         "hvd.init()\n"
         "print(os.uname().nodename, float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))\n"
     )
-    cluster = start(0, wait=True, strategy="horovod", memory=2, timeout_seconds=240)
-    assert [cluster.logs(f"worker-{index}").split("\n")[-2] for index in range(2)] == ["h1 3.0", "h2 3.0"]
+    for names, options in ((["h1", "h2"], {}), (["h1", "h1"], {"hosts": ["h1:2"]})):
+        cluster = start(0, wait=True, strategy="horovod", memory=2, timeout_seconds=240, **options)
+        ends = [cluster.logs(f"worker-{index}").split("\n")[-2] for index in range(2)]
+        assert ends == [f"{name} 3.0" for name in names]
     for host in hosts.hosts.values():  # what TensorFlow's own imports leave for the user
         host.run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")

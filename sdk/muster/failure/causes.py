@@ -114,6 +114,11 @@ class Failure:
     since: float | None = None
     uncertainty: float = 0.0
 
+    @property
+    def source(self) -> tuple[str | None, int | None]:
+        """The process that it happened to: its worker and rank."""
+        return self.worker, self.rank
+
     @cached_property
     def is_echo(self) -> bool:
         """True if it looks like the consequence of another failure."""

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,12 @@ from muster.run.request import CheckedRun
 from muster.run.streams import Stream
 from muster.runtime import descriptors
 from muster.runtime.background import background_loop, in_thread
+from muster.runtime.log import has_told
 
 logger = logging.getLogger("muster")
 
 OBSERVERS_SECONDS = 5.0  # how long the end of a run waits for observers that have not taken all events
+LOG_SECONDS = 0.5  # the same of handlers of the log that have not been told of all
 MOST_STEP = 0.05  # seconds from one look at them to the next
 
 
@@ -308,13 +310,18 @@ class Execution:
                 journal.close()
 
     async def _release_observers(self) -> None:
-        """Let observers take the last events, as long as there is time, and tell them nothing more."""
+        """Let observers and logs take what is left, as long as there is time, and tell observers nothing more."""
         self._observers.close()
-        deadline, step = time.monotonic() + OBSERVERS_SECONDS, 0.001
-        while not self._observers.are_done() and time.monotonic() < deadline and self.stop_reason != AT_ONCE:
+        await self._wait_for(self._observers.are_done, OBSERVERS_SECONDS)
+        self._observers.end()
+        await self._wait_for(has_told, LOG_SECONDS)
+
+    async def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Wait until others are done, but no longer than ``seconds``, and not at all where all is to end at once."""
+        deadline, step = time.monotonic() + seconds, 0.001
+        while not is_done() and time.monotonic() < deadline and self.stop_reason != AT_ONCE:
             await asyncio.sleep(step)
             step = min(2 * step, MOST_STEP)
-        self._observers.end()
 
     def _make_folders(self, name: str) -> tuple[Journal, Path]:
         """The run's folder, with its journal, and the scratch folder of everything that ends with it."""

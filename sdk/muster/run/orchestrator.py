@@ -459,7 +459,8 @@ class Orchestrator:
             cause = causes.root_cause(self.state.failures)
             is_open = cause is None or cause.is_echo or self._will_exit(cause)
             seconds = SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4
-            settled_at = first_seen + (HEARSAY_SECONDS if self._is_hearsay(cause) else seconds)
+            is_to_come = self._is_hearsay(cause) or self._is_left(cause)
+            settled_at = first_seen + (HEARSAY_SECONDS if is_to_come else seconds)
             if not self._stop_reason:
                 settled_at = max(settled_at, self.watch.explains_until)
             if clock.now() >= settled_at or self._tasks.error:
@@ -487,6 +488,14 @@ class Orchestrator:
         is_word = cause is not None and cause.kind is FailureKind.EXCEPTION and cause.bearing is Bearing.COLLECTIVE
         failed = {(failure.worker, failure.rank) for failure in self.state.failures}
         return is_word and any(source not in failed for source in self.state.running)
+
+    def _is_left(self, cause: Failure | None) -> bool:
+        """Return whether there are only echoes yet, and an agent has ended its processes of itself: it is about to go.
+
+        As one does whose guard was killed: what it has started gets a moment first.
+        """
+        leaving = {failure.worker for failure in self.state.ended_unasked()}
+        return (cause is None or cause.is_echo) and not leaving.isdisjoint(self.pool.connected)
 
     async def _workers_missing(self) -> MusterError:
         return await self._reasons.workers_missing(self._submitted_at, self.watch.trouble)

@@ -253,8 +253,16 @@ class RunState:
         when = self.disconnected_at.get(worker, clock.now())
         kind = FailureKind(known.cause) if known and known.cause else FailureKind.LOST
         advice = known.advice if known else None
-        heard = self._heard_at.get(worker)
+        # An agent that goes of itself ends what it has started first: what came of that came of its loss.
+        began = [failure.time for failure in self.ended_unasked() if failure.worker == worker]
+        heard = min([self._heard_at.get(worker, when), *began])
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
+
+    def ended_unasked(self) -> list[Failure]:
+        """The processes that their agents have ended, and neither the session nor the end of a login was why."""
+        hung_up = {failure.source for failure in self.failures if failure.kind is FailureKind.HUNG_UP}
+        stopped = [failure for failure in self.failures if failure.kind is FailureKind.STOPPED]
+        return [failure for failure in stopped if failure.source not in hung_up]
 
     # -- from agents --------------------------------------------------------------------------------------------------
 

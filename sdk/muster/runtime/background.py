@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from muster.runtime.forks import in_forked_children
-from muster.runtime.outlet import log_without_waiting
+from muster.runtime.log import log_without_waiting, logger
 
 Result = TypeVar("Result")
 
@@ -34,8 +34,15 @@ def background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None:
             log_without_waiting()
             _loop = asyncio.SelectorEventLoop(_Gathering())
+            _loop.set_exception_handler(_tell)  # asyncio's own calls the handlers of whoever has set up logging
             threading.Thread(target=_loop.run_forever, name="muster", daemon=True).start()
         return _loop
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what was raised where nobody waits for it."""
+    error = context.get("exception")
+    logger.error("in the background: %s (%r)", context.get("message"), error, exc_info=error)
 
 
 class _Gathering(selectors.DefaultSelector):

@@ -137,10 +137,3 @@ class OutletHandler(logging.Handler):
         if self._outlet is not None:
             self._outlet.close(SECONDS_AT_EXIT)
         super().close()
-
-
-def log_without_waiting() -> None:
-    """Have Muster's own warnings written without holding up whoever logs them. Idempotent."""
-    logger = logging.getLogger("muster")
-    if not any(isinstance(handler, OutletHandler) for handler in logger.handlers):
-        logger.addHandler(OutletHandler())

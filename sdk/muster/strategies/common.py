@@ -151,6 +151,12 @@ def identity(facts: Facts) -> Path:
     return facts.launcher_folder / IDENTITY
 
 
+def host_names(members: Sequence[Member]) -> list[str]:
+    """The workers' names for launchers: their addresses, or their own names where several share an address."""
+    hosts = [member.host for member in members]
+    return hosts if len(set(hosts)) == len(hosts) else [member.name for member in members]
+
+
 def ssh_files(members: Sequence[Member], facts: Facts, ssh: str | None) -> dict[str, str]:
     """The workers' host keys, and an ``ssh`` ahead of the real one on the launcher's PATH which trusts no others.
 
@@ -168,6 +174,9 @@ def ssh_files(members: Sequence[Member], facts: Facts, ssh: str | None) -> dict[
     )
     return {
         "known_hosts": "".join(f"[{member.host}]:{member.ssh_port} {member.host_key}\n" for member in members),
-        "ssh_config": "".join(f"Host {member.host}\n    Port {member.ssh_port}\n" for member in members),
+        "ssh_config": "".join(
+            f"Host {name}\n    HostName {member.host}\n    Port {member.ssh_port}\n"
+            for name, member in zip(host_names(members), members, strict=True)
+        ),
         "bin/ssh": SSH.format(ssh=ssh or USUAL_SSH, options=" ".join(options)),
     }

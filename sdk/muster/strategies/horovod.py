@@ -25,6 +25,7 @@ from muster.strategies.common import (
     check_words,
     common_interface,
     find_ssh,
+    host_names,
     identity,
     launcher_environment,
     network_interface_option,
@@ -155,10 +156,10 @@ class Horovod(Strategy):
         return Launcher("horovodrun", prestart, launcher_environment(facts), folder, where=where)
 
     def _by_horovodrun(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        hosts = ",".join(f"{member.host}:{self.slots}" for member in members)
+        names = host_names(members)
         options = (
             "--gloo", "--disable-cache",
-            "-np", str(len(members) * self.slots), "-H", hosts,
+            "-np", str(len(members) * self.slots), "-H", ",".join(f"{name}:{self.slots}" for name in names),
             *_common_port(members), "-i", str(identity(facts)),
             "--network-interfaces", self._interface(members), *self.horovodrun_args,
         )  # fmt: skip
@@ -168,13 +169,13 @@ class Horovod(Strategy):
             launcher=replace(self.launcher_for(job, facts), args=(*options, *rank)),
             files={
                 **ssh_files(members, facts, facts.probed.ssh),
-                "hostfile": "".join(f"{member.host} slots={self.slots}\n" for member in members),
+                "hostfile": "".join(f"{name} slots={self.slots}\n" for name in names),
             },
             ranks=place_ranks(members, self.slots),
         )
 
     def _by_agents(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        hosts = _host_names(members)
+        hosts = host_names(members)
         port = members[0].ports[0]
         common = {
             "HOROVOD_SIZE": str(len(members) * self.slots),
@@ -231,12 +232,6 @@ def _python(job: Job, facts: Facts) -> str:
     if facts.launcher_at == SESSION and facts.places:
         return facts.session_python
     return job.python or facts.session_python
-
-
-def _host_names(members: Sequence[Member]) -> list[str]:
-    """Names of the hosts for Horovod: the workers' addresses, or their own names where several share an address."""
-    hosts = [member.host for member in members]
-    return hosts if len(set(hosts)) == len(hosts) else [member.name for member in members]
 
 
 def _common_port(members: Sequence[Member]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from muster.strategies.common import (
     check_words,
     common_interface,
     find_ssh,
+    host_names,
     launcher_environment,
     network_interface_option,
     place_ranks,
@@ -120,8 +121,8 @@ class MPI(Strategy):
             files={
                 **ssh_files(members, facts, facts.probed.ssh),
                 "hostfile": "".join(
-                    f"{member.host} slots={self.slots}\n" if is_open_mpi else f"{member.host}:{self.slots}\n"
-                    for member in members
+                    f"{name} slots={self.slots}\n" if is_open_mpi else f"{name}:{self.slots}\n"
+                    for name in host_names(members)
                 ),
             },
             ranks=place_ranks(members, self.slots),
@@ -152,7 +153,8 @@ class MPI(Strategy):
             "oob_tcp_if_include": interface,
             "btl_tcp_if_include": interface,
         }
-        if interface == LOOPBACK:  # its shared memory crashes between hosts that are really one machine
+        is_shared = len({member.host for member in members}) < len(members)
+        if interface == LOOPBACK or is_shared:  # its shared memory crashes between hosts that are really one machine
             parameters["btl"] = "tcp,self"
         if any(member.cores < self.slots for member in members):  # ranks that wait would keep others from running
             parameters["mpi_yield_when_idle"] = "1"

@@ -1,0 +1,210 @@
+"""Runs a training with ``restarts=3`` in which something goes wrong, in one attempt or in several.
+
+What another attempt may well not meet must end with the very weights of a training that nothing interrupts, after just
+as many attempts as were hit; what the script has done must be told at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import muster
+from muster.errors import MusterError
+from muster.events import Event
+
+from benchmarks.chaos import faults, harness
+from benchmarks.chaos.faults import Case, Fault
+from benchmarks.chaos.harness import Outcome, Stage
+from benchmarks.chaos.places import Here
+from benchmarks.chaos.shapes import MPI, Shape
+
+RESTARTS = 3
+SCRIPT = Path(__file__).with_name("trains.py")
+FAMILIES = ("signal", "agent", "guard", "launcher", "sshd", "start", "exception", "exit", "hang", "memory", "stop")
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")  # which compiled code causes itself: told at once
+
+
+def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
+    """The case of that number, with a fault in each of some attempts."""
+    dice = random.Random(f"restarts-{seed}-{number}")
+    possible = [name for name in strategies if name in ("processes", *MPI)]
+    workers, slots = dice.choice([(2, 1), (3, 1), (2, 2)])
+    shape = Shape(dice.choice(possible), workers, slots)
+    usable = [family for family in FAMILIES if family in families and shape.allows(family)]
+    family = usable[number % len(usable)]
+    hit: list[Fault] = []
+    for attempt in range(1, 1 + dice.choice([1, 1, 2, 3])):
+        found, options = faults.FAMILIES[family](dice, dice.randrange(shape.ranks), shape)
+        fault = found[0]
+        if not fault.is_from_outside:
+            fault = replace(fault, step=15 * (attempt - 1) + dice.randrange(1, 14))  # each attempt comes further
+        hit.append(fault)
+        if told_at_once(family, fault):
+            break
+    options = {**options, **shape.options(options), "restarts": RESTARTS}
+    return Case(number, family, shape, "all", dice.choice(faults.REACTIONS), tuple(hit), options, restarts=RESTARTS)
+
+
+def told_at_once(family: str, fault: Fault) -> bool:
+    """Return whether a failure is one that another attempt would meet again, as ``docs/restarts.md`` has it."""
+    words = fault.verdict.words
+    number = fault.kind.rpartition(" ")[2]
+    crashes = {str(int(getattr(signal, name))) for name in CRASHES}
+    is_crash = any(f"({name})" in words for name in CRASHES) or (fault.is_from_outside and number in crashes)
+    return family in ("exception", "exit", "hang", "memory", "stop") or is_crash
+
+
+class Attempts(Stage):
+    """The surroundings of all attempts: what strikes one of them waits for it.
+
+    Attributes:
+        attempt: the number of the present one.
+    """
+
+    def __init__(self, case: Case, place: Here, folder: Path, home: Path) -> None:
+        super().__init__(case, place, folder, home)
+        self.attempt = 1
+        self.begun: list[str] = []
+
+    def on_event(self, event: Event) -> None:
+        """Forget the processes of an attempt that has failed."""
+        if event.kind == "run_attempt":
+            self.pids.clear()
+            self._moments = collections.defaultdict(threading.Event)
+            self.begun.append(event.data["reason"])
+            self.attempt = event.data["attempt"]
+        super().on_event(event)
+
+    def are_ready(self) -> bool:
+        """Return whether the ranks of this attempt have met."""
+        return len(list((self.folder / str(self.attempt)).glob("ready-*[0-9]"))) == self.case.shape.ready
+
+    def strike_in(self, attempt: int, fault: Fault) -> None:
+        """Do what comes from outside, in that attempt."""
+        harness.wait(lambda: self.is_over or self.attempt == attempt, harness.UP_SECONDS)
+        self.strike(fault)
+
+    def all_struck(self) -> None:
+        """Let the ranks of this attempt go on."""
+        folder = self.folder / str(self.attempt)
+        folder.mkdir(exist_ok=True)
+        (folder / "all-struck").touch()
+
+    def fault_time(self) -> float | None:
+        """Return when the last fault struck."""
+        noted = [path.stat().st_mtime for path in self.folder.glob("*/struck-*[0-9]")]
+        return max([*noted, *([self.struck_at] if self.struck_at else [])], default=None)
+
+
+def run(stage: Stage) -> Outcome:
+    """Run a training that is hit, and look at what comes of it."""
+    assert isinstance(stage, Attempts), "the harness was told which"
+    case = stage.case
+    hits = [*enumerate(case.faults, 1)]
+    orders = orders_for(stage.folder, case.reaction)
+    outside = [(attempt, fault) for attempt, fault in hits if fault.is_from_outside]
+    orders["faults"] = {
+        f"{attempt} {fault.victim.split()[1]}": {"kind": fault.kind, "step": fault.step}
+        for attempt, fault in hits
+        if not fault.is_from_outside
+    }
+    orders["awaited"] = [str(attempt) for attempt, _ in outside]
+    strikers = [threading.Thread(target=stage.strike_in, args=hit, daemon=True) for hit in outside]
+    error: MusterError | None = None
+    try:
+        for striker in strikers:
+            striker.start()
+        stage.cluster = train(orders, case.options, [stage.on_event])
+        stage.cluster.wait()
+    except MusterError as raised:
+        error = raised
+    run_id = harness.newest_run()
+    left = harness.what_is_left(run_id, stage.place)
+    gone_at = time.time()
+    stage.is_over = True
+    for striker in strikers:
+        striker.join(harness.GONE_SECONDS)
+    struck = stage.fault_time()
+    wrong = what_is_wrong(case, stage, error, weights(Path(orders["checkpoints"])))
+    return Outcome(
+        is_right=not wrong,
+        error=type(error).__name__ if error else "",
+        message=f"{wrong} {error.message if error else ''}".strip(),
+        told_after=stage.ending_at - struck if stage.ending_at and struck else None,
+        gone_after=gone_at - struck if struck else None,
+        left=tuple(left),
+        run_dir=run_id,
+    )
+
+
+def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt: list[str]) -> str:
+    """Return, in words, what is not as it is to be; nothing where all is right."""
+    last = case.faults[-1]
+    if told_at_once(case.family, last):
+        if len(stage.begun) != len(case.faults) - 1:
+            return f"There were {len(stage.begun)} further attempts: {stage.begun}."
+        return "" if harness.is_right(replace(case, faults=(last,)), error) else "The wrong end."
+    is_no_further = error is not None and "no further attempt is made" in error.message
+    if case.family == "start" and (type(error).__name__ == "LaunchRefused" or is_no_further):
+        return ""  # what could not be launched is told at once, and what was hit again before it had begun
+    if error is not None:
+        return f"It did not end well, after {len(stage.begun)} further attempts."
+    if len(stage.begun) != len(case.faults):
+        return f"There were {len(stage.begun)} further attempts, for {len(case.faults)} faults: {stage.begun}."
+    for fault, reason in zip(case.faults, stage.begun, strict=True):
+        if fault.verdict.words.replace("launcher", "itself failed") not in reason:
+            return f"An attempt was ended by something else than {fault}: {reason}"
+    if learnt != uninterrupted(case.shape):
+        return "The weights are not those of a training that nothing interrupts."
+    return ""
+
+
+@functools.cache
+def uninterrupted(shape: Shape) -> list[str]:
+    """The weights that the ranks of that many workers end with where nothing goes wrong: trained once."""
+    base = Path(os.environ["TMPDIR"]).parent / "uninterrupted"
+    base.mkdir()
+    orders = orders_for(base, "raise")
+    train(orders, shape.options({}), []).wait()
+    return weights(Path(orders["checkpoints"]))
+
+
+def orders_for(folder: Path, reaction: str) -> dict[str, Any]:
+    """What the script is told where nothing is to go wrong."""
+    (folder / "checkpoints").mkdir()
+    return {
+        "folder": str(folder),
+        "checkpoints": str(folder / "checkpoints"),
+        "reaction": reaction,
+        "faults": {},
+        "awaited": [],
+    }
+
+
+def train(orders: dict[str, Any], options: Any, observers: list[Any]) -> muster.Cluster:
+    """Begin a training."""
+    cluster: muster.Cluster = muster.run_cluster(
+        worker_script=SCRIPT,
+        args=[json.dumps(orders)],
+        wait=False,
+        timeout_seconds=harness.UP_SECONDS,
+        run_timeout=harness.END_SECONDS,
+        observers=observers,
+        **options,
+    ).cluster
+    return cluster
+
+
+def weights(folder: Path) -> list[str]:
+    """Return what each rank has learnt, as it has left it."""
+    return [path.read_text() for path in sorted(folder.glob("weights-*"))]

@@ -1,0 +1,142 @@
+"""The script of restarts: a small network that the ranks train together, with checkpoints to go on from bit for bit.
+
+    trains.py ORDERS
+
+ORDERS is JSON as that of ``ranks.py``, but ``faults`` are by attempt and rank ("1 0"), ``checkpoints`` is a folder, and
+ranks meet in a folder of their own in each attempt. Each rank leaves ``weights-RANK``: a hash of what it has learnt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ranks
+from muster.training.progress import report
+
+STEPS = 60
+SAVES = 5  # steps between two checkpoints
+INPUTS, HIDDEN, BATCH = 8, 16, 32
+
+
+class Model:
+    """A network with one hidden layer, its momentum, and the random state that makes its data and its dropout."""
+
+    def __init__(self, rank: int) -> None:
+        same = np.random.default_rng(7)
+        self.weights = [same.normal(size=(INPUTS, HIDDEN)), same.normal(size=(HIDDEN, 1))]
+        self.momentum = [np.zeros_like(weight) for weight in self.weights]
+        self.own = np.random.default_rng(100 + rank)
+
+    def gradient(self) -> list[Any]:
+        """The gradient of one batch of this rank's."""
+        inputs = self.own.normal(size=(BATCH, INPUTS))
+        hidden = np.tanh(inputs @ self.weights[0]) * (self.own.random((BATCH, HIDDEN)) > 0.1)
+        error = hidden @ self.weights[1] - np.sin(inputs.sum(axis=1, keepdims=True))
+        back = (error @ self.weights[1].T) * (1 - hidden**2)
+        return [inputs.T @ back / BATCH, hidden.T @ error / BATCH]
+
+    def apply(self, gradients: list[Any]) -> None:
+        """Take a step."""
+        for weight, momentum, gradient in zip(self.weights, self.momentum, gradients, strict=True):
+            momentum *= 0.9
+            momentum += gradient
+            weight -= 0.01 * momentum
+
+    def hash(self) -> str:
+        """A hash of every bit that has been learnt."""
+        return hashlib.sha256(b"".join(part.tobytes() for part in [*self.weights, *self.momentum])).hexdigest()
+
+
+def main(orders: dict[str, Any]) -> None:
+    """Train from the newest checkpoint to the end."""
+    rank, size = ranks.place()
+    attempt = os.environ["MUSTER_ATTEMPT"]
+    orders["folder"] = os.path.join(orders["folder"], attempt)
+    os.makedirs(orders["folder"], exist_ok=True)
+    fault = orders["faults"].get(f"{attempt} {rank}", {})
+    ranks.strike_at(orders, rank, fault, "start")
+    checkpoints = Path(orders["checkpoints"])
+    model = Model(rank)
+    first = restore(model, checkpoints, rank, size)
+    peers = ranks.meet({**orders, "topology": "all"}, rank, size)
+    ranks.note(orders, "ready", rank)
+    last = STEPS if attempt not in orders["awaited"] else max(first, min(first + SAVES, STEPS - SAVES))
+    train(model, range(first, last), orders, fault, peers)
+    if attempt in orders["awaited"]:  # it is about to be hit from outside, before it has come to the end
+        ranks.wait_for_strikes({**orders, "awaits": True})
+        train(model, range(last, STEPS), orders, fault, peers)
+    ranks.strike_at(orders, rank, fault, "end")
+    ranks.part(peers)
+    (checkpoints / f"weights-{rank}").write_text(model.hash())
+
+
+def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, Any], peers: tuple[Any, Any]) -> None:
+    """Take steps, and save what has been learnt every few of them."""
+    rank, size = ranks.place()
+    for step in steps:
+        ranks.strike_at(orders, rank, fault, step)
+        model.apply(average(model.gradient(), rank, size, peers, orders["reaction"]))
+        report(step=step + 1, steps=STEPS)
+        if (step + 1) % SAVES == 0:
+            save(model, Path(orders["checkpoints"]), rank, step + 1)
+
+
+def average(gradients: list[Any], rank: int, size: int, peers: tuple[Any, Any], reaction: str) -> list[Any]:
+    """The mean over all ranks, added in the order of the ranks, so that it is the same to the last bit each time."""
+    flat = np.concatenate([gradient.ravel() for gradient in gradients])
+    outgoing, incoming = peers
+    found = {rank: flat}
+    try:
+        for connection in outgoing:
+            connection.sendall(np.array([rank], dtype=float).tobytes() + flat.tobytes())
+        for connection in incoming:
+            values = np.frombuffer(receive(connection, 8 * (1 + flat.size)))
+            found[int(values[0])] = values[1:]
+    except ConnectionError as error:
+        ranks.react(reaction, error)
+    total = sum(found[number] for number in range(size)) / size
+    parts = np.split(total, np.cumsum([gradient.size for gradient in gradients])[:-1])
+    return [part.reshape(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """So many bytes. Raises ConnectionError."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        data += more
+    return data
+
+
+def save(model: Model, folder: Path, rank: int, step: int) -> None:
+    """Write what this rank goes on from."""
+    path = folder / f"step-{step:04}-{rank}.json"
+    arrays = [part.tolist() for part in [*model.weights, *model.momentum]]  # whose numbers JSON keeps to the last bit
+    path.with_suffix(".part").write_text(json.dumps([arrays, model.own.bit_generator.state]))
+    path.with_suffix(".part").rename(path)
+
+
+def restore(model: Model, folder: Path, rank: int, size: int) -> int:
+    """Go on from the newest checkpoint that all ranks have written, and return its step; 0 where there is none."""
+    for step in range(STEPS, 0, -SAVES):
+        paths = [folder / f"step-{step:04}-{number}.json" for number in range(size)]
+        if all(path.exists() for path in paths):
+            arrays, state = json.loads(paths[rank].read_text())
+            for part, values in zip([*model.weights, *model.momentum], arrays, strict=True):
+                part[:] = values
+            model.own.bit_generator.state = state
+            return step
+    return 0
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
