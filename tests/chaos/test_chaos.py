@@ -9,7 +9,7 @@ import pytest
 from muster.errors import LaunchRefused, ScriptFailed, WorkerKilled, WorkerLost
 
 from benchmarks.chaos import __main__ as command
-from benchmarks.chaos import faults, harness, kept, lanes
+from benchmarks.chaos import faults, harness, kept, lanes, places, restarting
 from benchmarks.chaos.faults import Case, Fault, Verdict
 from benchmarks.chaos.shapes import Shape
 
@@ -80,3 +80,51 @@ def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path
     for outcome in (replace(found, is_right=False), found):
         kept.add(results, kept.Kept.of(7, case(fault), outcome))
     assert "| all | 1 of 1 |" in command.table(kept.read(results)), "what was run again counts once"
+
+
+def test_on_other_platforms_there_are_their_own_faults() -> None:
+    def made(platform: str) -> list[Case]:
+        return [faults.make(7, number, faults.EVERYWHERE, STRATEGIES, (platform,)) for number in range(100)]
+
+    assert {case.family for case in made("isolated")} == set(faults.ELSEWHERE)
+    assert {case.family for case in made("hosts")} == {*faults.ELSEWHERE, *faults.ON_HOSTS}
+    assert made("hosts") == made("hosts")
+    turns = [faults.make(7, number, faults.EVERYWHERE, STRATEGIES, ("hosts", "isolated")) for number in range(4)]
+    assert [case.platform for case in turns] == ["hosts", "isolated"] * 2
+
+
+def test_a_worker_beside_the_victim_counts_on_hosts_and_one_of_another_does_not() -> None:
+    shape = Shape("processes", 4, 1)
+    fault = Fault("send 9", "guard worker-0", Verdict("WorkerLost", "beside worker-0", "on h1 has ended"))
+    of_hosts = Case(0, "guard", shape, "ring", "raise", (fault,), platform="hosts")
+    error = WorkerLost("worker-1 was lost: the process that guards its workers on h1 has ended.", worker="worker-1")
+    assert harness.is_right(of_hosts, error)
+    error.worker = "worker-2"
+    assert not harness.is_right(of_hosts, error)
+
+
+@pytest.mark.parametrize("platform", ["isolated", "hosts"])
+def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
+    if platform not in places.available():
+        pytest.skip("this takes root, unshare, ip and sshd")
+    shape = Shape("processes", 2, 1)
+    verdict = Verdict("WorkerLost", "worker-1", "worker-1 was lost")
+    fault = Fault("send 9", "agent worker-1", verdict)
+    lost = Case(0, "agent", shape, "ring", "raise", (fault,), shape.options({}), platform)
+    try:
+        found = harness.run(lost, tmp_path / "kept")
+    finally:
+        places.close_all()
+    assert found.is_right, found.message
+    assert not found.left
+
+
+@pytest.mark.parametrize(("fault", "is_right"), [(KILLED, True), (RAISED, False)], ids=["tried again", "told at once"])
+def test_a_training_that_is_tried_again_must_learn_the_very_same(fault: Fault, is_right: bool, tmp_path: Path) -> None:
+    shape = Shape("processes", 2, 1)
+    hit = replace(fault, victim="rank 1", verdict=replace(fault.verdict, victim="rank 1"))
+    options = {**shape.options({}), "restarts": restarting.RESTARTS}
+    case = Case(0, "signal", shape, "all", "raise", (hit,), options, restarts=restarting.RESTARTS)
+    found = harness.run(case, tmp_path / "kept", restarting.run, restarting.Attempts)
+    assert found.is_right is is_right, found.message
+    assert not found.left

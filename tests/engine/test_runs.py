@@ -131,11 +131,12 @@ def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named() ->
     assert (outcome.error.worker, "has been stopped" in outcome.error.message) == ("worker-1", True)
 
 
-def test_an_agent_that_ends_its_ranks_and_then_leaves_is_named() -> None:
+@pytest.mark.parametrize("later", [0.0, 0.2], ids=["noticed late", "later"])
+def test_an_agent_that_ends_its_ranks_and_then_leaves_is_named(later: float) -> None:
     """As one whose guard was killed: it gives what it has started a second, in which its ranks' peers fail."""
     with Scene() as scene:
         scene.at(3, scene.workers["worker-0"].exit, rank=0, signal=15, reason="stopped")
-        scene.at(3.2, scene.workers["worker-1"].raise_exception, "ConnectionResetError", "by peer", rank=1)
+        scene.at(2.99 + later, scene.workers["worker-1"].raise_exception, "ConnectionResetError", "by peer", rank=1)
         scene.at(4.0, scene.workers["worker-0"].say, "usage", cpu=1.0, memory=5)
         scene.at(4.1, scene.workers["worker-0"].hang_up)
         outcome = scene.play()

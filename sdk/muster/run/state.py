@@ -15,7 +15,7 @@ from typing import Any
 from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
-from muster.failure.causes import Failure, FailureKind
+from muster.failure.causes import LATE, Failure, FailureKind
 from muster.failure.diagnosis import join_names, process_label
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
@@ -254,7 +254,7 @@ class RunState:
         kind = FailureKind(known.cause) if known and known.cause else FailureKind.LOST
         advice = known.advice if known else None
         # An agent that goes of itself ends what it has started first: what came of that came of its loss.
-        began = [failure.time for failure in self.ended_unasked() if failure.worker == worker]
+        began = [failure.time - LATE for failure in self.ended_unasked() if failure.worker == worker]
         heard = min([self._heard_at.get(worker, when), *began])
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
 

@@ -175,7 +175,9 @@ def ssh_files(members: Sequence[Member], facts: Facts, ssh: str | None) -> dict[
     return {
         "known_hosts": "".join(f"[{member.host}]:{member.ssh_port} {member.host_key}\n" for member in members),
         "ssh_config": "".join(
-            f"Host {name}\n    HostName {member.host}\n    Port {member.ssh_port}\n"
+            f"Host {name}\n"
+            + (f"    HostName {member.host}\n" if name != member.host else "")
+            + f"    Port {member.ssh_port}\n"
             for name, member in zip(host_names(members), members, strict=True)
         ),
         "bin/ssh": SSH.format(ssh=ssh or USUAL_SSH, options=" ".join(options)),
