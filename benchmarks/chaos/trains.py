@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ranks
+import ranks  # type: ignore[import-not-found]  # which is beside it, where it runs
 from muster.training.progress import report
 
 STEPS = 60

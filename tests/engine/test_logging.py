@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import muster
 import pytest
@@ -25,7 +26,11 @@ class Users(logging.Handler):
 
     def __init__(self, do: Callable[[logging.LogRecord], None]) -> None:
         super().__init__()
-        self.emit = do  # type: ignore[method-assign]
+        self._do = do
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Do it."""
+        self._do(record)
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_a_handler_that_waits_holds_up_nothing(root: logging.Logger) -> None:
     try:
         began = time.monotonic()
         for number in range(5):
-            call_in_background(lambda number=number: logger.warning("warning %d", number))
+            call_in_background(partial(logger.warning, "warning %d", number))
         assert begun.wait(5)
         assert time.monotonic() - began < 5
         assert not seen
@@ -61,6 +66,11 @@ def test_a_handler_that_waits_holds_up_nothing(root: logging.Logger) -> None:
         go_on.set()
     eventually(lambda: len(seen) == 5, "all come in the end")
     assert seen == [f"warning {number}" for number in range(5)]
+
+
+def warn(times: int) -> None:
+    for _ in range(times):
+        logger.warning("x")
 
 
 def test_a_handler_that_waits_for_good_costs_little_memory(root: logging.Logger) -> None:
@@ -73,7 +83,7 @@ def test_a_handler_that_waits_for_good_costs_little_memory(root: logging.Logger)
 
     root.addHandler(Users(wait))
     try:
-        call_in_background(lambda: [logger.warning("x") for _ in range(5000)])
+        call_in_background(lambda: warn(5000))
     finally:
         go_on.set()
     eventually(lambda: any("left out" in text for text in seen), "how many are missing is said")
