@@ -369,6 +369,20 @@ def test_a_stall_names_the_silent_worker_and_not_a_server(script: Any) -> None:
     assert "train.py" in str(caught.value.details)
 
 
+def test_a_long_import_is_no_silence_and_one_that_hangs_is(script: Any, tmp_path: Path) -> None:
+    package = tmp_path / "heavy"
+    package.mkdir()
+    for number in range(12):
+        (package / f"part{number}.py").write_text("import time; time.sleep(0.2)")
+    parts = [f"from heavy import part{number}\n" for number in range(12)]
+    (package / "__init__.py").write_text("".join(parts))
+    path = script("import heavy\n")
+    assert run(path, n_workers=1, stall_seconds=1.2).cluster.result.status == "succeeded"
+    (package / "__init__.py").write_text("".join([*parts[:3], "import time; time.sleep(60)\n"]))
+    with pytest.raises(RunStalled):
+        run(path, n_workers=1, stall_seconds=1.2)
+
+
 def test_a_rank_of_a_job_around_the_session_is_not_taken_for_the_workers(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ MESSAGES: list[tuple[list[Any], list[tuple[str, dict[str, Any]]], list[tuple[str
         [("stage", {"rank": 0, "stage": "imports", "seconds": 2.5})],
         [],
     ),
+    ([*RUNS, wire.Stage("imports", 2.5, 0), wire.Stage("imports", 0.0, 0)], [], []),  # it goes on
     ([*RUNS, wire.Warned("swaps", 0)], [("note", {"text": "rank 0 (worker-0) swaps."})], []),
     ([*RUNS, wire.Warned("swaps", 0), wire.Warned("swaps", 0)], [], []),
 ]  # fmt: skip

@@ -51,6 +51,24 @@ def test_each_stage_is_told_with_how_long_the_one_before_took() -> None:
     assert len(watched.told) == 5
 
 
+def test_an_import_that_goes_on_is_told_again_and_one_that_hangs_is_not() -> None:
+    watched = Watched()
+    watched.passes(1, "importing tensorflow")
+    for modules in range(30):  # in three seconds, one more at each look
+        watched.now += 0.1
+        watched.stages.record("importing tensorflow")
+        watched.stages.came_further(modules)
+    again = [("importing tensorflow", 0.0)]
+    assert watched.told == again * (1 + len(watched.told[1:]))
+    assert 3 <= len(watched.told) <= 8, "not at each look"
+    told = len(watched.told)
+    for _ in range(50):
+        watched.now += 0.1
+        watched.stages.record("importing tensorflow")
+        watched.stages.came_further(30)
+    assert len(watched.told) <= told + 1, "nothing has been imported any more"
+
+
 def test_what_lasts_a_moment_is_not_told() -> None:
     watched = Watched()
     watched.passes(1, RUNNING)

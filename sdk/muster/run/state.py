@@ -43,6 +43,7 @@ class ProcessState:
         exit_status: how it ended, minus the number of a signal; None while it runs.
         was_stopped: whether its agent ended it.
         has_returned: whether it only serves others any more, until it is released.
+        stage: the stage before its first step that it has last told.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class ProcessState:
     exit_status: int | None = None
     was_stopped: bool = False
     has_returned: bool = False
+    stage: str = ""
 
 
 class RunState:
@@ -415,6 +417,11 @@ class RunState:
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
+        process = self.processes[worker].get(stage.rank)
+        if process is not None and process.stage == stage.stage:  # it only says that it goes on
+            return
+        if process is not None:
+            process.stage = stage.stage
         self.emit(events.Stage(stage.rank, stage.stage, stage.seconds), worker)
 
     def _on_warned(self, worker: str, warned: wire.Warned) -> None:

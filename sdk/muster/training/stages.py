@@ -20,6 +20,7 @@ TRAINING = "training"
 CHECK_SECONDS = 0.1
 SLOW_CHECK_SECONDS = 0.5  # once it has taken a minute, it may take an hour
 SHORTEST = 0.3  # seconds that a stage lasts before it is told
+AGAIN_SECONDS = 0.5  # until an import that goes on is told again
 SILENT_SECONDS = 5.0  # after what looked like the first step: a script that has told nothing by then never will
 
 BUILDERS = (  # parts of the paths of files, all of them
@@ -71,6 +72,8 @@ class Stages:
         self._checked_at = self._since
         self._began = self._since
         self._built_at = None  # type: Optional[float]
+        self._told_at = self._since
+        self._modules = 0
         self._lock = threading.Lock()
         self.is_over = False
 
@@ -90,6 +93,14 @@ class Stages:
                 self._built_at = None if self._stage != BUILDING else now
             elif self._built_at is not None and now - self._built_at > SILENT_SECONDS:
                 self._end()
+
+    def came_further(self, modules: int) -> None:
+        """Tell the stage again where modules have come since: an import that takes long is not one that hangs."""
+        now = self._clock()
+        with self._lock:
+            if self._stage and modules != self._modules and now - self._told_at >= AGAIN_SECONDS and not self.is_over:
+                self._modules, self._told_at = modules, now
+                self._tell({"kind": "stage", "stage": self._stage, "seconds": 0.0})
 
     def first_step(self) -> None:
         """Note that the first step is done."""
@@ -114,7 +125,7 @@ class Stages:
 
     def _enter(self, stage: str, since: float) -> None:
         self._tell({"kind": "stage", "stage": stage, "seconds": round(max(since - self._since, 0.0), 3)})
-        self._stage, self._since = stage, since
+        self._stage, self._since, self._told_at = stage, since, self._clock()
 
 
 def importing() -> Optional[str]:
@@ -151,6 +162,7 @@ def watch(stages: Stages, thread: int) -> None:
         name = importing()
         if name:
             stages.record("importing " + name)
+            stages.came_further(len(sys.modules))
         else:
             frame = sys._current_frames().get(thread)
             joins, builds = outermost(frame, JOINERS), outermost(frame, BUILDERS)
