@@ -82,30 +82,43 @@ def lowest(python: str) -> str:
     return path
 
 
+def environments() -> "list[tuple[str, str]]":
+    """Provide an environment for each Python at hand but the usual one, and that with the oldest packages.
+
+    Returns their names and interpreters. A version that is not here is said to be left out.
+    """
+    found = [(version, setup.find_python([version])) for version in sorted(setup.SUPPORTED)]
+    lock = os.path.join(setup.ROOT, setup.LOCK)
+    usual = setup.version_of(os.path.join(setup.VENV, "bin", "python"))
+    made: "list[tuple[str, str]]" = []
+    oldest = None
+    for version, python in found:
+        name = ".venv-{}.{}".format(*version)
+        if python is None:
+            setup.say("no Python {}.{} here: the tests on it are skipped".format(*version))
+            continue
+        oldest = oldest or python
+        if usual is None or version != usual[:2]:  # .venv has that one, and `make test` runs everything on it
+            made.append((name, provide(name, *python, lock)))
+    if oldest is not None:
+        made.append((".venv-oldest", provide(".venv-oldest", *oldest, lowest(oldest[0]))))
+    return made
+
+
 def main() -> int:
     """Test on all of them; the exit status is 1 if one has failed."""
-    found = [setup.find_python([version]) for version in sorted(setup.SUPPORTED)]
-    pythons = [python for python in found if python]
-    lock = os.path.join(setup.ROOT, setup.LOCK)
-    usual = setup.find_python(setup.SUPPORTED)
-    runs: "list[tuple[str, str]]" = []
-    for python, version in pythons:
-        if usual is None or version[:2] != usual[1][:2]:  # .venv has that one, and `make test` runs everything on it
-            name = ".venv-{}.{}".format(*version[:2])
-            runs.append((name, provide(name, python, version, lock)))
-    if pythons:
-        python, version = pythons[0]
-        runs.append((".venv-oldest", provide(".venv-oldest", python, version, lowest(python))))
-    for number, one in zip(sorted(setup.SUPPORTED), found):
-        if one is None:
-            setup.say("no Python {}.{} here: the tests on it are skipped".format(*number))
-    failed = []
     tests = sys.argv[1:] or list(TESTS)
+    failed = []
     if not sys.argv[1:]:
         setup.say("the wheel in fresh environments")
         command = [os.path.join(setup.VENV, "bin", "python"), "-m", "pytest", "-q", "-m", "installation"]
         if subprocess.call([*command, "tests/test_installation.py"], cwd=setup.ROOT):
             failed.append("fresh environments")
+    try:
+        runs = environments()
+    except (setup.SetupError, subprocess.CalledProcessError) as error:
+        setup.say(str(error))
+        return 1
     for name, python in runs:
         setup.say(f"the quick tests in {name}")
         command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", *WARNINGS, *tests]

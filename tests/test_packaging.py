@@ -291,6 +291,7 @@ def test_ci_runs_the_very_make_test() -> None:
     assert commands[1].startswith("cd "), "from wherever it is called"
     made = [command.partition(" ||")[0] for command in commands]  # what cannot be built leaves tests that skip
     assert made[2:7] == ["make lint", "make docs", "make kubernetes", "make test", "make demo"]
+    assert made[7] == "make matrix", "which runs the tests of installations, too"
     assert commands[-1].startswith('exec make chaos ARGS="-n 100 --seed ')
 
 
