@@ -37,12 +37,6 @@ from muster.platforms.kubernetes.client import Client, Refused
 from muster.platforms.kubernetes.kubeconfig import find_access
 
 HERE = Path(__file__).parent
-BUILT = subprocess.run(
-    ["bash", str(HERE.parents[2] / "scripts" / "kubernetes.sh"), "--where"],
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-).stdout.strip()
 GROUPS = Path("/sys/fs/cgroup")
 READY_SECONDS = 120.0
 IMAGE = "muster.test/worker:1"  # has the system's folders only, where pods mount this machine's
@@ -110,9 +104,16 @@ def until(condition: Any, what: str, seconds: float = 60.0) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
+def built() -> str:
+    """Return the folder in which ``make kubernetes`` puts what it builds."""
+    command = ["bash", str(HERE.parents[2] / "scripts" / "kubernetes.sh"), "--where"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+@functools.lru_cache(maxsize=1)
 def why_none() -> str:
     """Return why this machine can start no cluster; empty where it can."""
-    if not os.path.isdir(BUILT):
+    if not os.path.isdir(built()):
         return "no Kubernetes is built here: make kubernetes"
     if os.geteuid() != 0:
         return "a Kubernetes of the tests' own needs root"
@@ -175,7 +176,7 @@ def hold(folder: Path) -> None:
     net = f"10.{100 + secrets.randbelow(90)}"
     block = 4 * secrets.randbelow(60)
     places = {"HOST": f"{net}.{block}.1", "NODE": f"{net}.{block}.2", "PODS": f"{net}.{block + 1}"}
-    places |= {"SERVICES": f"{net}.{block + 2}", "NAME": name, "BUILT": BUILT, "STATE": str(folder)}
+    places |= {"SERVICES": f"{net}.{block + 2}", "NAME": name, "BUILT": built(), "STATE": str(folder)}
     unshared: subprocess.Popen[bytes] | None = None
     try:
         for part in ("pki", "log", "images"):
@@ -323,7 +324,7 @@ def _base64(data: bytes) -> str:
 
 def write_images(folder: Path) -> None:
     """Write the images that pods have: one that does nothing, and one with empty folders to mount this machine's in."""
-    program = (Path(BUILT) / "tools" / "usr" / "bin" / "catatonit").read_bytes()
+    program = (Path(built()) / "tools" / "usr" / "bin" / "catatonit").read_bytes()
     _write_image(folder / "pause.tar", "muster.test/pause:1", [("pause", "file", program)], ["/pause", "-P"])
     passwd = b"root:x:0:0:root:/root:/bin/sh\nworker:x:1000:1000:worker:/muster/home:/bin/sh\n"
     entries: list[tuple[str, str, bytes]] = [

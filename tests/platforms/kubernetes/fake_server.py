@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
@@ -14,7 +15,7 @@ class Answer(NamedTuple):
     """An answer to one request; ``status`` 0 closes the connection without one."""
 
     status: int
-    body: dict[str, Any] = {}
+    body: dict[str, Any] | str = {}
     headers: dict[str, str] = {}
 
 
@@ -25,6 +26,7 @@ class Fake:
         self.url = url
         self.answers: list[Answer] = []
         self.asked: list[tuple[str, str, str | None]] = []  # method, path, authorization
+        self.proxied_by: list[str | None] = []  # what proxies are shown
         self.otherwise: Callable[[str, str], Answer] = lambda method, path: Answer(200, {"items": []})
 
 
@@ -38,17 +40,19 @@ def fake_server() -> Iterator[Fake]:
         def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fake.asked.append((self.command, self.path, self.headers.get("Authorization")))
+            fake.proxied_by.append(self.headers.get("Proxy-Authorization"))
             answer = fake.answers.pop(0) if fake.answers else fake.otherwise(self.command, self.path)
             if not answer.status:
                 self.close_connection = True
                 return
-            body = json.dumps(answer.body).encode()
+            body = (answer.body if isinstance(answer.body, str) else json.dumps(answer.body)).encode()
             self.send_response(answer.status)
             for name, value in {"Content-Type": "application/json", **answer.headers}.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # whoever asked has read enough
+                self.wfile.write(body)
 
         do_GET = do_POST = do_DELETE = _answer
 

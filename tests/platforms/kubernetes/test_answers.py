@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent.places import symbol
 from muster.errors import PlatformError
 from muster.job import Status
+from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
 from muster.platforms.kubernetes.platform import KubernetesPlatform, _at_once
 from muster.platforms.session_guard import owner
 
 from tests.platforms.kubernetes.fake_server import Answer, Fake, fake_server
+from tests.support import Run
 
 META = {"name": "p", "labels": {"muster/owner": "a"}}
 POD: dict[str, Any] = {"metadata": META, "spec": {}, "status": {"phase": "Pending"}}
@@ -65,6 +68,53 @@ def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake)
     platform._sweep(platform._client(), "ml")
     deleted = [path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE"]
     assert sorted(deleted) == ["pods/p", "secrets/muster-a-1", "secrets/muster-a-1-0"]
+
+
+def test_a_sweep_removes_secrets_without_pods_by_the_note_of_who_made_them(fake: Fake, muster_home: Path) -> None:
+    gone = ".".join([*owner().split(".")[:3], "1", "1"])
+    facts = {
+        "server": fake.url,
+        "namespace": "ml",
+        "secrets": ["muster-x-1", "muster-x-1-0"],
+        "files": "",
+        "context": "",
+    }
+    for label, changes in {"x": {}, "other": {"namespace": "else"}, "alive": {"process": owner()}}.items():
+        notes.write({**facts, "owner": label})
+        path = notes.folder() / f"{label}.json"
+        assert path.stat().st_mode & 0o77 == 0
+        path.write_text(json.dumps({**json.loads(path.read_text()), "process": gone, **changes}))
+    fake.otherwise = lambda method, path: Answer(200, {"items": []})
+    platform = KubernetesPlatform()
+    platform._sweep(platform._client(), "ml")
+    deleted = [path.removeprefix("/api/v1/namespaces/ml/") for method, path, _ in fake.asked if method == "DELETE"]
+    assert sorted(deleted) == ["secrets/muster-x-1", "secrets/muster-x-1-0"]
+    assert sorted(path.stem for path in notes.folder().iterdir()) == ["alive", "other"]
+
+
+def test_a_note_is_there_from_before_a_submission_until_nothing_is_left(
+    fake: Fake, muster_home: Path, run: Run
+) -> None:
+    seen: list[list[str]] = []
+
+    def answer(method: str, path: str) -> Answer:
+        seen.append([path.stem for path in notes.folder().glob("*.json")])
+        made = {"metadata": {"name": "x", "uid": "u"}, "kind": "Secret"}
+        return Answer(201, made) if method == "POST" else Answer(200, {"items": []})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform(image="my/image:1")
+    platform.submit([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], "key")
+    posts = [noted for noted, (method, _, _) in zip(seen, fake.asked, strict=True) if method == "POST"]
+    assert posts == [[platform._owner]] * 3
+    platform.close()
+    assert not any(notes.folder().iterdir())
+
+
+def test_a_log_is_the_worker_s_and_bounded(fake: Fake) -> None:
+    fake.otherwise = lambda method, path: Answer(200, "one\ntwo\n", {"Content-Type": "text/plain"})
+    assert [*KubernetesPlatform(log_cap=1000).logs("ml/p")] == ["one", "two"]
+    assert fake.asked[-1][1] == "/api/v1/namespaces/ml/pods/p/log?container=worker&limitBytes=2000"
 
 
 def test_a_look_at_some_pods_says_nothing_of_others(fake: Fake) -> None:

@@ -131,6 +131,31 @@ def test_how_a_pod_has_ended_is_told(shown: dict[str, Any] | None, cause: EndCau
     assert re.search(words, str(worker.reason), re.DOTALL)
 
 
+def beside(shown: dict[str, Any]) -> dict[str, Any]:
+    """The same pod where a cluster has put a container of its own before the worker's."""
+    other = {"name": "istio-proxy", "image": "mesh:1", "command": ["envoy"]}
+    running = {"name": "istio-proxy", "state": {"running": {"startedAt": START}}}
+    shown["spec"]["containers"].insert(0, other)
+    shown["status"]["containerStatuses"].insert(0, running)
+    return shown
+
+
+def test_a_container_that_was_put_beside_the_worker_s_is_not_taken_for_it() -> None:
+    waiting = look(
+        beside(
+            pod(state=waits("ImagePullBackOff", "Back-off")),
+        ),
+        said="my/image:1: not found",
+    )
+    assert (waiting.status, "There is no image my/image:1" in str(waiting.reason)) == (Status.FAILED, True)
+    killed = look(beside(pod("Running", ended(137, "OOMKilled"))), status=Status.RUNNING)
+    assert (killed.cause, "567M" in str(killed.reason)) == (EndCause.MEMORY, True)
+    broken = look(beside(pod("Running", ended(127, "StartError"))))
+    assert "my/image:1 cannot run python3" in str(broken.reason)
+    assert look(beside(pod("Pending", waits("ContainerCreating")))).status is Status.STARTING
+    assert look(beside(pod("Running", {"running": {"startedAt": START}}))).status is Status.RUNNING
+
+
 NEWS = '{"type": "worker", "id": "p"}\n{"type": "worker", "status": "%s", "exit_code": %d, "reason": "it said so"}\n'
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from muster.platforms.kubernetes.pods import CONTAINER
 from muster.text.arguments import Argument, ArgumentText
 
 Pod = Mapping[str, Any]
@@ -148,8 +149,13 @@ def condition(pod: Pod, kind: str) -> Mapping[str, Any]:
 
 def image_of(pod: Pod) -> str:
     """The name of the image of a pod's worker."""
-    containers = pod.get("spec", {}).get("containers") or [{}]
-    return str(containers[0].get("image", ""))
+    return str(_described(pod).get("image", ""))
+
+
+def running_since(pod: Pod) -> str | None:
+    """When a pod's worker started, as Kubernetes writes it; None where it does not run."""
+    running = _container(pod).get("state", {}).get("running")
+    return None if running is None else str(running.get("startedAt"))
 
 
 def lacks_of(message: str) -> str:
@@ -212,7 +218,7 @@ def _of_container(pod: Pod) -> Cause | None:
         allowed = f" (its limit is {limit})" if limit else ""
         return Cause("memory", f"It ran out of memory{allowed} and was ended: OOMKilled.", MORE_MEMORY)
     if reason in ("ContainerCannotRun", "StartError") or code in (126, 127):
-        python = (pod.get("spec", {}).get("containers") or [{}])[0].get("command", ["python3"])[0]
+        python = (_described(pod).get("command") or ["python3"])[0]
         text = f"Its image {image_of(pod)} cannot run {python}. Kubernetes says: {message or reason}"
         return Cause("image", text, ArgumentText(Argument("image", ""), " one with Python 3.6 or later"))
     if code == 137:
@@ -231,13 +237,21 @@ def terminated(pod: Pod) -> Mapping[str, Any]:
 
 def container_limit(pod: Pod) -> str:
     """The memory that a pod's worker may have, as Kubernetes writes it; empty without a limit."""
-    containers = pod.get("spec", {}).get("containers") or [{}]
-    return str(((containers[0].get("resources") or {}).get("limits") or {}).get("memory", ""))
+    return str(((_described(pod).get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def _described(pod: Pod) -> Mapping[str, Any]:
+    """The worker's container as the pod describes it: a cluster may have put others before it."""
+    return _worker_of(pod.get("spec", {}).get("containers"))
 
 
 def _container(pod: Pod) -> Mapping[str, Any]:
-    found: list[Mapping[str, Any]] = pod.get("status", {}).get("containerStatuses") or []
-    return found[0] if found else {}
+    """How the worker's container is; empty where that is not known yet."""
+    return _worker_of(pod.get("status", {}).get("containerStatuses"))
+
+
+def _worker_of(entries: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    return next((entry for entry in entries or () if entry.get("name") == CONTAINER), {})
 
 
 def _image_cause(pod: Pod, text: str) -> Cause:

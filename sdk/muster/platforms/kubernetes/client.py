@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import ssl
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
 
 from muster.errors import PlatformError, PlatformUnsupported
 from muster.platforms.kubernetes.credentials import Credential, Credentials
 from muster.platforms.kubernetes.kubeconfig import SET_UP, Access
+from muster.platforms.kubernetes.proxies import credentials_of, proxy_of
 from muster.runtime.extras import extra
 
 if TYPE_CHECKING:
@@ -29,10 +31,12 @@ PATIENCE = 20.0  # seconds for which a request is repeated at most
 PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # before a request is repeated
 LONGEST_PAUSE = 10.0  # that a server may ask for
 CONNECTIONS = 8
+LARGEST_SHOWN = 500  # bytes of an answer that is no JSON, in errors
+LARGEST_ANSWER = 256 << 20  # bytes, of which a list of ten thousand pods has less than half
 
 
 class ClusterGone(PlatformError):
-    """The cluster's API does not answer."""
+    """The cluster's API does not answer, or something else does in its place."""
 
 
 class Refused(PlatformError):
@@ -74,15 +78,23 @@ class Client:
         """Return what is there. Raises as ``ask``."""
         return self.ask("GET", path, query=query)
 
-    def text(self, path: str) -> str:
-        """Return what is there as text, such as a log; empty where there is nothing. Raises as ``ask``."""
+    def text(self, path: str, most: int = LARGEST_ANSWER, **query: str) -> str:
+        """Return what is there as text, such as a log; empty where there is nothing.
+
+        Args:
+            path, query: what is asked for.
+            most: bytes of it that are read.
+
+        Raises:
+            ClusterGone, Refused, PlatformUnsupported: as ``ask``.
+        """
         try:
-            answer = self.ask("GET", path)
+            answer = self._asked("GET", path, None, query, Wanted("text", most))
         except Refused as error:
             if error.code in (400, 404):
                 return ""
             raise
-        return str(answer.get("text", ""))
+        return answer.data[:most].decode("utf-8", "surrogateescape")
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make something. Raises as ``ask``."""
@@ -104,38 +116,72 @@ class Client:
         """Send a request, again and again for some seconds where that can help, and return the answer.
 
         Raises:
-            ClusterGone: there is no answer.
+            ClusterGone: there is no answer, or none of a cluster's API.
             Refused: it says no.
             PlatformUnsupported: there are no credentials to show.
         """
-        what = f"{method} {path}"
-        query = dict(query or {})
+        content = self._asked(method, path, body, query or {}, Wanted("json", LARGEST_ANSWER)).content()
+        if content is None:
+            raise ClusterGone(f"{self._where()} answers with something else than JSON to {method} {path}.")
+        return content
+
+    def _asked(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], wanted: Wanted
+    ) -> Answer:
+        query = dict(query)
         deadline = time.monotonic() + PATIENCE
         has_new_credentials = False
         pauses = iter(PAUSES)
         while True:
+            credential = self._credentials.current()
             try:
-                status, headers, answer = self._send(method, path, body, query)
+                answer = self._send(method, path, body, query, credential, wanted.most)
             except ClusterGone:
                 pause = next(pauses, None)
                 if pause is None or time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
                 continue
-            if status < 400:
+            if answer.status < 400:
+                self._check_is_cluster_s(answer, wanted)
                 return answer
-            error = Refused(what, status, answer, _advice(status))
-            if status == 401 and not has_new_credentials and self._credentials.forget():
+            error = Refused(f"{method} {path}", answer.status, answer.content() or answer.shown(), _advice(answer))
+            if answer.status == 401 and not has_new_credentials and self._credentials.renew(credential):
                 has_new_credentials = True
                 continue
-            if status == 410 and query.pop("resourceVersion", None) is not None:
+            if answer.status == 410 and query.pop("resourceVersion", None) is not None:
                 continue  # older than what the server remembers: whatever it has now
-            if status != 429 and status < 500:
+            if answer.status != 429 and answer.status < 500:
                 raise error
-            pause = _retry_after(headers) or next(pauses, None)
+            pause = next(pauses, None)
+            asked_for = _retry_after(answer.headers)
+            if asked_for is not None:  # as long as the server says so, but never without a pause
+                pause = max(asked_for, PAUSES[-1] if pause is None else pause)
             if pause is None or time.monotonic() + pause > deadline:
                 raise error
             time.sleep(pause)
+
+    def _check_is_cluster_s(self, answer: Answer, wanted: Wanted) -> None:
+        """Raise ClusterGone where a good answer is none of a cluster's API: proxies show a page to log in."""
+        to = answer.headers.get("Location")
+        if answer.status >= 300:
+            status = f"answers with status {answer.status}"
+            what = f"sends requests on to {urlsplit(to).hostname or to}" if to else status
+        elif answer.kind == "text/html":
+            what = "answers with a page for a browser"
+        elif wanted.kind == "json" and answer.kind != "application/json":
+            what = f"answers with {answer.kind or 'something'} instead of JSON"
+        elif wanted.kind == "json" and len(answer.data) > wanted.most:
+            what = f"answers with more than {wanted.most >> 20} MiB"
+        else:
+            return
+        raise ClusterGone(
+            f"{self._where()} {what}: that is no answer of a cluster's API, but of something in front of it.",
+            advice=SET_UP,
+        )
+
+    def _where(self) -> str:
+        return f"The cluster's API at {self.access.server} ({self.access.source})"
 
     def close(self) -> None:
         """Close all connections. The client can be used again."""
@@ -145,12 +191,17 @@ class Client:
             pool.clear()
 
     def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str]
-    ) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str],
+        credential: Credential,
+        most: int,
+    ) -> Answer:
+        """Send a request once, and return the answer, of which one byte more than so many is read at most."""
         import urllib3
 
-        credential = self._credentials.current()
-        pool = self._connections(credential)
         headers = {"Accept": "application/json", "User-Agent": "muster"}
         if credential.header:
             headers["Authorization"] = credential.header
@@ -159,7 +210,7 @@ class Client:
         url = self.access.server + path + ("?" + urlencode(query) if query else "")
         self.requests += 1
         try:
-            response = pool.request(
+            response = self._connections(credential).request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body).encode(),
@@ -167,44 +218,85 @@ class Client:
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
                 retries=False,
                 redirect=False,
+                preload_content=False,
             )
+            try:
+                data = response.read(most + 1)
+                if len(data) > most:
+                    response.close()  # whatever else would come
+            finally:
+                response.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise _gone(self.access, error) from error
-        return response.status, response.headers, _content(response)
+        return Answer(response.status, response.headers, data)
 
     def _connections(self, credential: Credential) -> urllib3.PoolManager:
-        with extra("kubernetes"):
-            import urllib3
         with self._lock:
             if self._pool is None or (credential.certificate, credential.key) != (
                 self._shown.certificate,
                 self._shown.key,
             ):
-                settings: dict[str, Any] = {
-                    "ssl_context": tls_context(self.access, credential),
-                    "maxsize": CONNECTIONS,
-                    "block": True,
-                }
-                if self.access.server_name:
-                    settings |= {"server_hostname": self.access.server_name}
-                if self.access.proxy:
-                    self._pool = urllib3.ProxyManager(self.access.proxy, **settings)
-                else:
-                    self._pool = urllib3.PoolManager(**settings)
+                self._pool = make_pool(self.access, credential)
                 self._shown = credential
             return self._pool
 
 
-def _content(response: urllib3.BaseHTTPResponse) -> dict[str, Any]:
-    """Return the content of an answer; text that is no JSON as ``text``, and in short as ``message``."""
-    text = response.data.decode("utf-8", "surrogateescape")
-    if "json" not in response.headers.get("Content-Type", ""):
-        return {"text": text, "message": text[:500]}
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = None
-    return answer if isinstance(answer, dict) else {"message": text[:500]}
+class Wanted(NamedTuple):
+    """A kind of answer that is expected, ``json`` or ``text``, and how many bytes of it are read."""
+
+    kind: str
+    most: int
+
+
+class Answer(NamedTuple):
+    """An answer of a cluster's API, or of whatever is in its place."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    @property
+    def kind(self) -> str:
+        """Its type, without what is said of its characters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    def content(self) -> dict[str, Any] | None:
+        """Return what it says as JSON; None where it is something else."""
+        try:
+            found = json.loads(self.data)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def shown(self) -> dict[str, Any]:
+        """Return the beginning of what is no JSON, as the message of an error."""
+        text = self.data[:LARGEST_SHOWN].decode("utf-8", "replace").strip()
+        return {"message": f"status {self.status}" if self.kind == "text/html" or not text else text}
+
+
+def make_pool(access: Access, credential: Credential) -> urllib3.PoolManager:
+    """Return connections to a cluster's API, by a proxy where there is one on the way.
+
+    Raises:
+        PlatformUnsupported: certificates cannot be read, or the proxy is of a kind that cannot be used.
+    """
+    with extra("kubernetes"):
+        import urllib3
+    settings: dict[str, Any] = {"ssl_context": tls_context(access, credential), "maxsize": CONNECTIONS, "block": True}
+    if access.server_name:
+        settings |= {"server_hostname": access.server_name}
+    proxy = proxy_of(access.server, access.proxy, os.environ)
+    if not proxy:
+        return urllib3.PoolManager(**settings)
+    if urlsplit(proxy).scheme not in ("http", "https"):
+        where = f"{urlsplit(proxy).scheme}://{urlsplit(proxy).hostname}"
+        raise PlatformUnsupported(
+            f"The way to {access.server} is by the proxy {where}, of a kind that Muster cannot use.",
+            advice="one of http or https: proxy-url of the kubeconfig's cluster, or HTTPS_PROXY",
+        )
+    login = credentials_of(proxy)
+    headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, **settings)
 
 
 def tls_context(access: Access, credential: Credential) -> ssl.SSLContext:
@@ -245,11 +337,11 @@ def _gone(access: Access, error: Exception) -> ClusterGone:
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     with contextlib.suppress(ValueError, TypeError):
-        return min(max(float(headers.get("Retry-After", "")), 0.05), LONGEST_PAUSE)
+        return min(
+            max(0.0, float(headers.get("Retry-After", ""))), LONGEST_PAUSE
+        )  # in this order for what is no number
     return None
 
 
-def _advice(status: int) -> str | None:
-    if status == 401:
-        return SET_UP
-    return None
+def _advice(answer: Answer) -> str | None:
+    return SET_UP if answer.status == 401 else None

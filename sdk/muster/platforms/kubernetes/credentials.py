@@ -18,6 +18,7 @@ from muster.platforms.kubernetes.kubeconfig import Access, content_of
 
 TOKEN_FILE_SECONDS = 60.0  # after which a file of a token is read again: others renew it
 PROGRAM_SECONDS = 60.0  # that a program may take to say its token
+LAST_WORDS = 1000  # characters of what it complains of, in errors
 EARLY_SECONDS = 30.0  # before its end at which a token is no longer used
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
@@ -29,6 +30,10 @@ class Credential(NamedTuple):
     certificate: str = ""
     key: str = ""
 
+    def __repr__(self) -> str:
+        """Say what there is of it, and nothing of that itself."""
+        return f"Credential({', '.join(name for name, value in self._asdict().items() if value)})"
+
 
 class Credentials:
     """The credential of a user, asked for again when it is about to end, or was refused.
@@ -38,8 +43,8 @@ class Credentials:
     """
 
     def __init__(self, access: Access) -> None:
+        self._access = access
         self._user = access.user
-        self._server = access.server
         self._lock = threading.Lock()
         self._known: Credential | None = None
         self._until = 0.0  # on the wall clock
@@ -55,10 +60,14 @@ class Credentials:
                 self._known, self._until = self._ask()
             return self._known
 
-    def forget(self) -> bool:
-        """Have it asked for again, as it was refused; return whether that can help."""
+    def renew(self, refused: Credential) -> bool:
+        """Have it asked for again where it is still the one that was refused; return whether trying again can help.
+
+        Requests that were refused at the same time so log in once.
+        """
         with self._lock:
-            self._known = None
+            if self._known is refused:
+                self._known = None
         return bool(self._user.get("exec") or self._user.get("tokenFile"))
 
     def _ask(self) -> tuple[Credential, float]:
@@ -85,15 +94,19 @@ class Credentials:
         return Credential("", certificate, key), forever
 
     def _of_program(self, described: Mapping[str, Any]) -> tuple[Credential, float]:
-        said = run_program(described)
+        said = run_program(described, self._access)
         header = f"Bearer {said['token']}" if said.get("token") else ""
         credential = Credential(header, said.get("clientCertificateData") or "", said.get("clientKeyData") or "")
         until = _seconds(said.get("expirationTimestamp"))
         return credential, until - EARLY_SECONDS if until else float("inf")
 
 
-def run_program(described: Mapping[str, Any]) -> dict[str, Any]:
+def run_program(described: Mapping[str, Any], access: Access) -> dict[str, Any]:
     """Run the program of a kubeconfig's ``exec``, and return the ``status`` that it says.
+
+    Args:
+        described: what ``exec`` says.
+        access: the cluster, which programs are told of that ask for it (``provideClusterInfo``).
 
     Raises:
         PlatformUnsupported: it is not there, fails, or says something else.
@@ -105,7 +118,15 @@ def run_program(described: Mapping[str, Any]) -> dict[str, Any]:
             f"The kubeconfig logs in by {command}, which speaks {version}; Muster knows {' and '.join(VERSIONS)}.",
             advice="a newer version of that program, and have it write the kubeconfig again",
         )
-    info = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    if described.get("interactiveMode") == "Always":
+        raise PlatformUnsupported(
+            f"{command}, which logs in to the cluster, wants to ask something, and nobody is there to answer.",
+            advice="another way to log in for this session; some such programs have one for scripts",
+        )
+    spec: dict[str, Any] = {"interactive": False}
+    if described.get("provideClusterInfo"):
+        spec["cluster"] = _told_of(access)
+    info = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
     own = {str(entry["name"]): str(entry["value"]) for entry in described.get("env") or []}
     try:
         done = subprocess.run(
@@ -121,7 +142,7 @@ def run_program(described: Mapping[str, Any]) -> dict[str, Any]:
             f"{command}, which logs in to the cluster, takes more than {PROGRAM_SECONDS:g} s."
         ) from None
     except subprocess.CalledProcessError as error:
-        words = error.stderr.decode("utf-8", "replace").strip() or "nothing"
+        words = error.stderr.decode("utf-8", "replace").strip()[-LAST_WORDS:] or "nothing"
         raise PlatformUnsupported(
             f"{command}, which logs in to the cluster, failed with status {error.returncode} and said: {words}",
             advice="log in with it in a terminal, then again",
@@ -139,6 +160,20 @@ def run_program(described: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise PlatformUnsupported(f"{command}, which logs in to the cluster, did not say a credential.") from None
     return dict(status)
+
+
+def _told_of(access: Access) -> dict[str, Any]:
+    """Return the cluster as a program is told of it, without what the kubeconfig does not say."""
+    authority = base64.b64encode(access.authority.encode()).decode()
+    told = {
+        "server": access.server,
+        "tls-server-name": access.server_name,
+        "insecure-skip-tls-verify": not access.is_checked,
+        "certificate-authority-data": authority,
+        "proxy-url": access.proxy,
+        "config": access.program_config,
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _seconds(text: object) -> float | None:

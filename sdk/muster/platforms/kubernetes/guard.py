@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import Client
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
 from muster.platforms.kubernetes.pods import OWNER
@@ -27,8 +28,20 @@ class Guard(SessionGuard):
     """
 
     def __init__(self, access: Access, namespace: str, owner: str) -> None:
-        way = {"context": access.context, "files": access.files}
-        super().__init__(__name__, {**way, "namespace": namespace, "owner": owner, "secrets": []})
+        way = {"context": access.context, "files": access.files, "server": access.server}
+        self._facts: dict[str, Any] = {**way, "namespace": namespace, "owner": owner, "secrets": []}
+        super().__init__(__name__, self._facts)
+
+    def watch(self, secrets: Sequence[str]) -> None:
+        """Have it delete these Secrets, too, should the session end; the next session knows of them as well."""
+        self._facts["secrets"] = [*secrets]
+        notes.write(self._facts)
+        self.tell({"secrets": self._facts["secrets"]})
+
+    def close(self) -> None:
+        """Tell it that nothing is left to do, and wait until it has ended."""
+        notes.remove(self._facts["owner"])
+        super().close()
 
 
 def remove_everything(client: Client, namespace: str, owner: str, secrets: Iterable[str]) -> None:
@@ -68,6 +81,7 @@ def clean_up(facts: dict[str, Any]) -> None:
     """Remove what the session has made that these facts are about. Raises PlatformError."""
     with contextlib.closing(Client(way_of(facts))) as client:
         remove_everything(client, facts["namespace"], facts["owner"], facts["secrets"])
+    notes.remove(facts["owner"])
 
 
 if __name__ == "__main__":

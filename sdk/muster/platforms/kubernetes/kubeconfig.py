@@ -15,6 +15,7 @@ from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod finds its service account
+PROGRAMS = "client.authentication.k8s.io/exec"  # name of a cluster's extension for programs that log in
 SET_UP = ArgumentText(
     "kubectl get pods: what works there works here; KUBECONFIG names the file, ", Argument("context", ""), " its entry"
 )
@@ -31,10 +32,11 @@ class Access:
         authority: certificates that sign the server's (PEM); empty for those that this system trusts.
         is_checked: whether the server's certificate is checked at all.
         server_name: name that it must have; empty for the one in ``server``.
-        proxy: address of a proxy on the way; empty without one.
+        proxy: address of a proxy on the way, as the kubeconfig has it; empty where the environment may name one.
         user: how the user logs in, with the keys of a kubeconfig's ``user``; files among them by absolute path.
         is_inside: whether this process is a pod of the cluster.
         context: entry of the kubeconfig; empty for a pod's own.
+        program_config: what the cluster's entry has for a program that logs in; None for nothing.
         files: the kubeconfig's, as ``KUBECONFIG`` lists them, wherever that is read; empty for a pod's own.
     """
 
@@ -44,11 +46,12 @@ class Access:
     authority: str = field(default="", repr=False)
     is_checked: bool = True
     server_name: str = ""
-    proxy: str = ""
+    proxy: str = field(default="", repr=False)  # which may hold a password
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
     is_inside: bool = False
     context: str = ""
     files: str = ""
+    program_config: Any = field(default=None, repr=False)
 
 
 def find_access(
@@ -127,7 +130,14 @@ def _of_kubeconfig(paths: list[Path], asked: str | None) -> Access:
         user=merged["users"].get(context.get("user", ""), {}),
         context=name,
         files=source,
+        program_config=_extension(cluster, PROGRAMS),
     )
+
+
+def _extension(entry: Mapping[str, Any], name: str) -> Any:
+    """Return an extension of an entry; None where it has none of that name."""
+    found = [each for each in entry.get("extensions") or [] if isinstance(each, dict) and each.get("name") == name]
+    return found[0].get("extension") if found else None
 
 
 def _merged(paths: list[Path]) -> tuple[dict[str, dict[str, dict[str, Any]]], str]:

@@ -176,7 +176,10 @@ def _own_pod(client: Client) -> dict[str, Any] | None:
 
 
 def _image(pod: Mapping[str, Any]) -> str:
-    return str(pod["spec"]["containers"][0]["image"])
+    """The image of the session's own container: that which ``kubectl logs`` takes, where others were put beside it."""
+    containers = pod["spec"]["containers"]
+    named = (pod["metadata"].get("annotations") or {}).get("kubectl.kubernetes.io/default-container")
+    return str(next((entry for entry in containers if entry["name"] == named), containers[0])["image"])
 
 
 def _like_mine(pod: Mapping[str, Any] | None) -> dict[str, Any]:

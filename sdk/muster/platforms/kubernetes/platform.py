@@ -18,7 +18,7 @@ from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Storage
-from muster.platforms.kubernetes import pods, states
+from muster.platforms.kubernetes import notes, pods, states
 from muster.platforms.kubernetes.causes import pull_trouble
 from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
 from muster.platforms.kubernetes.guard import Guard, remove_everything, secrets_of
@@ -158,7 +158,7 @@ class KubernetesPlatform(Platform):
             self._guard = Guard(client.access, place.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
         self._secrets += [pods.name_of_agent(self._owner, run_key), *(each["metadata"]["name"] for each in made)]
-        self._guard.tell({"secrets": self._secrets})
+        self._guard.watch(self._secrets)
         path = f"/api/v1/namespaces/{place.namespace}"
         try:
             agent = pods.agent_secret(setting)
@@ -327,7 +327,9 @@ class KubernetesPlatform(Platform):
         namespace, _, name = handle.partition("/")
         if not name:
             return iter(())
-        text = self._client().text(f"/api/v1/namespaces/{namespace}/pods/{name}/log")
+        most = 2 * (self.log_cap or default_log_cap())  # the older part, and the log itself
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/log"
+        text = self._client().text(path, most, container=pods.CONTAINER, limitBytes=str(most))
         return iter(text.removesuffix("\n").split("\n") if text else ())
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -383,9 +385,13 @@ class KubernetesPlatform(Platform):
             for pod in listed:
                 if is_orphaned((pod["metadata"].get("annotations") or {}).get(pods.SESSION, "")):
                     left.setdefault(pod["metadata"]["labels"][pods.OWNER], set()).update(secrets_of(pod))
+        for facts in notes.left():
+            if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
+                left.setdefault(facts["owner"], set()).update(facts["secrets"])
         for label, names in left.items():
             with contextlib.suppress(PlatformError):  # no reason not to submit: the next session tries again
                 remove_everything(client, namespace, label, names)
+                notes.remove(label)
 
 
 def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -50,9 +50,10 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
     if causes.condition(pod, "PodScheduled").get("status") == "True":
         at = seconds(causes.condition(pod, "PodScheduled").get("lastTransitionTime")) or time.time()
         worker = worker.moved(Status.STARTING, placed_at=worker.placed_at or max(at, worker.created_at or 0.0))
-    is_running = _running_since(pod) is not None
+    started = causes.running_since(pod)
+    is_running = started is not None
     if is_running:
-        since = max(_running_since(pod) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
+        since = max(seconds(started) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
         worker = worker.moved(Status.RUNNING, running_at=worker.running_at or since)
     if metadata.get("deletionTimestamp"):
         if was_stopped and not is_running:  # it never did
@@ -99,12 +100,6 @@ def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
         advice=cause.advice or None,
         finished_at=finished,
     )
-
-
-def _running_since(pod: Mapping[str, Any]) -> float | None:
-    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
-    running = (statuses[0].get("state") or {}).get("running")
-    return None if running is None else seconds(running.get("startedAt")) or 0.0
 
 
 def seconds(text: object) -> float | None:
