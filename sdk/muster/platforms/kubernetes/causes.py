@@ -153,7 +153,7 @@ def image_of(pod: Pod) -> str:
 
 
 def running_since(pod: Pod) -> str | None:
-    """When a pod's worker started, as Kubernetes writes it; None where it does not run."""
+    """The time at which a pod's worker started, as Kubernetes writes it; None where it does not run."""
     running = _container(pod).get("state", {}).get("running")
     return None if running is None else str(running.get("startedAt"))
 
@@ -246,7 +246,7 @@ def _described(pod: Pod) -> Mapping[str, Any]:
 
 
 def _container(pod: Pod) -> Mapping[str, Any]:
-    """How the worker's container is; empty where that is not known yet."""
+    """The state of the worker's container; empty where that is not known yet."""
     return _worker_of(pod.get("status", {}).get("containerStatuses"))
 
 
