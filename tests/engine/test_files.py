@@ -26,6 +26,7 @@ from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
 
 LARGE = 3 * WINDOW + 12345
+CONTENT = os.urandom(LARGE)
 
 
 class AgentLoop:
@@ -101,7 +102,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         loop.call_soon(self.transfers.on_lost, "worker-0")
         if self.comes_back:
-            loop.call_later(0.05, self._reconnect)
+            loop.call_later(0.005, self._reconnect)
 
     def _reconnect(self) -> None:
         self._files.close()
@@ -140,7 +141,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
-    path.write_bytes(os.urandom(LARGE))
+    path.write_bytes(CONTENT)
     path.chmod(0o640)
     return path
 
@@ -203,6 +204,7 @@ def test_a_torn_transfer_goes_on_where_it_ended(worker: Worker, source: Path, tm
 
 
 def test_one_that_does_not_come_back_is_named(worker: Worker, source: Path) -> None:
+    worker.transfers = Transfers(worker.to_agent, lease_seconds=0.05)
     worker.cut_after, worker.comes_back = 2, False
     with pytest.raises(TransferFailed, match="connection of worker-0 ended while files went over it"):
         worker.put(source, "file")
