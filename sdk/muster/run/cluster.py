@@ -59,7 +59,7 @@ class Cluster:
             server listens or every rank runs. 0: any time.
         run_timeout: how long the run may take after that, in seconds. None: any time.
         stall_seconds: after how many seconds without output or progress from a worker that trains the run counts as
-            hung; more than its imports take. None: never.
+            hung; more than its longest step takes. None: never.
         queue_timeout: how long workers may wait until the platform has a place for them, in seconds. None: any time.
         session_address: ``host:port`` that workers reach this session at; the port may be 0 for any.
         worker_ports: first and last port that servers of workers may use; None for any.
