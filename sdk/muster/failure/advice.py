@@ -1,8 +1,135 @@
-"""Advice that is the same before a run and after it has failed."""
+"""Advice: what to try, for each kind of failure, in words that name arguments as whoever reads them knows them."""
 
 from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+
+from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.text.arguments import Argument, ArgumentText
 
 HOROVOD_KERAS = (
     "in its place: from muster.training import keras as distributed, with distributed.DistributedOptimizer(...) and "
     "callbacks=distributed.callbacks()"
 )
+OPEN_PORT = ArgumentText(
+    "open that port of the session for the workers (a firewall's rule, a network policy), or ",
+    Argument("session_address", ""),
+    " an address and port that they reach",
+)
+BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
+
+
+def advice_on_exception(failure: Failure) -> str | None:
+    """Return what to try where a script has raised; None where its own words say all."""
+    if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
+        return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
+    if "Horovod has not been initialized" in failure.message:
+        return "hvd.init() at the beginning of the script, before anything else of Horovod"
+    if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
+        return ArgumentText(
+            "workers have no standard input: in place of input() give the script ",
+            Argument("args"),
+            " or ",
+            Argument("env"),
+        )
+    if failure.type == "ImportError" and "relative import" in failure.message:
+        return "a file of a package runs as a module: give its dotted name (`muster run -m pkg.train`)"
+    if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):
+        missing = re.search(r"\b(?:name|attribute) '(\w+)'", failure.message)
+        return f"{found[1]} in place of {missing[1]}" if missing else f"{found[1]}, which is near"
+    if failure.type == "ModuleNotFoundError":
+        return ArgumentText(
+            "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
+        )
+    if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
+        return (
+            f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (args=, env=)"
+        )
+    if failure.type == "FileNotFoundError":
+        return "scripts run in the session's working directory; an absolute path is the same everywhere"
+    if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
+        if BIND.search(failure.traceback):
+            return (
+                "the script itself listens on a port that is taken, perhaps by another rank of it: bind port 0, which "
+                "is any free one, or a port of each rank's own"
+            )
+        return ArgumentText(
+            "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
+        )
+    if failure.type in {"MemoryError", "ResourceExhaustedError"}:
+        return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
+    if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # by its own words
+        return "this is how losing a peer looks; read the other workers' logs for what came before"
+    return None
+
+
+def advice_on_exit(failure: Failure) -> str | None:
+    """Return what to try where a process has ended by itself."""
+    if failure.kind is FailureKind.ENDED:
+        return "see the end of its log for what ended it"
+    if failure.exit_code == 2:
+        return ArgumentText(
+            "a script that does not know its arguments ends so; see the end of its log, and ",
+            Argument("args", ""),
+        )
+    if failure.exit_code == 127:
+        return "a command that the script starts is not there; see the end of its log"
+    return (
+        f"the script ended itself, as by sys.exit({failure.exit_code}), and raised nothing: see the end of its log; "
+        "an exception in its place would be shown here"
+    )
+
+
+def advice_on_signal(number: int | None) -> str:
+    """Return what to try where a signal has ended a process."""
+    if number == signal.SIGKILL:
+        return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
+        return "compiled code crashed; the Python stack at that moment is at the end of the log"
+    if number == signal.SIGPIPE:
+        return "it wrote to a connection or pipe whose other end was closed; see what it was connected to"
+    return "somebody sent it; run again"
+
+
+def advice_on_loss(text: str) -> str:
+    """Return what to try where a worker is gone, by what is said of it."""
+    if "cannot start" in text:
+        return "see that the interpreter and the working directory are there on the worker, and that it may run them"
+    return "see whether something on its machine ends processes (out of memory, a time limit); then run again"
+
+
+def advice_on_launcher(text: str) -> str:
+    """Return what to try where a launcher has failed, by the end of its log."""
+    if "Host key verification failed" in text or "could not connect to some hosts" in text:
+        return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
+    if "has not been built" in text:
+        return ArgumentText(
+            "Horovod was built without gloo; set up again, or ",
+            Argument("python", ""),
+            " an interpreter whose Horovod has it",
+        )
+    return "the launcher's own words above say more"
+
+
+def advice_on_missing(missing: Mapping[str, object], total: int, seconds: float, is_here: bool) -> ArgumentText:
+    """Say what to try: workers that nothing keeps from the session are too many, or need longer."""
+    if not is_here and any(missing.values()):
+        return ArgumentText(
+            "a longer ",
+            Argument("timeout_seconds"),
+            "; and see whether workers can reach the session (",
+            Argument("session_address"),
+            ")",
+        )
+    came = total - len(missing)
+    where = "this machine" if is_here else "the platform"
+    if not came:
+        return ArgumentText("fewer workers, or a longer ", Argument("timeout_seconds"), f": {where} is slow")
+    needed = math.ceil(seconds * total / came * 1.5 / 60) * 60  # half as much again as at the pace so far, in minutes
+    return ArgumentText(
+        Argument("timeout_seconds", needed), f", or fewer workers: {where} brought up {came} in {seconds:g} s"
+    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from muster.errors import (
@@ -26,16 +24,19 @@ from muster.errors import (
     WorkerPreempted,
     WorkersMissing,
 )
-from muster.failure.advice import HOROVOD_KERAS
-from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Bearing, Failure, FailureKind
+from muster.failure.advice import (
+    OPEN_PORT,
+    advice_on_exception,
+    advice_on_exit,
+    advice_on_launcher,
+    advice_on_loss,
+    advice_on_missing,
+    advice_on_signal,
+)
+from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
 from muster.failure.waiting import Verdict
 from muster.text.arguments import Argument, ArgumentText
 
-OPEN_PORT = ArgumentText(
-    "open that port of the session for the workers (a firewall's rule, a network policy), or ",
-    Argument("session_address", ""),
-    " an address and port that they reach",
-)
 GONE = {
     FailureKind.LOST: (WorkerLost, "was lost"),
     FailureKind.STOPPED: (WorkerLost, "was lost"),
@@ -43,7 +44,6 @@ GONE = {
     FailureKind.OVERTIME: (RunTimeout, "ran out of time"),
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
-BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # where a later one begins in a log
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
@@ -68,7 +68,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
     if failure.kind is FailureKind.EXCEPTION:
         error: RunFailed = ScriptFailed(
             f"{_raised_by(failure, alike, total)}: {failure.type}: {_first_line(failure.message)}",
-            worker=failure.worker, log=log, details=failure.traceback, advice=_advice_on_exception(failure),
+            worker=failure.worker, log=log, details=failure.traceback, advice=advice_on_exception(failure),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY and failure.used is None:
         error = WorkerOutOfMemory(
@@ -86,14 +86,14 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
         error = WorkerKilled(
             f"{name} was ended by {signal_name(failure.signal)}.",
             worker=failure.worker, log=log, details=crash_report(log) or tail(log),
-            advice=_advice_on_signal(failure.signal),
+            advice=advice_on_signal(failure.signal),
         )  # fmt: skip
     elif failure.kind in GONE:
         kind, what = GONE[failure.kind]
         error = kind(
             f"{name} {what}: {failure.message or 'its agent was told to end, and not by this session'}",
             worker=failure.worker, log=log, details=tail(log),
-            advice=failure.advice or _advice_on_loss(failure.message),
+            advice=failure.advice or advice_on_loss(failure.message),
         )  # fmt: skip
     elif failure.kind in OF_LAUNCHER:
         return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
@@ -105,7 +105,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
         )
         words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
         error = ScriptFailed(
-            f"{name} {verb}.", worker=failure.worker, log=log, details=words, advice=_advice_on_exit(failure)
+            f"{name} {verb}.", worker=failure.worker, log=log, details=words, advice=advice_on_exit(failure)
         )
     error.rank = failure.rank
     return error
@@ -144,7 +144,7 @@ def _log_of(failure: Failure, logs: Path) -> Path:
 def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     """The error for a launcher, or for what it had started on a worker; its own words say more."""
     log = logs / "driver.log"
-    advice = _advice_on_launcher(tail(log))
+    advice = advice_on_launcher(tail(log))
     if failure.kind is FailureKind.HUNG_UP:
         name = process_label(str(failure.worker), failure.rank)
         message = f"The launcher dropped {name}: what it had started on {failure.worker} ended before the rank did."
@@ -153,7 +153,7 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
         message += " before all ranks had been started." if failure.exit_code == 0 else "."
     elif failure.signal:
         message = f"What the launcher starts on {failure.worker} was ended by {signal_name(failure.signal)}."
-        advice = _advice_on_signal(failure.signal)
+        advice = advice_on_signal(failure.signal)
     else:
         message = f"What the launcher starts on {failure.worker} cannot be run there."
         advice = "the workers need the same MPI as the session, in the same place"
@@ -219,27 +219,7 @@ def workers_missing(
         worker=first,
         log=logs / f"{first}.log",
         details=f"The platform could not be asked about them.\n{trouble}" if trouble else None,
-        advice=_advice_on_missing(missing, total, seconds, is_here),
-    )
-
-
-def _advice_on_missing(missing: Mapping[str, object], total: int, seconds: float, is_here: bool) -> ArgumentText:
-    """Say what to try: workers that nothing keeps from the session are too many, or need longer."""
-    if not is_here and any(missing.values()):
-        return ArgumentText(
-            "a longer ",
-            Argument("timeout_seconds"),
-            "; and see whether workers can reach the session (",
-            Argument("session_address"),
-            ")",
-        )
-    came = total - len(missing)
-    where = "this machine" if is_here else "the platform"
-    if not came:
-        return ArgumentText("fewer workers, or a longer ", Argument("timeout_seconds"), f": {where} is slow")
-    needed = math.ceil(seconds * total / came * 1.5 / 60) * 60  # half as much again as at the pace so far, in minutes
-    return ArgumentText(
-        Argument("timeout_seconds", needed), f", or fewer workers: {where} brought up {came} in {seconds:g} s"
+        advice=advice_on_missing(missing, total, seconds, is_here),
     )
 
 
@@ -372,90 +352,3 @@ def _first_line(text: str) -> str:
     """The line that says something: TensorFlow's first one is often a heading that ends in a colon."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "(no message)"
-
-
-def _advice_on_exception(failure: Failure) -> str | None:
-    if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
-        return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
-    if "Horovod has not been initialized" in failure.message:
-        return "hvd.init() at the beginning of the script, before anything else of Horovod"
-    if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
-        return ArgumentText(
-            "workers have no standard input: in place of input() give the script ",
-            Argument("args"),
-            " or ",
-            Argument("env"),
-        )
-    if failure.type == "ImportError" and "relative import" in failure.message:
-        return "a file of a package runs as a module: give its dotted name (`muster run -m pkg.train`)"
-    if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):
-        missing = re.search(r"\b(?:name|attribute) '(\w+)'", failure.message)
-        return f"{found[1]} in place of {missing[1]}" if missing else f"{found[1]}, which is near"
-    if failure.type == "ModuleNotFoundError":
-        return ArgumentText(
-            "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
-        )
-    if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
-        return (
-            f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (args=, env=)"
-        )
-    if failure.type == "FileNotFoundError":
-        return "scripts run in the session's working directory; an absolute path is the same everywhere"
-    if re.search(r"Address already in use|Could not start gRPC server|could not bind", failure.message, re.IGNORECASE):
-        if BIND.search(failure.traceback):
-            return (
-                "the script itself listens on a port that is taken, perhaps by another rank of it: bind port 0, which "
-                "is any free one, or a port of each rank's own"
-            )
-        return ArgumentText(
-            "another process took the port; run again, or give ports of their own with ", Argument("worker_ports", "")
-        )
-    if failure.type in {"MemoryError", "ResourceExhaustedError"}:
-        return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
-    if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # by its own words
-        return "this is how losing a peer looks; read the other workers' logs for what came before"
-    return None
-
-
-def _advice_on_exit(failure: Failure) -> str | None:
-    if failure.kind is FailureKind.ENDED:
-        return "see the end of its log for what ended it"
-    if failure.exit_code == 2:
-        return ArgumentText(
-            "a script that does not know its arguments ends so; see the end of its log, and ",
-            Argument("args", ""),
-        )
-    if failure.exit_code == 127:
-        return "a command that the script starts is not there; see the end of its log"
-    return (
-        f"the script ended itself, as by sys.exit({failure.exit_code}), and raised nothing: see the end of its log; "
-        "an exception in its place would be shown here"
-    )
-
-
-def _advice_on_loss(text: str) -> str:
-    if "cannot start" in text:
-        return "see that the interpreter and the working directory are there on the worker, and that it may run them"
-    return "see whether something on its machine ends processes (out of memory, a time limit); then run again"
-
-
-def _advice_on_signal(number: int | None) -> str:
-    if number == signal.SIGKILL:
-        return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
-    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
-        return "compiled code crashed; the Python stack at that moment is at the end of the log"
-    if number == signal.SIGPIPE:
-        return "it wrote to a connection or pipe whose other end was closed; see what it was connected to"
-    return "somebody sent it; run again"
-
-
-def _advice_on_launcher(text: str) -> str:
-    if "Host key verification failed" in text or "could not connect to some hosts" in text:
-        return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
-    if "has not been built" in text:
-        return ArgumentText(
-            "Horovod was built without gloo; set up again, or ",
-            Argument("python", ""),
-            " an interpreter whose Horovod has it",
-        )
-    return "the launcher's own words above say more"
