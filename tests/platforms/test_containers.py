@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,22 @@ def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podma
 
 
 PLACES = ("agent", "home", "library", "news", "project", "run", "scratch")  # and no config any more
+
+
+def test_nothing_in_a_container_gains_privileges(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("print(open('/proc/self/status').read())\n")
+    assert "NoNewPrivs:\t1\n" in run("train.py", 1).logs("worker-0")
+
+
+def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None:
+    mpiexec = shutil.which("mpiexec.mpich")
+    if not mpiexec:
+        pytest.skip("MPICH is not installed here")
+    (project / "train.py").write_text(
+        "import os\nprint('rank', os.environ['PMI_RANK'], 'NoNewPrivs:\\t1' in open('/proc/self/status').read())\n"
+    )
+    found = run("train.py", strategy="mpi", mpiexec=mpiexec)
+    assert [found.logs(f"worker-{index}") for index in range(2)] == ["rank 0 True\n", "rank 1 True\n"]
 
 
 def test_a_container_that_is_killed_from_outside_is_named(project: Path, engine: Podman) -> None:

@@ -115,6 +115,18 @@ def test_what_the_environment_says_of_jobs_does_not_undo_what_the_user_says(
     running.stop()
 
 
+def test_no_more_of_the_environment_is_sent_than_the_user_says(
+    project: Path, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "train.py").write_text("import os\nprint(os.environ.get('CLOUD_TOKEN'), 'PATH' in os.environ)\n")
+    monkeypatch.setenv("CLOUD_TOKEN", "mine")
+    assert run("train.py", 1).logs("worker-0") == "mine True\n"
+    assert (
+        run("train.py", 1, sbatch_args=("--export=PATH,HOME,LD_LIBRARY_PATH,SLURM_CONF",)).logs("worker-0")
+        == "None True\n"
+    )
+
+
 def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: Path, slurm: Engine) -> None:
     (project / "train.py").write_text("import os\nprint(os.uname().nodename)\n")
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"

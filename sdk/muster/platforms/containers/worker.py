@@ -158,6 +158,7 @@ def _limits(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequenc
         memswap_limit=memory,
         shm_size=memory,
         pids_limit=PIDS,
+        security_opt=["no-new-privileges"],
         **gpu_options(engine, spec.resources.gpu, devices),
     )
     return limits
