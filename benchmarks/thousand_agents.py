@@ -1,10 +1,11 @@
-"""One session with 1,000 workers, each of which reports progress once a second.
+"""One session with 1,000 workers, each of which reports progress once a second; and with 10,000.
 
 The workers are simulated: their agents' side of the wire, over TLS, in a few processes, on a platform that launches
 nothing else; the session is Muster's own, with a cluster's journal. Floor: a bare asyncio TLS server that takes the
 same messages, parses their JSON, and does nothing with them; it wakes up for each, where Muster's session, with so many
 connections, wakes up twenty times a second for all. Real agents also send what their processes use and print:
-measured as well, once a second each.
+measured as well, once a second each. Of 10,000 each reports as often as the session asks for, every ten seconds; one of
+them fails at last, and then all are stopped.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import psutil
 from muster.agent import frames, wire
+from muster.errors import RunFailed
 from muster.events import Event
 from muster.job import Job, SessionAddress, Status, Worker, WorkerSpec
 from muster.platforms.base import Platform
@@ -36,7 +38,11 @@ from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_
 
 PROCESSES = 3  # that the simulated agents live in
 SETTLE_SECONDS = 1.0  # until every agent has reported once
+REPORTS_PER_SECOND = 1000  # of all agents together
+START_SECONDS = 600.0
+AT_ONCE = 100  # agents of a process that connect
 LIMIT = 10  # percent of one core
+STATUS = 3  # of the one that fails
 PROGRESS = ("progress",)
 EVERYTHING = ("progress", "usage", "output")
 
@@ -56,31 +62,69 @@ def measure(quick: bool) -> list[Figure]:
         values, floor_values = ([one[key] for one in taken[name, reports]] for name in ("muster", "bare"))
         return Figure(f"{workers:,} workers: {what}", unit, values, "bare TLS server", floor_values, target)
 
-    return [
+    of_thousand = [
         figure("all connected", "s", "ready", PROGRESS),
         figure("a core's share, for a progress report each a second", "%", "cpu", PROGRESS, Target(LIMIT, "%")),
         figure("the same, with usage and a line of output each a second", "%", "cpu", EVERYTHING),
         figure("memory that the session has gained", "MB", "memory", PROGRESS),
     ]
+    return of_thousand + ([] if quick else measure_many(10_000, seconds))
+
+
+def measure_many(workers: int, seconds: float) -> list[Figure]:
+    """The figures of so many workers, one of which fails at the end."""
+    with private_home():
+        taken = by_turns(
+            2, {side: functools.partial(fresh, side, workers, seconds, PROGRESS) for side in (muster, bare)}
+        )
+
+    def figure(what: str, unit: str, key: str, target: Target | None, has_floor: bool = True) -> Figure:
+        values, floor_values = ([one.get(key, 0.0) for one in taken[side]] for side in (muster, bare))
+        floor: tuple[str, list[float]] = ("bare TLS server", floor_values) if has_floor else ("", [])
+        return Figure(f"{workers:,} workers: {what}", unit, values, *floor, target)
+
+    return [
+        figure("all connected", "s", "ready", Target(1.2)),
+        figure("a core's share, for 1,000 progress reports a second", "%", "cpu", Target(LIMIT, "%")),
+        figure("memory that the session has gained", "MB", "memory", Target(600, "MB")),
+        figure("one fails: until it is told", "s", "told", Target(1, "s"), has_floor=False),
+        figure("one fails: until all others have been told to stop", "s", "stopped", None, has_floor=False),
+    ]
 
 
 def muster(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
-    """The session's figures, with a cluster as users start it."""
+    """The session's figures, with a cluster as users start it; at the end one of its workers fails."""
     entered: dict[str, float] = {}
     taken = 0
+    told = 0.0
 
     def observe(event: Event) -> None:
-        nonlocal taken
+        nonlocal taken, told
         if event.kind == "run_phase":
             entered.setdefault(event.data["phase"], event.time)
         taken += event.kind == "progress"
+        if event.kind == "process_exited" and event.data["exit_code"] == STATUS:
+            told = time.time()
 
     with simulated_agents(workers, reports) as channels:
         memory = resident()
         started = time.time()
-        with Cluster(Job(None, workers), strategy=Idle(), platform=Simulated(channels), observers=[observe]):
+        cluster = Cluster(
+            Job(None, workers),
+            strategy=Idle(),
+            platform=Simulated(channels),
+            observers=[observe],
+            timeout_seconds=START_SECONDS,
+        )
+        with contextlib.suppress(RunFailed), cluster:
             cpu = share_of_core(workers, seconds, lambda: taken)
-            return {"ready": entered["starting"] - started, "cpu": cpu, "memory": resident() - memory}
+            figures = {"ready": entered["starting"] - started, "cpu": cpu, "memory": resident() - memory}
+            failed = time.time()
+            channels[0].send(STATUS)
+            cluster.wait()
+        figures["told"] = told - failed
+        figures["stopped"] = max(channel.recv() for channel in channels) - failed
+        return figures
 
 
 def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, float]:
@@ -103,14 +147,14 @@ def bare(workers: int, seconds: float, reports: Sequence[str]) -> dict[str, floa
 
 
 def share_of_core(workers: int, seconds: float, taken: Callable[[], int]) -> float:
-    """Percent of one core that this process needs for one progress report of each worker a second.
+    """Percent of one core that this process needs for one progress report of each worker a second, or 1,000 of all.
 
     Measured for each report that came: on a busy machine the agents may not manage all.
     """
     time.sleep(SETTLE_SECONDS)
     cpu, before = time.process_time(), taken()
     time.sleep(seconds)
-    return 100 * (time.process_time() - cpu) * workers / (taken() - before)
+    return 100 * (time.process_time() - cpu) * min(workers, REPORTS_PER_SECOND) / (taken() - before)
 
 
 def resident() -> float:
@@ -157,7 +201,7 @@ class BareServer:
     """A TLS server that says what agents wait for, and parses what they say."""
 
     def __init__(self, workers: int) -> None:
-        self._missing = workers
+        self._workers = self._missing = workers
         self.taken = 0  # progress reports
         self._transports: list[asyncio.Transport] = []
         self.all_here: asyncio.Future[None]
@@ -179,6 +223,7 @@ class BareServer:
         """One more is here."""
         self._transports.append(transport)
         self._missing -= 1
+        transport.write(frames.encode("welcome", interval=max(1.0, self._workers / REPORTS_PER_SECOND)))
         transport.write(frames.encode("start"))
         if not self._missing:
             self.all_here.set_result(None)
@@ -235,37 +280,79 @@ def send_specs(channels: Sequence[Connection], agents: Sequence[tuple[str, Sessi
 
 
 def be_agents(channel: Connection, reports: Sequence[str]) -> None:
-    """Be some agents, from the moment that their names are known until the session hangs up."""
+    """Be some agents, from the moment that their names are known until the session hangs up.
+
+    The first of them fails when a status comes. Sends when the last of them was told to stop.
+    """
     channel.send("ready")
     agents: list[tuple[str, SessionAddress]] = channel.recv()
+    orders = Orders()
 
     async def all_of_them() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=agents[0][1].certificate)
-        await asyncio.gather(*(live(name, address, context, reports) for name, address in agents))
+        asyncio.get_running_loop().add_reader(channel.fileno(), lambda: orders.fail(channel.recv()))
+        await asyncio.gather(*(live(name, address, context, reports, orders) for name, address in agents))
 
     asyncio.run(all_of_them())
+    channel.send(orders.stopped_at)
 
 
-async def live(name: str, address: SessionAddress, context: ssl.SSLContext, reports: Sequence[str]) -> None:
+class Orders:
+    """What some agents are told.
+
+    Attributes:
+        fail: has the first of them fail, with a status.
+        stopped_at: when the last of them was told to stop, in seconds since 1970; 0.0 if none was.
+        may_connect: held by those that connect: more at once than real agents, each on a core of its own, could be
+            slower at it than the session allows.
+    """
+
+    def __init__(self) -> None:
+        self.may_connect = asyncio.Semaphore(AT_ONCE)
+        self.fail: Callable[[int], None] = lambda status: None
+        self.stopped_at = 0.0
+
+
+async def live(
+    name: str, address: SessionAddress, context: ssl.SSLContext, reports: Sequence[str], orders: Orders
+) -> None:
     """One agent with one process of one rank, from its hello until it is told to end."""
-    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
+    async with orders.may_connect:
+        reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
 
     def say(kind: str, **fields: Any) -> None:
         writer.write(frames.encode(kind, **fields))
 
     say("hello", version=wire.VERSION, token=address.token, worker=name, pid=1, host="127.1.1.1", ports=[], cores=1)
+
+    has_ended = False
+
+    def end(status: int | None) -> None:
+        nonlocal has_ended
+        if not has_ended:
+            has_ended = True
+            facts = {"exit_code": status} if status else {"signal": 15, "reason": "stopped"}
+            say("exited", pid=1, rank=rank, **facts)
+
     rank = int(name.rpartition("-")[2])
+    interval = 1.0
     reporting: asyncio.Task[None] | None = None
     with contextlib.suppress(OSError):
         async for line in reader:
-            kind = json.loads(line)["type"]
-            if kind == "start":
+            message = json.loads(line)
+            kind = message["type"]
+            if kind == "welcome":
+                interval = message["interval"]
+            elif kind == "start":
                 say("started", pid=1, rank=rank)
-                reporting = asyncio.ensure_future(report_every_second(say, rank, reports))
+                reporting = asyncio.ensure_future(report_repeatedly(say, rank, reports, interval))
+                if not rank:
+                    orders.fail = end
             elif kind == "stop":
-                say("exited", pid=1, rank=rank, exit_code=None, signal=15, reason="stopped")
+                orders.stopped_at = time.time()
+                end(None)
             elif kind == "end":
                 break
     if reporting:
@@ -273,9 +360,9 @@ async def live(name: str, address: SessionAddress, context: ssl.SSLContext, repo
     writer.transport.abort()
 
 
-async def report_every_second(say: Callable[..., None], rank: int, reports: Sequence[str]) -> None:
-    """Progress, what the process uses, and what it prints, as real agents send them."""
-    await asyncio.sleep(random.random())  # not all at the same moment
+async def report_repeatedly(say: Callable[..., None], rank: int, reports: Sequence[str], interval: float) -> None:
+    """Progress, what the process uses, and what it prints, as real agents send them every so many seconds."""
+    await asyncio.sleep(interval * random.random())  # not all at the same moment
     for step in range(1, 1 << 30):
         if "progress" in reports:
             metrics = {"loss": 1 / step, "accuracy": 0.5}
@@ -285,7 +372,7 @@ async def report_every_second(say: Callable[..., None], rank: int, reports: Sequ
             say("usage", cpu=0.987, memory=612345678)
         if "output" in reports:
             say("output", text=f"step {step}: loss {1 / step:.4f}\n")
-        await asyncio.sleep(1)
+        await asyncio.sleep(interval)
 
 
 if __name__ == "__main__":
