@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import setup
+import tools
 
 # What a user's environment may have had before Muster came; browsers and benchmarks are ours alone.
 OLDEST_EXTRAS = (
@@ -55,30 +56,30 @@ WARNINGS = (
 
 def provide(name: str, python: str, version: "tuple[int, int, int]", requirements: str) -> str:
     """Make an environment with these requirements and Muster, unless it is there. Returns its interpreter."""
-    prefix = os.path.join(setup.ROOT, name)
+    prefix = os.path.join(tools.ROOT, name)
     own = os.path.join(prefix, "bin", "python")
     with open(requirements, encoding="utf-8") as file:
         key = setup.key_of(version, file.read())
-    if setup.stamped(prefix) == [setup.ROOT, key]:
+    if setup.stamped(prefix) == [tools.ROOT, key]:
         return own
-    uv, env = setup.provide_uv(), setup.environment(prefix)
+    uv, env = tools.provide_uv(), tools.environment(prefix)
     setup.make_environment(uv, prefix, python, version)
     sync = [uv, "pip", "sync", "--python", own, requirements]
-    setup.run(f"installing into {name}", sync, setup.log_of(prefix), env)
-    install = [uv, "pip", "install", "--python", own, "--no-deps", "--no-build-isolation", "-e", setup.ROOT]
-    setup.run(f"installing Muster into {name}", install, setup.log_of(prefix), env)
+    tools.run(f"installing into {name}", sync, tools.log_of(prefix), env)
+    install = [uv, "pip", "install", "--python", own, "--no-deps", "--no-build-isolation", "-e", tools.ROOT]
+    tools.run(f"installing Muster into {name}", install, tools.log_of(prefix), env)
     setup.stamp(prefix, key)
     return own
 
 
 def lowest(python: str) -> str:
     """Write the lowest versions that setup.cfg allows to a file in build/, and return its path."""
-    path = os.path.join(setup.ROOT, "build", "oldest.txt")
+    path = os.path.join(tools.ROOT, "build", "oldest.txt")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     extras = [word for extra in OLDEST_EXTRAS for word in ("--extra", extra)]
     how = ["--quiet", "--resolution", "lowest-direct", "--python", python, "--no-header", "--no-annotate"]
-    command = [setup.provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", path]
-    subprocess.check_call(command, cwd=setup.ROOT, env=setup.environment(setup.VENV), stdout=subprocess.DEVNULL)
+    command = [tools.provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", path]
+    subprocess.check_call(command, cwd=tools.ROOT, env=tools.environment(setup.VENV), stdout=subprocess.DEVNULL)
     return path
 
 
@@ -87,15 +88,15 @@ def environments() -> "list[tuple[str, str]]":
 
     Returns their names and interpreters. A version that is not here is said to be left out.
     """
-    found = [(version, setup.find_python([version])) for version in sorted(setup.SUPPORTED)]
-    lock = os.path.join(setup.ROOT, setup.LOCK)
-    usual = setup.version_of(os.path.join(setup.VENV, "bin", "python"))
+    found = [(version, tools.find_python([version])) for version in sorted(setup.SUPPORTED)]
+    lock = os.path.join(tools.ROOT, setup.LOCK)
+    usual = tools.version_of(os.path.join(setup.VENV, "bin", "python"))
     made: "list[tuple[str, str]]" = []
     oldest = None
     for version, python in found:
         name = ".venv-{}.{}".format(*version)
         if python is None:
-            setup.say("no Python {}.{} here: the tests on it are skipped".format(*version))
+            tools.say("no Python {}.{} here: the tests on it are skipped".format(*version))
             continue
         oldest = oldest or python
         if usual is None or version != usual[:2]:  # .venv has that one, and `make test` runs everything on it
@@ -110,22 +111,22 @@ def main() -> int:
     tests = sys.argv[1:] or list(TESTS)
     failed = []
     if not sys.argv[1:]:
-        setup.say("the wheel in fresh environments")
+        tools.say("the wheel in fresh environments")
         command = [os.path.join(setup.VENV, "bin", "python"), "-m", "pytest", "-q", "-m", "installation"]
-        if subprocess.call([*command, "tests/test_installation.py"], cwd=setup.ROOT):
+        if subprocess.call([*command, "tests/test_installation.py"], cwd=tools.ROOT):
             failed.append("fresh environments")
     try:
         runs = environments()
-    except (setup.SetupError, subprocess.CalledProcessError) as error:
-        setup.say(str(error))
+    except (tools.SetupError, subprocess.CalledProcessError) as error:
+        tools.say(str(error))
         return 1
     for name, python in runs:
-        setup.say(f"the quick tests in {name}")
+        tools.say(f"the quick tests in {name}")
         command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", *WARNINGS, *tests]
-        if subprocess.call(command, cwd=setup.ROOT, env=setup.environment(os.path.join(setup.ROOT, name))):
+        if subprocess.call(command, cwd=tools.ROOT, env=tools.environment(os.path.join(tools.ROOT, name))):
             failed.append(name)
     if failed:
-        setup.say("failed in {}".format(" and ".join(failed)))
+        tools.say("failed in {}".format(" and ".join(failed)))
     return int(bool(failed))
 
 

@@ -11,14 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from typing import Dict, Iterator, Sequence
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 POLICY = "/usr/sbin/policy-rc.d"
 POLICY_TEXT = "#!/bin/sh\n# Set there by Muster's set-up for as long as it installs packages.\nexit 101\n"
 
 
-def lacking(section: str) -> dict[str, str]:
+def lacking(section: str) -> Dict[str, str]:
     """Name the packages of a section of system.cfg that are not there, each with what goes without it."""
     config = configparser.ConfigParser(delimiters=("=",))
     config.read(os.path.join(HERE, "system.cfg"), encoding="utf-8")

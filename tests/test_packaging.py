@@ -33,9 +33,14 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Give a fresh copy of scripts/setup.py, whose constants a test may change."""
+    """Give a fresh copy of scripts/setup.py and its parts, whose constants a test may change."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    return load("setup")
+    for part in ("tools", "horovod_wheel", "system"):
+        monkeypatch.delitem(sys.modules, part, raising=False)
+    made = load("setup")
+    for part in ("tools", "horovod_wheel", "system"):
+        monkeypatch.setitem(sys.modules, part, sys.modules[part])  # taken away again after the test
+    return made
 
 
 @pytest.fixture
@@ -308,6 +313,17 @@ def test_set_up_starts_on_a_bare_python() -> None:
     assert "--tests" in done.stdout
 
 
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9"])
+def test_set_up_on_a_python_that_is_too_old_begins_all_the_same(version: str) -> None:
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if not found:
+        pytest.skip(f"no Python {version} is here")
+    command = [found[0], ROOT / "scripts" / "setup.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.defpath})
+    assert done.returncode == 0, done.stderr
+    assert "--tests" in done.stdout
+
+
 # ---------------------------------------------------------------------------------------------------- which Python
 
 
@@ -332,13 +348,13 @@ def test_the_newest_python_on_the_path_is_taken(setup: ModuleType, too_old: Path
     interpreter(too_old / "on path" / "python3.10", "3 10 12")
     interpreter(too_old / "on path" / "python3.11", "3 11 2")
     interpreter(too_old / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", "3 12 1")
-    assert setup.find_python(setup.SUPPORTED) == (str(too_old / "on path" / "python3.11"), (3, 11, 2))
+    assert setup.tools.find_python(setup.SUPPORTED) == (str(too_old / "on path" / "python3.11"), (3, 11, 2))
 
 
 def test_a_shim_that_runs_nothing_is_passed_over(setup: ModuleType, too_old: Path) -> None:
     interpreter(too_old / "on path" / "python3.12", None)
     interpreter(too_old / "pyenv" / "versions" / "3.10.13" / "bin" / "python3.10", "3 10 13")
-    assert setup.find_python(setup.SUPPORTED)[1] == (3, 10, 13)
+    assert setup.tools.find_python(setup.SUPPORTED)[1] == (3, 10, 13)
 
 
 def test_without_a_python_that_fits_set_up_says_which_it_needs(
@@ -359,9 +375,10 @@ def tree(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (root / "scripts").mkdir(parents=True)
     for name in ("setup.cfg", "requirements.lock"):
         shutil.copy(ROOT / name, root)
-    shutil.copy(ROOT / "scripts" / "setup.py", root / "scripts")
-    monkeypatch.setattr(setup, "provide_uv", lambda: "uv")
-    monkeypatch.setattr(setup, "ROOT", str(root))
+    for part in setup.PARTS:
+        shutil.copy(ROOT / "scripts" / part, root / "scripts")
+    monkeypatch.setattr(setup.tools, "provide_uv", lambda: "uv")
+    monkeypatch.setattr(setup.tools, "ROOT", str(root))
     monkeypatch.setattr(setup, "VENV", str(root / ".venv"))
     monkeypatch.setattr(setup, "VENV_TF1", str(root / ".venv-tf1"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
@@ -384,7 +401,7 @@ def ran(setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> list[
         if "wheel" in argv:
             (Path(argv[argv.index("-w") + 1]) / "horovod.whl").touch()
 
-    monkeypatch.setattr(setup, "run", run)
+    monkeypatch.setattr(setup.tools, "run", run)
     return labels
 
 
@@ -406,7 +423,7 @@ def test_a_second_set_up_runs_nothing(setup: ModuleType, ran: list[str]) -> None
     assert ran == []
 
 
-@pytest.mark.parametrize("name", ["setup.cfg", "requirements.lock", "scripts/setup.py"])
+@pytest.mark.parametrize("name", ["setup.cfg", "requirements.lock", "scripts/setup.py", "scripts/horovod_wheel.py"])
 def test_what_is_declared_anew_is_installed(setup: ModuleType, ran: list[str], tree: Path, name: str) -> None:
     setup.provide_environment(sys.executable, HERE)
     ran.clear()
@@ -423,7 +440,7 @@ def test_a_folder_that_was_moved_gets_an_environment_of_its_own(
     setup.provide_environment(sys.executable, HERE)
     ran.clear()
     moved = tree.rename(tree.with_name("another folder"))
-    monkeypatch.setattr(setup, "ROOT", str(moved))
+    monkeypatch.setattr(setup.tools, "ROOT", str(moved))
     monkeypatch.setattr(setup, "VENV", str(moved / ".venv"))
     setup.provide_environment(sys.executable, HERE)
     assert ran[0].startswith("making .venv")
@@ -433,7 +450,9 @@ def test_a_set_up_that_failed_is_taken_up_again(
     setup: ModuleType, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(setup, "provide_horovod", lambda *_: (_ for _ in ()).throw(setup.SetupError("no compiler")))
+        broken.setattr(
+            setup.horovod_wheel, "provide_horovod", lambda *_: (_ for _ in ()).throw(setup.SetupError("no compiler"))
+        )
         with pytest.raises(setup.SetupError):
             setup.provide_environment(sys.executable, HERE)
     ran.clear()
@@ -443,39 +462,39 @@ def test_a_set_up_that_failed_is_taken_up_again(
 
 
 def test_the_wheel_depends_on_python_versions_and_flags(setup: ModuleType, tree: Path) -> None:
-    one = setup.wheel_folder((3, 11, 7))
-    assert one == setup.wheel_folder((3, 11, 2)), "a patch release changes nothing for it"
-    assert one != setup.wheel_folder((3, 12, 1))
-    for version in (setup.locked("tensorflow"), setup.horovod_pin().partition("==")[2]):
+    one = setup.horovod_wheel.wheel_folder((3, 11, 7))
+    assert one == setup.horovod_wheel.wheel_folder((3, 11, 2)), "a patch release changes nothing for it"
+    assert one != setup.horovod_wheel.wheel_folder((3, 12, 1))
+    for version in (setup.horovod_wheel.locked("tensorflow"), setup.horovod_wheel.horovod_pin().partition("==")[2]):
         assert version in one
-    setup.HOROVOD_FLAGS["HOROVOD_WITH_MPI"] = "1"
-    assert one != setup.wheel_folder((3, 11, 7))
+    setup.horovod_wheel.HOROVOD_FLAGS["HOROVOD_WITH_MPI"] = "1"
+    assert one != setup.horovod_wheel.wheel_folder((3, 11, 7))
 
 
 def test_a_kept_wheel_that_does_not_load_is_built_again(
     setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(setup.wheel_folder(HERE))
+    folder = Path(setup.horovod_wheel.wheel_folder(HERE))
     folder.mkdir(parents=True)
     (folder / "horovod.whl").touch()
-    run, failures = setup.run, iter([True, False])
+    run, failures = setup.tools.run, iter([True, False])
 
     def fails_once(label: str, *args: Any) -> None:
         run(label, *args)
         if label.startswith("loading") and next(failures):
             raise setup.SetupError("undefined symbol")
 
-    monkeypatch.setattr(setup, "run", fails_once)
-    setup.provide_horovod(setup.VENV, HERE)
+    monkeypatch.setattr(setup.tools, "run", fails_once)
+    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
     assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
 
 
 def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(
     setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "lacking", lambda section: {"g++": "Horovod cannot be compiled"})
+    monkeypatch.setattr(setup.horovod_wheel, "lacking", lambda section: {"g++": "Horovod cannot be compiled"})
     with pytest.raises(setup.SetupError, match=r"g\+\+"):
-        setup.build_horovod(setup.VENV, setup.wheel_folder(HERE))
+        setup.horovod_wheel.build_horovod(setup.VENV, setup.horovod_wheel.wheel_folder(HERE))
 
 
 def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(
@@ -484,7 +503,7 @@ def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(
     for name in ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "VIRTUAL_ENV", "HOROVOD_GPU_OPERATIONS"):
         monkeypatch.setenv(name, "elsewhere")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
-    env = setup.environment("/an env")
+    env = setup.tools.environment("/an env")
     assert "elsewhere" not in env.values()
     assert env["HTTPS_PROXY"] == "http://127.0.0.1:3128"
     assert env["PATH"].startswith("/an env/bin:")
@@ -494,7 +513,7 @@ def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup: ModuleTyp
     log = str(tmp_path / "setup.log")
     code = "import sys; print('the reason'); sys.exit(3)"
     with pytest.raises(setup.SetupError, match="the reason") as caught:
-        setup.run("installing", [sys.executable, "-c", code], log)
+        setup.tools.run("installing", [sys.executable, "-c", code], log)
     assert log in str(caught.value)
 
 
@@ -521,8 +540,8 @@ def test_what_is_vital_and_missing_stops_set_up_with_the_one_command_to_run(
 def test_a_missing_sshd_is_a_warning_and_no_compiler_is_needed_where_a_wheel_is_kept(
     setup: ModuleType, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path(setup.wheel_folder(HERE)).mkdir(parents=True)
-    monkeypatch.setattr(setup, "find_python", lambda wanted: (sys.executable, HERE))
+    Path(setup.horovod_wheel.wheel_folder(HERE)).mkdir(parents=True)
+    monkeypatch.setattr(setup.tools, "find_python", lambda wanted: (sys.executable, HERE))
     monkeypatch.setattr(setup, "provide_environment", lambda *_: None)
     setup.provide_all(with_tests=False)
     assert "parameter servers can" in capsys.readouterr().out
