@@ -17,8 +17,6 @@ import tools
 from system import lacking
 from tools import SetupError
 
-LOCK = "requirements.lock"
-
 # Gloo needs no MPI on the machine; the other frameworks would be built in if they happened to be installed.
 HOROVOD_FLAGS = {
     "HOROVOD_WITH_TENSORFLOW": "1",
@@ -32,10 +30,10 @@ HOROVOD_FLAGS = {
 
 def locked(name: str) -> str:
     """Read the version that requirements.lock has of a package."""
-    with open(os.path.join(tools.ROOT, LOCK), encoding="utf-8") as file:
+    with open(os.path.join(tools.ROOT, tools.LOCK), encoding="utf-8") as file:
         found = re.search(rf"^{re.escape(name)}==([^\s;]+)", file.read(), re.MULTILINE)
     if not found:
-        raise SetupError(f"{LOCK} has no {name}")
+        raise SetupError(f"{tools.LOCK} has no {name}")
     return found.group(1)
 
 

@@ -39,6 +39,7 @@ TESTS = (
     "tests/serve/test_security.py",
     "tests/test_arguments.py",
     "tests/test_background.py",
+    "tests/test_cli.py",
     "tests/test_diagnosis.py",
     "tests/test_runs.py",
     "tests/test_script.py",
@@ -89,7 +90,7 @@ def environments() -> "list[tuple[str, str]]":
     Returns their names and interpreters. A version that is not here is said to be left out.
     """
     found = [(version, tools.find_python([version])) for version in sorted(setup.SUPPORTED)]
-    lock = os.path.join(tools.ROOT, setup.LOCK)
+    lock = os.path.join(tools.ROOT, tools.LOCK)
     usual = tools.version_of(os.path.join(setup.VENV, "bin", "python"))
     made: "list[tuple[str, str]]" = []
     oldest = None

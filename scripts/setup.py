@@ -23,7 +23,6 @@ from typing import Dict, List, Tuple
 
 import horovod_wheel
 import tools
-from horovod_wheel import LOCK
 from system import lacking
 from tools import SetupError
 
@@ -77,7 +76,7 @@ def stamp_of(prefix: str) -> str:
 def key_of(*parts: object) -> str:
     """Hash what an environment is made from: what is declared, set-up itself, and what is given."""
     digest = hashlib.sha256(repr(parts).encode())
-    for name in ("setup.cfg", LOCK, *(os.path.join("scripts", part) for part in PARTS)):
+    for name in ("setup.cfg", tools.LOCK, *(os.path.join("scripts", part) for part in PARTS)):
         with open(os.path.join(tools.ROOT, name), "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
@@ -122,7 +121,7 @@ def provide_environment(python: str, version: Tuple[int, int, int]) -> None:
     make_environment(uv, VENV, python, version)
     into = ["--python", os.path.join(VENV, "bin", "python")]
     env = tools.environment(VENV)
-    sync = [uv, "pip", "sync", "--require-hashes"] + into + [os.path.join(tools.ROOT, LOCK)]
+    sync = [uv, "pip", "sync", "--require-hashes"] + into + [os.path.join(tools.ROOT, tools.LOCK)]
     tools.run("installing TensorFlow and the tools", sync, tools.log_of(VENV), env)
     install = [uv, "pip", "install", "--no-deps", "--no-build-isolation"] + into + ["-e", tools.ROOT]
     tools.run("installing Muster", install, tools.log_of(VENV), env)
@@ -136,7 +135,7 @@ def write_lock() -> None:
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
     # The oldest supported Python: what holds for it and the newer ones is marked with conditions.
     how = ["--quiet", "--universal", "--generate-hashes", "--no-header", "--python-version", "3.10"]
-    uv = [tools.provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", LOCK]
+    uv = [tools.provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", tools.LOCK]
     subprocess.check_call(uv, cwd=tools.ROOT, env=tools.environment(VENV), stdout=subprocess.DEVNULL)
 
 

@@ -15,6 +15,7 @@ import time
 from typing import Dict, Iterator, Optional, Sequence, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LOCK = "requirements.lock"
 SYSTEM = os.path.join(ROOT, "scripts", "system.py")
 
 UV = "uv==0.13.9"  # makes environments from a lock in seconds, from a cache that all clones share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pty
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,11 @@ from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
 
 from tests.dashboard.recording import TRAINING
+
+# Before 8.2 click mixes both streams unless it is told not to, and since then it never does.
+SEPARATE: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+RUNNER = CliRunner(**SEPARATE)
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +68,7 @@ def task(tmp_path: Path) -> str:
 
 def muster(*arguments: str) -> Result:
     """Run the command with these arguments. A traceback of ours fails the test."""
-    result = CliRunner().invoke(main, arguments)
+    result = RUNNER.invoke(main, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -90,6 +97,7 @@ def under_way(name: str) -> runs.Run:
 
 
 class TestOptions:
+    @needs_horovod
     def test_become_a_job_and_a_strategy(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
 
@@ -153,6 +161,7 @@ class TestPlan:
         assert "hidden" not in result.stdout
         assert not home.exists()
 
+    @needs_horovod
     def test_horovod(self, script: str) -> None:
         result = muster("plan", "-s", "horovod", "-n", "2", "--slots", "2", script)
 
@@ -312,7 +321,7 @@ class TestRun:
         result = muster("run", "--timeout", "0.001", script)
 
         assert result.exit_code == 3
-        assert "Try: fewer workers, or a longer --timeout" in result.stderr
+        assert "a longer --timeout" in result.stderr  # whatever it was that took too long
         assert "a longer --timeout" in muster("explain").stdout
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

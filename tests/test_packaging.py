@@ -318,7 +318,7 @@ def test_set_up_on_a_python_that_is_too_old_begins_all_the_same(version: str) ->
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     if not found:
         pytest.skip(f"no Python {version} is here")
-    command = [found[0], ROOT / "scripts" / "setup.py", "--help"]
+    command = [str(found[0]), str(ROOT / "scripts" / "setup.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.defpath})
     assert done.returncode == 0, done.stderr
     assert "--tests" in done.stdout
