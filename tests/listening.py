@@ -18,6 +18,8 @@ from muster.job import SessionAddress
 from muster.pools.endpoint import Endpoint
 from muster.runtime.background import background_loop
 
+from tests.support import TIMEOUT
+
 EXITED = frames.encode("exited", pid=1, exit_code=0)
 USAGE = frames.encode("usage", cpu=1.0, memory=5)
 
@@ -64,7 +66,7 @@ def answer(client: ssl.SSLSocket) -> dict[str, Any]:
     return dict(json.loads(line)) if line else {}
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = TIMEOUT) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
