@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def main(orders: dict[str, Any]) -> None:
     first = restore(model, checkpoints, rank, size)
     peers = ranks.meet({**orders, "topology": "all"}, rank, size)
     ranks.note(orders, "ready", rank)
-    last = STEPS if attempt not in orders["awaited"] else max(first, min(first + SAVES, STEPS - SAVES))
-    train(model, range(first, last), orders, fault, peers)
-    if attempt in orders["awaited"]:  # it is about to be hit from outside, before it has come to the end
+    if attempt in orders["awaited"]:  # it is hit from outside, and does not come to the end by itself
+        train(model, range(first, first + SAVES), orders, fault, peers)
         ranks.wait_for_strikes({**orders, "awaits": True})
-        train(model, range(last, STEPS), orders, fault, peers)
+        train(model, range(first + SAVES, first + 3 * SAVES), orders, fault, peers)
+        time.sleep(ranks.PATIENCE)
+    train(model, range(first, STEPS), orders, fault, peers)
     ranks.strike_at(orders, rank, fault, "end")
     ranks.part(peers)
     (checkpoints / f"weights-{rank}").write_text(model.hash())

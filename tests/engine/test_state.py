@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from muster.agent import wire
 from muster.events import Event
-from muster.failure.causes import FailureKind
+from muster.failure.causes import FailureKind, root_cause
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
@@ -298,3 +298,50 @@ def test_an_agent_that_tells_without_end_is_heard_to_an_end(
 def test_of_several_ranks_the_lowest_tells_the_metrics(told: Told, order: tuple[int, ...]) -> None:
     told.hear(*(wire.Progress(rank, 1, metrics={"loss": float(rank)}) for rank in order))
     assert told.state.metrics == {"loss": 0.0}
+
+
+MANY = 3000  # of a kind, as a worker that means no good sends them
+FLOODS: dict[str, Callable[[int], Any]] = {
+    "starts of more ranks than there are": lambda number: wire.Started(7, number),
+    "starts of one": lambda number: wire.Started(7, 0),
+    "ends of one": lambda number: wire.Exited(7, 0, exit_code=1),
+    "ends of what was never started": lambda number: wire.Exited(7, 5, exit_code=1),
+    "exceptions of one": lambda number: wire.Raised("ValueError", "x", "x" * 1000, rank=0),
+    "exceptions of many": lambda number: wire.Raised("ValueError", "x", "x" * 1000, rank=number),
+    "lost launchers": lambda number: wire.HungUp(number),
+    "broken daemons": lambda number: wire.Broken(1),
+    "own errors": lambda number: wire.Error("no"),
+    "stacks of one": lambda number: wire.Stacks("x" * 1000, 0),
+    "stacks of many": lambda number: wire.Stacks("x" * 1000, number),
+    "progress of many": lambda number: wire.Progress(number, 1, metrics={}),
+    "stages": lambda number: wire.Stage(f"stage {number}", 0.0, 0),
+    "ports": lambda number: wire.Listening(80 + number),
+    "warnings": lambda number: wire.Warned(f"has {number} troubles", 0),
+    "news of nobody": lambda number: wire.Leaving(),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_what_one_worker_says_again_and_again_costs_little(
+    told: Told, flood: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.hear(HELLO, wire.Started(7, 0))
+    told.hear(*map(FLOODS[flood], range(MANY)))
+    state = told.state
+    kept = [state.failures, state.processes["worker-0"], state.stacks, state.listening, told.events, caplog.records]
+    assert [len(one) < MANY // 5 for one in kept] == [True] * len(kept), [len(one) for one in kept]
+    root_cause(state.failures)  # which compares each with all others
+
+
+def test_a_worker_may_have_as_many_ranks_as_are_planned(told: Told) -> None:
+    told.state.expected = {"worker-0": MANY}
+    told.hear(HELLO, *(wire.Started(7, number) for number in range(MANY)))
+    assert len(told.state.processes["worker-0"]) == MANY
+
+
+def test_stacks_are_told_each_time_that_they_are_asked_for(told: Told) -> None:
+    told.hear(*RUNS)
+    for number in range(3):
+        told.state.stacks.clear()
+        told.hear(wire.Stacks(f"here {number}", 0))
+    assert [data["text"] for kind, data in told.said() if kind == "stacks"] == ["here 0", "here 1", "here 2"]
