@@ -29,6 +29,7 @@ UNNAMED = "an exception without a name"
 MOST_NOTES = 20  # of what processes say about themselves
 WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
 MOST_METRICS = 1000  # names that are kept of what all processes report
+MOST_STAGES = 16  # that an agent may tell of for each process
 SPARE_PROCESSES = 64  # that an agent may tell of beyond those that its worker is to have
 FAILURES_OF_EACH = 4  # that an agent may tell of for each of them
 
@@ -99,6 +100,10 @@ class RunState:
         self._noted: set[str] = set()
         self._doubted: set[tuple[str, str]] = set()
         self._failures_told: Counter[str] = Counter()
+        self._stages_told: Counter[str] = Counter()
+        self._reporting: dict[str, set[int | None]] = {
+            name: set() for name in self.specs
+        }  # ranks that tell of progress
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.ending = False
@@ -303,7 +308,7 @@ class RunState:
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
         processes = self.processes[worker]
-        if started.rank not in processes and len(processes) >= self._most_processes(worker):
+        if started.rank in processes or len(processes) >= self._most_processes(worker):
             self._doubt(worker, "tells of more processes than anybody has asked for")
             return
         processes[started.rank] = ProcessState(started.pid, clock.now())
@@ -372,6 +377,8 @@ class RunState:
         return FailureKind.ENDED if worker in self.servers else None
 
     def _on_listening(self, worker: str, listening: wire.Listening) -> None:
+        if worker in self.listening:
+            return
         self.listening.add(worker)
         self.emit(events.Listening(listening.port), worker)
         self.changed.set()
@@ -385,6 +392,12 @@ class RunState:
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
         metrics = progress.metrics or {}
+        reporting = self._reporting[worker]
+        if progress.rank not in reporting:
+            if len(reporting) >= self._most_processes(worker):
+                self._doubt(worker, "tells of the progress of more ranks than it has")
+                return
+            reporting.add(progress.rank)
         for name, value in metrics.items():
             if name in self.metrics or len(self.metrics) < MOST_METRICS:
                 self._metric(name, value, progress.rank or 0)
@@ -419,6 +432,10 @@ class RunState:
         self._touch(worker, stage.rank)
         process = self.processes[worker].get(stage.rank)
         if process is not None and process.stage == stage.stage:  # it only says that it goes on
+            return
+        self._stages_told[worker] += 1
+        if self._stages_told[worker] > MOST_STAGES * self._most_processes(worker):
+            self._doubt(worker, "tells of more stages than anybody reads")
             return
         if process is not None:
             process.stage = stage.stage
@@ -456,6 +473,8 @@ class RunState:
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         if stacks.rank is not None and stacks.rank not in self.processes[worker]:
             self._doubt(worker, "tells of stacks of a process that it has not")
+            return
+        if (worker, stacks.rank) in self.stacks:  # which are forgotten when they are asked for again
             return
         self.stacks[worker, stacks.rank] = stacks
         self.emit(events.ProcessStacks(stacks.rank, stacks.text), worker)
