@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import RunNotFound
+from click.testing import CliRunner
+from muster.commands.main import main
+from muster.dashboard.repeat import repeat_command
+from muster.errors import MusterError, RunNotFound
 from muster.events import Event
 from muster.records import runs
 
@@ -361,3 +364,47 @@ def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tm
     for broken in ({"processes": 7, "ranks": []}, {"processes": ["../x"]}):
         runs.write_json(run.path / "plan.json", broken)
         assert run.workers == ["worker-0"]
+
+
+ODD_PARTS: list[tuple[str, Any]] = [
+    ("seconds", {}), ("seconds", "long"), ("status", "\x1b[31m"), ("status", None), ("metrics", 1.5),
+    ("metrics", {"loss": []}), ("advice_parts", [[]]), ("worker", 7), ("exit_codes", []), ("timings", {"x": "x"}),
+    ("reason", {}), ("details", 3), ("seconds", float("nan")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), ODD_PARTS)
+def test_a_result_of_which_a_part_makes_no_sense_hides_neither_the_rest_nor_other_runs(name: str, value: Any) -> None:
+    path = runs.create("odd")
+    result = {"status": "failed", "seconds": 3.0, "reason": "it went wrong", "error": "ScriptFailed", name: value}
+    runs.write_json(path / "result.json", result)
+    run = runs.open_run(path.name)
+    assert run.status == "failed"
+    assert run.seconds == 3.0 or name == "seconds"
+    assert ("it went wrong" in run.explain()) is (name != "reason")
+    for arguments in (
+        ["runs"],
+        ["runs", "--json"],
+        ["explain", run.id],
+        ["explain", run.id, "--json"],
+        ["show", run.id],
+    ):
+        shown = CliRunner().invoke(main, arguments)
+        assert shown.exception is None or isinstance(shown.exception, SystemExit)
+        assert "\x1b" not in shown.output
+    with pytest.raises(MusterError):
+        run.wait()
+
+
+@pytest.mark.parametrize("when", ["1e300", "-5", "NaN"])
+def test_an_event_at_no_time_is_none(when: str) -> None:
+    path = runs.create("odd")
+    (path / "events.jsonl").write_text(f'{{"time": {when}, "kind": "note", "worker": null, "text": "x"}}\n')
+    assert list(runs.Run(path).events()) == []
+    assert CliRunner().invoke(main, ["runs"]).exit_code == 0
+
+
+@pytest.mark.parametrize("part", ["options", "env", "args", "resources"])
+def test_a_job_of_which_a_part_makes_no_sense_is_shown_all_the_same(part: str) -> None:
+    job = {"script": {"kind": "file", "target": "train.py"}, "strategy": "horovod", "n_workers": 2, part: 7}
+    assert repeat_command(job) == "muster run -s horovod -n 2 train.py"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from muster.options.fields import flags_of
@@ -21,7 +21,7 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     script = job.get("script")
     if not isinstance(script, Mapping) or script.get("kind") not in {"file", "module", "executable"}:
         return ""
-    resources = job.get("resources") or {}
+    resources = _mapping(job.get("resources"))
     options = {
         "-s": job.get("strategy"),
         "-n": job.get("n_workers"),
@@ -35,13 +35,21 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     for option, value in options.items():
         words += [option, str(value)] if value else []
     older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # no others were recorded once
-    words += flags_of(job.get("options", older))
-    for name in job.get("env") or ():
+    words += flags_of(_mapping(job.get("options", older)))
+    for name in _sequence(job.get("env")):
         words += ["--env", str(name)]
     words += ["-m"] if script["kind"] == "module" else []
-    args = [str(word) for word in job.get("args") or ()]
+    args = [str(word) for word in _sequence(job.get("args"))]
     end = ["--"] if any(word.startswith("-") for word in args) else []  # what stands there is the script's alone
     return shlex.join([*words, str(script.get("target")), *end, *args])
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}  # a record may be damaged
+
+
+def _sequence(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple, Mapping)) else ()
 
 
 def _unless(default: float, value: Any) -> Any:

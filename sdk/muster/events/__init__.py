@@ -75,6 +75,7 @@ __all__ = [
 # One encoder for all: json.dumps would make one for every event.
 encode = json.JSONEncoder(default=str, allow_nan=False).encode
 
+LATEST = 1e11  # seconds since the epoch; no calendar goes further
 DEEPEST = 20  # levels of lists and dicts in an event
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
@@ -137,8 +138,8 @@ class Event:
         if not isinstance(told, dict) or "kind" not in told:
             raise ValueError("not an event")
         worker, when = told.get("worker"), told.get("time")
-        if not isinstance(when, (int, float)) or not isinstance(worker, (str, NoneType)):
-            raise ValueError("not an event: its time is no number, or its worker no text")
+        if not isinstance(when, (int, float)) or not isinstance(worker, (str, NoneType)) or not 0 <= when < LATEST:
+            raise ValueError("not an event: its time is none, or its worker no text")
         if isinstance(told.get("metrics"), dict):
             told["metrics"] = metrics_from_json(told["metrics"])
         data, misfits = read(EventKind(told["kind"]), told)

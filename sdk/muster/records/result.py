@@ -7,14 +7,15 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from muster import errors
 from muster.errors import JobError, MusterError, RunFailed
-from muster.events import metrics_from_json, metrics_to_json
+from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
 
@@ -113,6 +114,51 @@ class Result:
             "worker": error.worker if error else None,
             "details": error.details if error else None,
         }
+
+
+def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a recorded result that make sense: one that is damaged must not hide the others, or the other runs.
+
+    >>> read_record({"status": "succeeded", "seconds": "long", "metrics": {"loss": 0.5}, "worker": 7})
+    {'status': 'succeeded', 'metrics': {'loss': 0.5}}
+    """
+    return {name: told[name] for name, fits in FITS.items() if name in told and fits(told[name])}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and -MOST < value < MOST
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_finite, value.values()))
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_finite(one) or one in NOT_FINITE for one in value.values())
+
+
+def _is_advice(value: object) -> bool:
+    try:
+        return isinstance(value, list) and bool(ArgumentText.from_json(value))
+    except (TypeError, ValueError, KeyError):
+        return False
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, (str, NoneType))
+
+
+MOST = 1e300
+ENDS = ("succeeded", "failed", "stopped", "lost")
+FITS: dict[str, Callable[[Any], bool]] = {
+    "status": ENDS.__contains__,
+    "seconds": _is_finite,
+    "exit_codes": _are_numbers,
+    "timings": _are_numbers,
+    "metrics": _are_metrics,
+    "advice_parts": _is_advice,
+    **dict.fromkeys(("error", "reason", "advice", "worker", "details"), _is_text),
+}
 
 
 def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | None:

@@ -32,7 +32,7 @@ from muster.errors import RunLost, RunNotFound, RunUnreachable, without_inner_fr
 from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, ScriptRaised, metrics_from_json
 from muster.records import control
 from muster.records.first_step import first_step
-from muster.records.result import Result
+from muster.records.result import Result, read_record
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean, is_file_name
 
@@ -171,7 +171,8 @@ class Run:
     @property
     def result(self) -> Mapping[str, Any] | None:
         """Contents of ``result.json``, or else the end of the journal; None until the run has ended."""
-        return _read_json(self.path / "result.json") or self._journalled_result()
+        found = _read_json(self.path / "result.json") or self._journalled_result()
+        return None if found is None else read_record(found)
 
     @property
     def advice(self) -> str:
@@ -495,7 +496,8 @@ def is_alive(session: Any) -> bool:
     """Return whether the process that ``this_session`` described still runs. Its pid alone may be another's by now."""
     if not isinstance(session, dict) or session.get("boot") != _boot_id():
         return False
-    started = _start_time(int(session.get("pid", 0)))
+    pid = session.get("pid")
+    started = _start_time(pid) if isinstance(pid, int) else None
     return started is not None and started == session.get("started")
 
 
