@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib import util
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -31,23 +31,19 @@ OTHER_VERSIONS = {"requests": "2.32.0", "click": "8.1.7", "rich": "13.8.0"}
 pytestmark = [pytest.mark.slow, pytest.mark.installation]
 
 
-def set_up() -> ModuleType:
+def part_of_set_up(name: str) -> ModuleType:
+    """A file of scripts/ as a module."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        spec = util.spec_from_file_location("muster_set_up", ROOT / "scripts" / "setup.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return import_module(name)
     finally:
         sys.path.remove(str(ROOT / "scripts"))
-    return module
 
 
 @pytest.fixture(scope="module")
 def uv() -> str:
     """The program that set-up brings, whose cache has what is installed here."""
-    module = set_up()
+    module = part_of_set_up("tools")
     path = Path(module.cache(), module.UV.replace("==", "-"), "bin", "uv")
     if not path.exists():
         pytest.skip(f"there is no {path}, which set-up brings")
@@ -112,7 +108,7 @@ def fresh(uv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fresh:
 @pytest.fixture(scope="module")
 def horovod() -> str:
     """The folder with Horovod's wheel, which set-up has compiled."""
-    module = set_up()
+    module = part_of_set_up("horovod_wheel")
     folder = Path(module.wheel_folder(sys.version_info[:3]))
     if not folder.exists():
         pytest.skip(f"there is no {folder}, which set-up makes")
