@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import socket
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from muster.errors import PlatformUnsupported
 from muster.job import Status
-from muster.platforms.containers import worker
+from muster.platforms.containers import states, worker
 from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, tiny_archive
 from muster.platforms.containers.network import free_subnet
@@ -132,6 +133,14 @@ def test_what_a_worker_writes_among_its_agents_news_is_passed_over(
     monkeypatch.setattr(worker, "read_file", lambda *_: line + b"\n" + end)
     told = outcome(engine, "muster-run-worker-0")
     assert (told["status"], told["exit_code"], told["reason"]) == (Status.FAILED, 3, "why")
+
+
+def test_of_a_last_line_without_end_the_beginning_is_read() -> None:
+    client = SimpleNamespace(logs=lambda name, **_: itertools.repeat(b"x" * 1000))
+    engine: Any = SimpleNamespace(client=client, url="tcp://far:1", product="Docker")
+    assert states._last_words(engine, "muster-run-worker-0") == "x" * states.LARGEST_LINE
+    client.logs = lambda name, **_: iter([b"exec fail", b"ed: No such file\n"])
+    assert states._last_words(engine, "muster-run-worker-0") == "exec failed: No such file"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
+LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
 CANNOT_EXECUTE = "failed to exec"  # as Podman's init says it, and ends with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses by which an init says so
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
@@ -101,10 +102,14 @@ def _last_words(engine: Engine, name: str) -> str:
     """Return the last line that a container has printed, beside what its worker's processes have."""
     from docker.errors import APIError
 
+    said = b""
     with asking(engine, f"The output of {name} could not be read"), contextlib.suppress(APIError):
-        lines = bytes(engine.client.logs(name, tail=1)).decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else ""
-    return ""
+        for piece in engine.client.logs(name, tail=1, stream=True):
+            said += piece
+            if len(said) > LARGEST_LINE:  # whoever runs there may have printed anything
+                break
+    lines = said[:LARGEST_LINE].decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _seconds(text: str | None) -> float | None:
