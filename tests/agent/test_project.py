@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_a_cache_is_used_checked_and_bounded(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError, match="not this user's"):
         Cache(str(tmp_path / "link"))
+
+
+def test_a_cache_that_is_removed_meanwhile_costs_time_only(tmp_path: Path) -> None:
+    cache = Cache(str(tmp_path / "cache"), 13_000)
+    sender = Sender(tmp_path / "project", described(CONTENTS), 1, cache)
+    pieces = list(sender.pieces(CONTENTS, 700))
+    for piece in pieces[:-1]:
+        sender.copy.write(piece, sender.answer)
+    shutil.rmtree(tmp_path / "cache")
+    sender.copy.write(pieces[-1], sender.answer)
+    assert type(sender.answers[-1]) is wire.Synced
+    assert below(tmp_path / "project") == CONTENTS
 
 
 def test_what_changes_while_it_is_sent_or_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -317,7 +317,11 @@ class Cache:
             return
         self._has_grown = False
         found = []
-        for name in os.listdir(self.folder):
+        try:
+            names = os.listdir(self.folder)
+        except OSError:  # somebody has removed it meanwhile
+            return
+        for name in names:
             with contextlib.suppress(OSError):  # another worker has removed it
                 status = os.lstat(os.path.join(self.folder, name))
                 found.append((status.st_mtime, status.st_size, name))
