@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -159,6 +160,26 @@ def test_nothing_is_left_when_the_notebook_is_killed(space: Space) -> None:
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
     until(space.is_empty, "nothing is left", 40)
+
+
+def test_secrets_without_pods_that_a_killed_session_has_left_go_with_the_next_run(space: Space) -> None:
+    program = (
+        "import json, os, signal, sys; from tests.support import Run, shell; from pathlib import Path\n"
+        "from muster.agent.places import symbol; from muster.platforms import get_platform\n"
+        "platform = get_platform('kubernetes', **json.loads(sys.argv[1])); run = Run(Path.cwd())\n"
+        "places = {'scratch': Path(symbol('scratch')), 'cwd': symbol('scratch')}\n"
+        "platform.submit([run.spec(process=shell('sleep 600'), **places)], 'key')\n"
+        "os.kill(platform._guard.pid, signal.SIGKILL); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = f"{environment()['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[3]}"
+    options = json.dumps({name: str(value) for name, value in space.options.items()})
+    subprocess.run([sys.executable, "-c", program, options], env=environment(PYTHONPATH=path), check=False)
+    (pod,) = space.cluster.pods(space.name)
+    pods = f"/api/v1/namespaces/{space.name}/pods"
+    space.cluster.client.delete(f"{pods}/{pod['metadata']['name']}", gracePeriodSeconds="0")
+    assert len(space.cluster.secrets(space.name)) == 2
+    assert space.run("print('done')\n", 1).logs("worker-0") == "done\n"
+    until(space.is_empty, "nothing is left")
 
 
 def test_a_user_who_may_do_what_the_guide_says_and_nothing_else(
