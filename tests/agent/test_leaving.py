@@ -72,6 +72,8 @@ def test_an_sshd_that_has_ended_with_its_worker_is_no_complaint(
 def test_an_agent_that_is_told_twice_tells_its_processes_once(worker: Launched) -> None:
     worker.sh("trap 'echo told' TERM; echo up; while :; do sleep 0.01; done")
     worker.output_with("up")
+    os.kill(worker.hello["pid"], signal.SIGTERM)  # a notice, with time for scripts
+    worker.output_with("about to be taken away")
     for _ in range(2):
         os.kill(worker.hello["pid"], signal.SIGTERM)
         worker.output_with("told")

@@ -23,7 +23,7 @@ from muster.agent.ports import random_loopback_address
 from muster.commands.main import main
 from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, RunStopped, RunTimeout, ScriptFailed, WorkerKilled
-from muster.events import RunAttempt, RunPhase
+from muster.events import Note, RunAttempt, RunPhase, WorkerReady
 from muster.failure.causes import Failure, FailureKind
 from muster.job import WorkerSpec
 from muster.platforms import PLATFORMS
@@ -59,6 +59,8 @@ print(sum(total))
 """
 KILLED = "os.kill(os.getpid(), 9)"
 LOST = "os.kill(int(open('/proc/self/stat').read().rpartition(')')[2].split()[1]), 9)"  # its parent is the agent
+# With the guard, whose child the agent is.
+ALL_LOST = "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), 9)"
 RAISED = "raise ValueError('bad data')"
 
 
@@ -100,6 +102,40 @@ def test_all_go_on_from_their_checkpoint_when_one_is_killed(here: Path, fault: s
     view = replay(recorded)
     assert reason in view.notes
     assert {worker.status for worker in view.workers.values()} == {"succeeded"}
+
+
+def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
+    env = {"FAULT": LOST, "FAULTS": json.dumps({"1 1": 7})}
+    result = muster.run_cluster(
+        3, strategy="processes", worker_script="train.py", env=env, memory=0.5, dashboard=False, restarts=1
+    ).cluster.result
+    recorded = runs.open_run()
+    agents = agents_of(recorded)
+    assert [len(set(agents[name])) for name in ("worker-0", "worker-1", "worker-2")] == [1, 2, 1]
+    uninterrupted = str(sum(step * 0.1 for step in range(STEPS)))
+    assert {recorded.log(name).split()[-1] for name in agents} == {uninterrupted}
+    (reason,) = attempts_of(recorded)
+    assert "worker-1" in reason
+    notes = [event.data.text for event in recorded.events() if isinstance(event.data, Note)]
+    (note,) = [text for text in notes if text.startswith("Attempt")]
+    assert re.fullmatch(r"Attempt 2 runs: \d+\.\d s were lost\. worker-1 was replaced; 2 workers have stayed\.", note)
+    assert 0 < result.timings["lost"] < result.seconds
+    assert note in recorded.explain()
+    assert note in replay(recorded).notes
+
+
+def test_all_workers_stay_where_only_a_rank_was_killed() -> None:
+    assert run(KILLED, {"1 1": 7}, restarts=1).result.status == "succeeded"
+    assert [len(set(pids)) for pids in agents_of(runs.open_run()).values()] == [1, 1]
+
+
+def agents_of(run: Run) -> dict[str, list[int]]:
+    """The process ids of each worker's agents, in each attempt."""
+    found: dict[str, list[int]] = {}
+    for event in run.events():
+        if isinstance(event.data, WorkerReady):
+            found.setdefault(event.worker or "", []).append(event.data.pid or 0)
+    return found
 
 
 def test_workers_of_a_platform_of_the_users_are_launched_again() -> None:
@@ -241,7 +277,8 @@ class Moving(LocalPlatform):
 
 def test_a_platform_that_is_made_anew_says_anew_where_the_session_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PLATFORMS, "moving", f"{__name__}:Moving")
-    assert run(KILLED, {"1 1": 2}, restarts=1, platform="moving").result.status == "succeeded"
+    assert run(ALL_LOST, {"1 1": 2}, restarts=1, platform="moving").result.status == "succeeded"
+    assert "All workers were launched anew" in runs.open_run().explain()
 
 
 def test_a_platform_that_cannot_be_made_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +293,7 @@ def test_a_platform_that_cannot_be_made_again_ends_the_run(monkeypatch: pytest.M
 
     monkeypatch.setattr("muster.platforms.local.LocalPlatform", Once)
     with pytest.raises(LaunchRefused, match="the engine is gone"):
-        run(KILLED, {"1 1": 2}, restarts=3)
+        run(ALL_LOST, {"1 1": 2}, restarts=3)
     assert len(attempts_of(runs.open_run())) == 1
 
 

@@ -163,6 +163,64 @@ else:
 """
 
 
+# Has work left for its end in a thread, an exit function, objects and open files of its own and of a module.
+ENDS = """
+import heavy
+import atexit, os, threading, time, weakref
+import ending
+
+class Thing:
+    pass
+
+def finish():
+    time.sleep(0.3)
+    ending.note("thread")
+
+atexit.register(ending.note, "exit function")
+thing = Thing()
+weakref.finalize(thing, ending.note, "finalizer")
+own = ending.Noted("script")
+text = open("text", "w")
+text.write("x" * 10)
+binary = open("binary", "ab+")
+binary.write(b"y" * 10)
+threading.Thread(target=finish).start()
+ending.note("warm" if heavy.IMPORTED_BY != os.getpid() else "cold")
+"""
+ENDING = """
+def note(text):
+    with open("noted", "a") as file:
+        file.write(text + ",")
+
+class Noted:
+    def __init__(self, name):
+        self.name, self.itself, self.note = name, self, note
+
+    def __del__(self):
+        self.note(self.name)
+
+text = open("text-of-module", "w")
+text.write("z" * 10)
+"""
+
+
+def test_a_fork_ends_as_an_interpreter_does(pool: Pool, here: Path) -> None:
+    (here / "train.py").write_text(ENDS)
+    (here / "ending.py").write_text(ENDING)
+    left = []
+    for start in ("cold", "warm"):
+        pool.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False)
+        eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
+        files = [Path(name) for name in ("noted", "text", "binary", "text-of-module")]
+        left.append([path.read_text() for path in files])
+        assert left[-1][0].startswith(f"{start},thread,")
+        for path in files:
+            path.unlink()
+    cold, warm = ([sorted(noted.split(",")[1:]), *rest] for noted, *rest in left)
+    assert warm == cold
+    assert cold == [["", "exit function", "finalizer", "script", "thread"], "x" * 10, "y" * 10, "z" * 10]
+
+
 def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:
     (here / "leaves.py").write_text(LEAVES)
     port = next(number for number in range(21000, 22000) if free_of(number))

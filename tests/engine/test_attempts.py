@@ -14,11 +14,10 @@ from muster.events import Event, Progress
 from muster.failure.causes import Failure, FailureKind
 from muster.job import Limits, Script
 from muster.records.runs import Run
-from muster.run import request
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun
-from muster.testing import ScriptedPlatform, ScriptedWorker, SimulatedLoop
+from muster.testing import ScriptedPlatform, SimulatedLoop
 
 from tests.engine.executing import finish, recorded
 
@@ -129,33 +128,29 @@ def test_where_the_same_comes_of_the_same_worker_and_it_got_no_further_it_is_eno
 
 
 class Attempted:
-    """A run that is tried again: each attempt has a platform of its own, whose second worker is killed, or is not."""
+    """A run that is tried again: in each attempt the rank of its second worker is killed, or is not."""
 
-    def __init__(self, killed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.players: list[ScriptedWorker] = []
-        self._killed = killed
-        monkeypatch.setattr(request, "get_platform", lambda *_, **__: self.make())
+    def __init__(self, killed: list[bool]) -> None:
+        self.platform = ScriptedPlatform()
+        self.player = self.platform.player("worker-1")
+        self.player.on_order = self._on_order
+        self._killed = iter(killed)
 
-    def make(self) -> ScriptedPlatform:
-        platform = ScriptedPlatform()
-        player = platform.player("worker-1")
-        if self._killed[len(self.players)]:
-            player.manners.runs_for = None
-            player.on_order = lambda kind, _: self._kill(player) if kind == "start" else None
-        self.players.append(player)
-        return platform
-
-    def _kill(self, player: ScriptedWorker) -> None:
-        asyncio.get_running_loop().call_later(2, lambda: player.exit(rank=1, signal=9))
+    def _on_order(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "start":
+            is_killed = next(self._killed)
+            self.player.manners.runs_for = None if is_killed else 5
+            if is_killed:
+                asyncio.get_running_loop().call_later(2, lambda: self.player.exit(rank=1, signal=9))
 
 
 @pytest.mark.parametrize("killed", [[False], [True, False], [True, True, False], [True, True, True]])
 def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
-    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, killed: list[bool]
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, killed: list[bool]
 ) -> None:
-    attempted = Attempted(killed, monkeypatch)
+    attempted = Attempted(killed)
     policy, limits = RestartPolicy(2), Limits(run=60)
-    made.begin(replace(checked, platform=attempted.make(), restart_policy=policy, limits=limits))
+    made.begin(replace(checked, platform=attempted.platform, restart_policy=policy, limits=limits))
     result = finish(loop, made)
     assert isinstance(result.error, WorkerKilled) if killed[-1] else result.error is None
     assert recorded(made)["status"] == ("failed" if killed[-1] else "succeeded")
@@ -163,5 +158,5 @@ def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
     again = [event.data for event in told if event.kind == "run_attempt"]
     assert [data["attempt"] for data in again] == list(range(2, len(killed) + 1))
     assert all("worker-1" in data["reason"] for data in again)
-    starts = [fields for player in attempted.players for kind, fields in player.orders if kind == "start"]
+    starts = [fields for kind, fields in attempted.player.orders if kind == "start"]
     assert [fields["env"]["MUSTER_ATTEMPT"] for fields in starts] == ["1", "2", "3"][: len(killed)]

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from . import fields, frames, linux, wire
+from . import fields, frames, linux, notice, wire
 from .cgroup import MemoryKills
 from .environment import resolved, worker_environment
 from .files import Files
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
+NOTICE_SECONDS = 20.0  # from a signal to end, of whoever runs this worker, to the end of processes that are told of it
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
 LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
@@ -91,7 +92,7 @@ class Agent:
         self._no_ssh = ""
         self._gpus: "GpuMeter | None" = None
         self._memory_kills = MemoryKills() if config.get("has_cgroup") else None
-        self._is_leaving = False
+        self._is_leaving = self._has_notice = False
         self._has_refused_report = False
         self._template: "dict[str, Any] | None" = config.get("template")
         self._has_told_recipe = self._has_told_cold = False
@@ -106,6 +107,7 @@ class Agent:
             wire.Watch: self._watch,
             wire.AskStacks: lambda order: ask_for_stacks(self._loop, self._scratch, self._stacks_came),
             wire.Release: self._release,
+            wire.Notice: lambda order: notice.leave(self._scratch),
             wire.Stop: self._stop,
             wire.End: lambda order: self._leave(),
             wire.Execute: self._execute,
@@ -144,7 +146,7 @@ class Agent:
         linux.adopt_orphans()
         # Systems send SIGTERM to a worker's agent and processes alike: what has ended for that must not be told as if
         # it had ended by itself. So being told to leave comes first where both are known at the same time.
-        self._loop.on_signal(signal.SIGTERM, self._leave_politely)
+        self._loop.on_signal(signal.SIGTERM, self._told_to_end)
         self._loop.on_signal(signal.SIGCHLD, self.processes.reap)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if self.config["cores"]:
@@ -247,7 +249,7 @@ class Agent:
         self._leave()
 
     def _start(self, order: wire.Start) -> None:
-        self._rank_logs.are_wanted = order.split
+        self._begin(order)
         argv, env, cwd = self._resolved(order)
         try:
             self.start_process(argv, env, cwd, order.rank, self.process_ended)
@@ -259,10 +261,18 @@ class Agent:
                 self._leave()
 
     def _expect(self, order: wire.Expect) -> None:
-        self._rank_logs.are_wanted = order.split
+        self._begin(order)
         argv, env, cwd = self._resolved(order)
         # A launcher knows only the session's paths, so that a command line with places counts as the session gave it.
         self.expected = {"argv": argv if any(map(is_symbolic, order.argv)) else None, "env": env, "cwd": cwd}
+
+    def _begin(self, order: "wire.Start | wire.Expect") -> None:
+        """Forget what was of an attempt before, where no process of it or of this one runs."""
+        self._rank_logs.are_wanted = order.split
+        if not self.processes.running:
+            self._outcome = {"status": "stopped"}
+            if not self._has_notice:
+                notice.take_away(self._scratch)
 
     def _resolved(self, order: "wire.Start | wire.Expect") -> "tuple[list[str], dict[str, str], str | None]":
         """Command line, environment and working directory, with this worker's paths of the places that they name."""
@@ -333,9 +343,12 @@ class Agent:
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
         self._rank_logs.close(child.rank)
-        self._send_output(OUTPUT_AT_END)  # so that its last words come before its end
+        self._forward_reports()  # what it has said, and printed, comes before its end
+        self._send_output(OUTPUT_AT_END)
         if self._memory_kills and self._memory_kills.has_more() and child.signal == signal.SIGKILL:
             child.reason, child.memory = child.reason or "memory", child.memory or self._memory_kills.peak()
+        if self._has_notice and child.exit_code != 0:  # systems tell agent and processes alike, and scripts end for it
+            child.reason = child.reason or "stopped"
         facts = {
             name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory", "late")
         }
@@ -348,7 +361,7 @@ class Agent:
         self._stop_if_all_left()
 
     def _stop_if_all_left(self) -> None:
-        if self._is_leaving and not self.processes.running:
+        if self._is_told_to_end and not self.processes.running:
             self._loop.stop()
 
     def send_to_session(self, message: "tuple[Any, ...]") -> None:
@@ -440,11 +453,27 @@ class Agent:
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
-        elif not (self._is_leaving and isinstance(report, wire.Raised)):  # its script may raise when it is told to end
+        elif not (self._is_told_to_end and isinstance(report, wire.Raised)):  # its script may raise when it is told to end
             self._pace.flush()
             self._link.send(report)
 
     # Leaving
+
+    @property
+    def _is_told_to_end(self) -> bool:
+        return self._is_leaving or self._has_notice
+
+    def _told_to_end(self) -> None:
+        """Act on SIGTERM. Whoever runs the worker may be about to take it away: then scripts have time to save."""
+        is_notice = bool(self.processes.running) and self._link.is_open and not self._is_leaving
+        if not is_notice or self._has_notice or notice.is_stopped_by_guard(self._upstream):
+            self._leave_politely()
+            return
+        self._has_notice = True
+        self._loop.call_later(NOTICE_SECONDS, self._leave_politely)
+        self._link.send(wire.Preempted(NOTICE_SECONDS))
+        self._log.write("this worker is about to be taken away: SIGTERM has come, and scripts are told")
+        notice.leave(self._scratch)
 
     def _session_lost(self, cause: str) -> None:
         self._leave_politely()  # first: nothing else that fails may keep anything alive

@@ -163,7 +163,10 @@ class Guard:
         cores = claim_cores(claims["folder"], claims["cores"], [config["cpu"] for config in workers])
         # The workers of a cluster share its cores: a rank has threads beside the one that computes, and pinned to a
         # single core they would wait for one another while the core of a waiting rank is idle.
-        common["cores"] = sorted(number for held in cores for number in core_numbers(held))
+        runs = {config["run"] for config in workers}
+        running = [worker for worker in self._workers.values() if worker.run_id in runs and not worker.has_ended]
+        of_each = [core_numbers(held) for held in cores + [worker.claims[0] for worker in running]]
+        common["cores"] = sorted(number for numbers in of_each for number in numbers) if all(of_each) else []
         is_warm = bool(workers) and self._templates.suits(workers[0].get("imports"))
         for config in workers:
             gpus = claim(claims["folder"], claims["gpus"], config["gpu"])
@@ -270,6 +273,8 @@ class Guard:
         if worker.has_ended or worker.facts["status"] == "stopping":
             return
         worker.facts["status"] = "stopping"
+        with contextlib.suppress(OSError):  # which tells its agent whose signal this is
+            worker.upstream.send(b".")
         linux.kill(worker.pid, signal.SIGTERM)
         self._loop.call_later(AGENT_GRACE, lambda: self._kill_agent(worker))
 

@@ -49,14 +49,14 @@ class LauncherHere:
 
     def start(self, order: wire.Launch) -> None:
         """Start it. Where that cannot be, its log and its end say so."""
-        if self._log is not None:  # a worker runs one at most
+        if self.child is not None:  # a worker runs one at a time
             return
         places: "Mapping[str, str]" = self._config["places"]
         folder = resolve(order.cwd, places)
         argv = [resolve(word, places) for word in order.argv]
         line = json.dumps({"argv": [resolve(word, places) for word in order.line]})
         os.makedirs(folder, 0o700, exist_ok=True)
-        self._log = LogFile(os.path.join(folder, LOG), self._config["log_cap"])
+        self._log = self._log or LogFile(os.path.join(folder, LOG), self._config["log_cap"])
         try:
             for path, text in order.files.items():
                 write_private(folder, path, resolve(text, places))

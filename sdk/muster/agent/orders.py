@@ -102,6 +102,11 @@ class Release(NamedTuple):
     """Order to let a task end that has returned and only serves the others."""
 
 
+@message("notice", FROM_SESSION)
+class Notice(NamedTuple):
+    """Notice that a worker of the run is about to be taken away, for scripts to save what they have."""
+
+
 @message("stop", FROM_SESSION, grace=number(0, 1e6))
 class Stop(NamedTuple):
     """Order to end all processes: SIGTERM, and SIGKILL after so many seconds."""

@@ -5,10 +5,12 @@ started: the same environment, files, signals and paths, the runner and the scri
 packages are there already. Whatever could make a difference to that has the rank start cold.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib
 import importlib.machinery
+import io
 import os
 import re
 import signal
@@ -162,7 +164,9 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
     _forget_chance()
     if hasattr(gc, "freeze"):
         gc.freeze()
-    _finish(_run_as_main(argv[2]))
+    known = set(sys.modules)
+    status = _run_as_main(argv[2])
+    _finish(status, [name for name in sys.modules if name not in known], template.path)
 
 
 def _run_as_main(program: str) -> int:
@@ -199,18 +203,46 @@ def _status(code: object) -> int:
     return 1
 
 
-def _finish(status: int) -> None:
-    """Exit as the interpreter does at its end, with everything that it does then."""
-    if status < 0:
-        import atexit
-        import threading
+def _finish(status: int, new: "list[str]", installed: "list[str]") -> None:
+    """Exit as the interpreter does at its end, but for taking the modules of installed packages apart.
 
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+    That would touch every page that the template has, and take as long as a short run has left to the prompt. Threads
+    are waited for, exit functions are called, what the script and its own modules hold is let go, and what has been
+    written to files goes there.
+
+    Args:
+        status: exit status; minus the number of a signal that is to end this process.
+        new: names of modules that the template does not have.
+        installed: folders of installed packages.
+    """
+    import atexit
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for name in ["__main__"] + new:
+        module = sys.modules.get(name)
+        home = _home(module) if module is not None else ""
+        if name == "__main__" or (home and not any((home + os.sep).startswith(path + os.sep) for path in installed)):
+            vars(module).clear()
+    gc.collect()
+    _write_what_is_buffered()
+    if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     # Not sys.exit: what called this is an agent, which the process no longer is.
-    ctypes.pythonapi.Py_Exit(ctypes.c_int(status))
+    ctypes.CDLL(None).exit(ctypes.c_int(status))
+
+
+def _write_what_is_buffered() -> None:
+    """Have files that are still open written, as they are when they are closed: the last are the standard streams."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    texts_first = sorted(
+        (found for found in gc.get_objects() if type(found) in kinds), key=lambda found: kinds.index(type(found))
+    )
+    for stream in texts_first + [sys.stdout, sys.stderr]:
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full: nobody is left who could be told
+            stream.flush()
 
 
 def _close_what_exec_closes(kept: "set[int]") -> None:

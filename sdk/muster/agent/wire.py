@@ -28,6 +28,7 @@ from .orders import (
     End,
     Expect,
     Launch,
+    Notice,
     Ping,
     Refused,
     Release,
@@ -52,6 +53,7 @@ from .worker_messages import (
     Leaving,
     Listening,
     Output,
+    Preempted,
     Stacks,
     Started,
     Usage,
@@ -62,11 +64,11 @@ __all__ = [
     "Ack", "AskStacks", "Broken", "Chunk", "Clock", "Close", "Closed", "Connection", "Credit", "Data", "Dial",
     "End", "Eof", "Error", "Execute", "Exited", "Expect", "FROM_AGENT", "FROM_SESSION", "Find", "Found", "Get",
     "Have", "Hello", "HungUp", "KINDS", "LASTING", "LONGEST_NAME", "LONGEST_OUTPUT", "LONGEST_TEXT", "Lacks", "Launch",
-    "LauncherExited", "LauncherOutput", "Leaving", "Listening", "MOST_METRICS", "Misfit", "Missing", "OF_STREAMS",
-    "OVERHEAD", "Opened", "Output", "Ping", "Progress", "Put", "REPORTS", "Raised", "Refused", "Release", "Resize",
-    "Returned", "Stacks", "Stage", "Start", "Started", "Stop", "StopLauncher", "Sync", "Synced", "UnknownKind",
-    "Usage", "VERSION", "WINDOW", "Warned", "Watch", "Welcome", "connection", "cost", "encode", "from_agent",
-    "from_session", "read_report",
+    "LauncherExited", "LauncherOutput", "Leaving", "Listening", "MOST_METRICS", "Misfit", "Missing", "Notice",
+    "OF_STREAMS", "OVERHEAD", "Opened", "Output", "Ping", "Preempted", "Progress", "Put", "REPORTS", "Raised",
+    "Refused", "Release", "Resize", "Returned", "Stacks", "Stage", "Start", "Started", "Stop", "StopLauncher",
+    "Sync", "Synced", "UnknownKind", "Usage", "VERSION", "WINDOW", "Warned", "Watch", "Welcome", "connection",
+    "cost", "encode", "from_agent", "from_session", "read_report",
 ]  # fmt: skip
 
 VERSION = 2
@@ -74,9 +76,22 @@ OF_STREAMS = (Opened, Data, Credit, Eof, Closed)  # from agents
 
 # Messages that must not be lost with a connection: these are numbered where a worker has a lease
 LASTING = frozenset(
-    (Started, Exited, HungUp, Broken, Listening, Output, Stacks, Error, Returned, Raised)
+    (Started, Exited, Preempted, HungUp, Broken, Listening, Output, Stacks, Error, Returned, Raised)
     + (Opened, Data, Credit, Eof, Closed, Execute, Dial, Resize, Close)
-    + (LauncherOutput, LauncherExited, Start, Expect, Launch, StopLauncher, Watch, AskStacks, Release, Stop, End)
+    + (
+        LauncherOutput,
+        LauncherExited,
+        Start,
+        Expect,
+        Launch,
+        StopLauncher,
+        Watch,
+        AskStacks,
+        Release,
+        Notice,
+        Stop,
+        End,
+    )
 )
 
 

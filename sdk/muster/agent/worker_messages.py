@@ -55,6 +55,13 @@ class Clock(NamedTuple):
     time: float
 
 
+@message("preempted", FROM_AGENT, seconds=number(0, 1e6))
+class Preempted(NamedTuple):
+    """The worker is about to be taken away; unless that comes first, its agent ends it in so many seconds."""
+
+    seconds: float = 0.0
+
+
 @message("started", FROM_AGENT, pid=pid, rank=rank)
 class Started(NamedTuple):
     """A process has been started."""

@@ -16,6 +16,7 @@ from muster.errors import PlatformError
 from muster.job import Worker, WorkerSpec
 from muster.platforms.base import Platform, Relay
 from muster.pools.endpoint import Endpoint
+from muster.pools.leases import MARGIN
 from muster.runtime import clock
 from muster.runtime.background import BlockingCalls, answer_of
 
@@ -158,6 +159,24 @@ class Pool:
         spec = replace(spec, generation=generation, session=self.endpoint.address_for(worker))
         (handle,) = await self.submit([spec], run_key, seconds)
         return handle
+
+    async def retire(self, worker: str) -> None:
+        """End what is left of a worker that is to be replaced, and wait until nothing of it can act any more.
+
+        That is, until its platform says that it has ended; where that does not tell, until its lease has ended. Where
+        neither comes in time ``replace`` says so.
+        """
+        handle, _ = self._generations[worker]
+        with contextlib.suppress(PlatformError, TimeoutError):
+            await self._calls.call(self.platform.stop, [handle], seconds=ANSWER_SECONDS)
+        began = clock.now()
+        while not await self._has_ended(handle):
+            waited, leases = clock.now() - began, self.endpoint.leases
+            left = leases.seconds_left(worker)
+            if waited > GONE_SECONDS and (left == 0 or waited > GONE_SECONDS + leases.seconds + MARGIN):
+                return
+            await asyncio.sleep(self.platform.poll_seconds[0] / FASTER_AT_THE_END)
+        self.endpoint.ended(worker)
 
     async def _has_ended(self, handle: str) -> bool:
         """Return whether the platform knows that nothing of a worker is left."""

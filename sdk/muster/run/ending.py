@@ -43,7 +43,7 @@ class Ending:
         self._launcher = launcher
 
     async def stop_processes(self, plan: Plan | None) -> None:
-        """Stop whatever runs: first the workers that complete the run, then those they depend on, then the agents."""
+        """Stop whatever runs: first the workers that complete the run, then those they depend on."""
         self._state.ending = True
         deadline = clock.now() + STOP_GRACE
         serves = plan is not None and plan.starter is None  # then ranks that lose it would complain
@@ -54,6 +54,9 @@ class Ending:
             await self._stop_those_of(names, deadline)
         if serves:
             await self._stop_launcher(max(deadline, clock.now() + LEAST_GRACE))
+
+    async def dismiss(self) -> None:
+        """Get what the workers have written, and have their agents leave."""
         if self.collect is not None and not self.is_urgent:
             await self._collect(self.collect)
         for name in self._state.members:

@@ -33,10 +33,10 @@ from muster.records.scratch import make_scratch
 from muster.run.attempts import Attempts
 from muster.run.control import Answer, Control
 from muster.run.orchestrator import AT_ONCE, Orchestrator
-from muster.run.preparation import prepare
+from muster.run.preparation import prepare, prepare_again
 from muster.run.request import CheckedRun
 from muster.run.streams import Stream
-from muster.runtime import descriptors
+from muster.runtime import clock, descriptors
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.log import has_told
 
@@ -75,6 +75,9 @@ class Execution:
         self._controlled_by: Control | None = None
         self._scratch = Path()
         self._attempts = Attempts()
+        self._again: events.RunAttempt | None = None  # the attempt after the present one, once that has failed
+        self._failed_at: float | None = None  # when that was, on the monotonic clock, until the next one is up
+        self._lost_seconds = 0.0  # in which no attempt was up
         self._metrics: dict[str, float] = {}  # of the attempts before
         self._remarks: list[str] = []
 
@@ -164,21 +167,58 @@ class Execution:
         trained = 0.0
         self._observers.add(self._attempts)
         self._attempts.policy = checked.restart_policy
+        orchestrator = await self._prepare(checked, trained)
         while True:
             try:
-                await self._attempt(checked, trained)
+                await self._attempt(orchestrator)
                 return
             except MusterError as error:
-                cause = self.orchestrator.cause if self.orchestrator else None
-                reason = None if self.stop_reason else self._attempts.another(error, cause)
-                if reason is None:
+                if self._again is None:
                     raise
-                if self.orchestrator is not None:
-                    trained += self.orchestrator.timings.get("training", 0.0)
-                    self._metrics.update(self.orchestrator.state.metrics)
-                again = events.RunAttempt(self._attempts.number, reason)
-                self._observers.tell(Event.of(again, error.worker))
+                trained += orchestrator.timings.get("training", 0.0)
+                self._metrics.update(orchestrator.state.metrics)
+                self._observers.tell(Event.of(self._again, error.worker))
+            orchestrator = await self._next(orchestrator, checked, trained)
+
+    async def _attempt(self, orchestrator: Orchestrator) -> None:
+        """Run one attempt to its end. Raises what ended it, with what there is to say of another in ``_again``."""
+        self._again = None
+
+        def is_tried_again(error: MusterError) -> bool:
+            reason = None if self.stop_reason else self._attempts.another(error, orchestrator.cause)
+            if reason is None:
+                return False
+            self._again = events.RunAttempt(self._attempts.number, reason)
+            if self._failed_at is None:
+                self._failed_at = clock.now()
+            return orchestrator.strategy.keeps_workers
+
+        await orchestrator.run(is_tried_again)
+
+    def _is_up(self) -> None:
+        """Note that an attempt is up, and tell what it took since the one before has failed."""
+        self.up.set()
+        if self._failed_at is not None and self.orchestrator is not None:
+            seconds, self._failed_at = clock.now() - self._failed_at, None
+            self._lost_seconds += seconds
+            how = self.orchestrator.state.said_of_workers()
+            text = f"Attempt {self._attempts.number} runs: {seconds:.1f} s were lost. {how}"
+            self._observers.tell(Event.of(events.Note(text)))
+
+    async def _next(self, before: Orchestrator, checked: CheckedRun, trained: float) -> Orchestrator:
+        """Prepare the next attempt: on the workers that have stayed, or on new ones where none have."""
+        if not before.stay:
             await self._clear_up()
+            return await self._prepare(checked, trained)
+        try:
+            await self._forget_results()
+            emit = self._observers.tell
+            self.orchestrator = prepare_again(before, self._attempts.number, trained, emit=emit, on_up=self._is_up)
+        except BaseException:
+            await before.release()
+            raise
+        self._pass_stop_on()
+        return self.orchestrator
 
     async def _clear_up(self) -> None:
         """Remove what an attempt has left. The next has another scratch folder, which no late agent of this one has."""
@@ -186,23 +226,26 @@ class Execution:
         await self._control()  # whose socket goes with its folder: whatever kills the session, its guard removes one
         for folder in (before, runs.library(self.run_dir)):
             await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+        await self._forget_results()
+
+    async def _forget_results(self) -> None:
+        """Remove what an attempt has returned, and say in the logs where the next begins."""
         await in_thread(discard_values, self.run_dir)
         await in_thread(mark_attempt, self.run_dir / "logs", self._attempts.number)
 
-    async def _attempt(self, checked: CheckedRun, trained: float) -> None:
-        """Start all workers and ranks, and live until none is left. Raises what ended them."""
+    async def _prepare(self, checked: CheckedRun, trained: float) -> Orchestrator:
+        """Prepare an attempt on workers that are to be launched."""
         self.orchestrator = None
         attempt = await in_thread(checked.attempt, self._attempts.number, trained)
         try:
             self.orchestrator = await prepare(
-                attempt, self.run_dir, self._scratch, emit=self._observers.tell, on_up=self.up.set
+                attempt, self.run_dir, self._scratch, emit=self._observers.tell, on_up=self._is_up
             )
         finally:
             if self.orchestrator is None and attempt.owns_platform:  # it ends what it was given, and nobody else would
                 await self._close(attempt.platform)
-        if self.stop_reason:
-            self.orchestrator.stop(self.stop_reason)
-        await self.orchestrator.run()
+        self._pass_stop_on()
+        return self.orchestrator
 
     async def _leave_nothing(self, checked: CheckedRun) -> None:
         """Remove what ends with the run."""
@@ -289,11 +332,16 @@ class Execution:
             run_id=self.run_id,
             run_dir=self.run_dir,
             exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
-            timings=orchestrator.timings if orchestrator else {},
+            timings=self._timings(),
             seconds=time.time() - self._started_at,
             metrics={**self._metrics, **(orchestrator.state.metrics if orchestrator else {})},
             error=error,
         )
+
+    def _timings(self) -> dict[str, float]:
+        """Seconds that the phases of the last attempt took, and those that were lost between attempts."""
+        timings = dict(self.orchestrator.timings) if self.orchestrator else {}
+        return {**timings, "lost": self._lost_seconds} if self._lost_seconds else timings
 
     async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 
 from muster import events
 from muster.agent import wire
-from muster.errors import JobError, MusterError, RunStopped, StartTimeout
+from muster.errors import JobError, MusterError, PlatformError, RunStopped, StartTimeout
 from muster.failure import causes
 from muster.failure.causes import Bearing, Failure, FailureKind
 from muster.failure.diagnosis import process_label
 from muster.job import SESSION, Plan, Status
 from muster.platforms.base import Storage
+from muster.pools.leases import LeaseHeld
 from muster.pools.pool import Pool
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
@@ -66,6 +67,7 @@ class Orchestrator:
         state: what is known of its workers.
         plan: everything it starts; None until the workers' addresses are known.
         cause: the failure that ended it; None where none has.
+        stay: whether it has ended, but workers of it are there for another attempt.
         watch: learns from the platform what the workers cannot say.
         timings: seconds that each phase took.
     """
@@ -90,6 +92,7 @@ class Orchestrator:
         self.state = state
         self.plan: Plan | None = None
         self.cause: Failure | None = None
+        self.stay = False
         self.timings: dict[str, float] = {}
         self._on_plan = on_plan
         self._on_up = on_up
@@ -101,17 +104,23 @@ class Orchestrator:
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
         self._ending = Ending(pool, state, self._launcher)
-        self._exchange = exchange
+        self.exchange = exchange
         if exchange is not None:
             self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
         self._streams = Streams(pool.send)
         pool.listen(self._on_message, self._on_lost, self.watch.on_cut, self.watch.on_back, self._tasks.fail)
+        if exchange is not None:
+            exchange.listen()
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, is_tried_again: Callable[[MusterError], bool] = lambda error: False) -> None:
         """Run it from launch to its end. Returns when it has succeeded and nothing of it is left.
+
+        Args:
+            is_tried_again: asked once of what has ended it. Where it says so, only the processes end, and the workers
+                stay for the next attempt, unless none of them could go on (``stay``).
 
         Raises:
             MusterError: whatever ended the run otherwise, once nothing of it is left.
@@ -125,19 +134,48 @@ class Orchestrator:
             await self._start()
             self._on_up()
             await self._train()
+        except MusterError as error:
+            self.stay = self._tasks.error is None and is_tried_again(error)
+            raise
         finally:
             watching.cancel()
             self._enter("ending")
             try:
                 await self._ending.stop_processes(self.plan)
+                self.stay = self.stay and bool(self.fit)
+                if not self.stay:
+                    await self._ending.dismiss()
+            except BaseException:
+                self.stay = False
+                raise
             finally:
-                await self._ending.release()
+                if not self.stay:
+                    await self.release()
                 await self._tasks.cancel()
                 self._leave_phase()
                 if self.state.first_step_at is not None:
                     self.timings["first_step"] = self.state.first_step_at - began
         if self._tasks.error is not None:
             raise self._tasks.error
+
+    async def release(self) -> None:
+        """End the workers, where they have stayed for another attempt that is not made."""
+        self.stay = False
+        await self._ending.release()
+
+    @property
+    def fit(self) -> list[str]:
+        """Names of the workers that could go on in another attempt: their agents are here, and have nothing left over.
+
+        A worker that counts as lost is none of them, even if it is connected: it may be about to go.
+        """
+        gone = {*causes.OF_WORKER, FailureKind.STOPPED}
+        lost = {failure.worker for failure in self.state.failures if failure.kind in gone} | self.state.preempted
+        return [
+            name
+            for name in self.state.members
+            if name in self.pool.connected and name not in lost and not self.state.has_running([name])
+        ]
 
     async def _launch(self) -> None:
         self._enter("launching")
@@ -146,13 +184,27 @@ class Orchestrator:
         await self._launcher.prestart(launcher)
         self._submitted_at = clock.now()
         try:
-            specs = list(self.state.specs.values())
-            submission = asyncio.ensure_future(self.pool.submit(specs, self.context.submission, self.limits.start))
+            launching = self._replace_missing() if self.pool.handles else self._submit()
+            submission = asyncio.ensure_future(launching)
             await self._is_done(submission)
             submission.result()
         except TimeoutError:
             raise await self._workers_missing() from None
-        self.state.submitted(self.pool.handles, self._submitted_at)
+
+    async def _submit(self) -> None:
+        handles = await self.pool.submit(list(self.state.specs.values()), self.context.submission, self.limits.start)
+        for name, handle in zip(self.state.specs, handles, strict=True):
+            self.state.submitted(name, handle, self._submitted_at)
+
+    async def _replace_missing(self) -> None:
+        """Launch the next generation of every worker that is not there any more; the others stay as they are."""
+        await asyncio.gather(*(self.pool.retire(name) for name in self.state.missing))
+        for name in self.state.missing:
+            try:
+                handle = await self.pool.replace(name, f"{self.context.submission}.{name}", self.limits.start)
+            except LeaseHeld as error:
+                raise PlatformError(f"{name} is lost and cannot be replaced: {error}.", worker=name) from None
+            self.state.submitted(name, handle, clock.now())
 
     async def _connect(self) -> None:
         self._enter("connecting")
@@ -191,8 +243,8 @@ class Orchestrator:
         for note in plan.notes:
             self.state.emit(events.Note(note))
         self._raise_if_over()
-        if self._exchange is not None:
-            await self._ship(self._exchange)
+        if self.exchange is not None:
+            await self._ship(self.exchange)
         if plan.starter:
             for name, process in plan.processes.items():
                 self.pool.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
@@ -279,9 +331,9 @@ class Orchestrator:
 
     async def collect(self) -> None:
         """Get what workers that share no files with the session have written so far. Raises PlatformError."""
-        if self._exchange is not None:
+        if self.exchange is not None:
             gone = [name for name, worker in self.state.workers.items() if worker.status.is_final]
-            await self._exchange.collect(gone)
+            await self.exchange.collect(gone)
 
     async def get(self, worker: str, path: str, target: Path) -> Path:
         """Get a file or a folder from a worker's working directory into a folder, and return its path there.
@@ -290,14 +342,14 @@ class Orchestrator:
             PlatformError: there is none, or it cannot be got.
             OSError: it cannot be written.
         """
-        if self._exchange is not None:
-            return await self._exchange.get(worker, path, target)
+        if self.exchange is not None:
+            return await self.exchange.get(worker, path, target)
         return await in_thread(_copy, Path(self.job.cwd, path), target / path)
 
     async def put(self, source: Path, worker: str, to: str) -> None:
         """Put a file or a folder into a worker's working directory, by the name ``to``. Raises as ``get``."""
-        if self._exchange is not None:
-            await self._exchange.put(source, worker, to)
+        if self.exchange is not None:
+            await self.exchange.put(source, worker, to)
         else:
             await in_thread(_copy, source, Path(self.job.cwd, to))
 
@@ -332,6 +384,9 @@ class Orchestrator:
             self._streams.on_message(worker, message)
         else:
             self.state.on_message(worker, message)
+            if isinstance(message, wire.Preempted):  # all save together, or none can
+                for name in self.state.members:
+                    self.pool.send(name, wire.Notice())
 
     def _on_lost(self, worker: str) -> None:
         self._streams.on_lost(worker)

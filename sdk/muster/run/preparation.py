@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from muster.agent.places import symbol
@@ -21,7 +22,7 @@ from muster.pools.pool import PlatformCalls, Pool
 from muster.records import runs
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
-from muster.run.request import CheckedRun, RunContext
+from muster.run.request import ATTEMPT_VARIABLE, CheckedRun, RunContext
 from muster.run.state import RunState
 from muster.runtime.background import in_thread
 from muster.security.ssh import IDENTITY, KeyPair, generate_key_pair, write_private
@@ -80,9 +81,6 @@ async def _prepare(
     if login:
         write_private(facts.scratch / IDENTITY, login.private)
 
-    def on_plan(plan: Plan) -> None:
-        runs.write_json(run_dir / "plan.json", describe(plan, job))
-
     endpoint = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
     try:
         await endpoint.open(scratch, *checked.session_address, listen=checked.listen, is_coming=checked.is_coming)
@@ -90,13 +88,38 @@ async def _prepare(
         pool = make_pool(context, endpoint, calls)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
         state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+        on_plan = partial(_write_plan, run_dir, job)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
-        if exchange:
-            exchange.listen()
     except BaseException:
         endpoint.close()
         raise
     return orchestrator
+
+
+def prepare_again(
+    before: Orchestrator, number: int, trained: float, *, emit: Callable[[Event], None], on_up: Callable[[], None]
+) -> Orchestrator:
+    """An orchestrator for the next attempt, with the workers that have stayed.
+
+    Args:
+        before: that of the attempt before.
+        number: of the next one, from 1.
+        trained: seconds that all before it have trained.
+        emit, on_up: as ``prepare`` takes them.
+    """
+    checked = before.context.checked.numbered(number, trained)
+    facts = before.facts
+    facts = replace(facts, environment={**facts.environment, ATTEMPT_VARIABLE: str(number)})
+    context = RunContext(checked, facts, before.context.specs)
+    exchange = before.exchange
+    state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+    state.take_over(before.state, before.fit)
+    on_plan = partial(_write_plan, context.run_dir, before.context.checked.job)
+    return Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)
+
+
+def _write_plan(run_dir: Path, job: Job, plan: Plan) -> None:
+    runs.write_json(run_dir / "plan.json", describe(plan, job))
 
 
 def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> Pool:

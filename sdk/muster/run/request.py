@@ -34,6 +34,8 @@ from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
 
+ATTEMPT_VARIABLE = "MUSTER_ATTEMPT"  # in a script's environment: the number of its attempt, from 1
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -159,6 +161,11 @@ class CheckedRun:
         """Place of a launcher: the session, or the first worker where the session does not reach them by itself."""
         return self.members[0][0] if self.is_relayed or self.platform.launches_there else SESSION
 
+    def numbered(self, number: int, trained: float) -> CheckedRun:
+        """The run as its attempt of this number, from 1, runs it on the same platform, after so many seconds."""
+        job = replace(self.job, env={**self.job.env, ATTEMPT_VARIABLE: str(number)})
+        return replace(self, job=job, trained=trained, attempt_number=number)
+
     def attempt(self, number: int, trained: float) -> CheckedRun:
         """The run as its attempt of this number, from 1, runs it, after so many seconds of training.
 
@@ -168,8 +175,7 @@ class CheckedRun:
         Raises:
             JobError, PlatformError: as ``check``.
         """
-        job = replace(self.job, env={**self.job.env, "MUSTER_ATTEMPT": str(number)})
-        again = replace(self, job=job, trained=trained, attempt_number=number)
+        again = self.numbered(number, trained)
         if number == 1 or not self.owns_platform:
             return again
         platform = make_platform(self.request)

@@ -65,6 +65,8 @@ class RunState:
     Attributes:
         workers: what the platform launched, by name.
         members: what the agents reported, by name.
+        agents: process ids of the agents, by name.
+        preempted: names of the workers that are about to be taken away, or have been.
         processes: every process that has been started, by worker and rank.
         expected: how many processes each worker will have started before it can be over; 1 unless set.
         listening: names of the workers whose server accepts connections.
@@ -87,6 +89,9 @@ class RunState:
         self._waits: dict[str, str] = {}  # what workers that are not there yet wait for, as was last told
         self._waits_due = float("-inf")  # from when on a change of that is told
         self.members: dict[str, Member] = {}
+        self.agents: dict[str, int] = {}
+        self.preempted: set[str] = set()
+        self._stayed: set[str] = set()  # workers of the attempt before
         self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
         self.expected: dict[str, int] = {}
         self.listening: set[str] = set()
@@ -113,6 +118,7 @@ class RunState:
             ClockOffset: self._on_clock,
             wire.Started: self._on_started,
             wire.Exited: self._on_exited,
+            wire.Preempted: self._on_preempted,
             wire.HungUp: self._on_hung_up,
             wire.Broken: self._on_broken,
             wire.Listening: self._on_listening,
@@ -179,16 +185,33 @@ class RunState:
 
     # -- from the platform --------------------------------------------------------------------------------------------
 
-    def submitted(self, handles: Sequence[str], since: float) -> None:
-        """Note that the platform has taken the workers, in launch order, and knows them by these handles.
+    def submitted(self, name: str, handle: str, since: float) -> None:
+        """Note that the platform has taken a worker, and knows it by this handle.
 
-        Until it says otherwise they count as placed ``since`` then, on the monotonic clock.
+        Until it says otherwise it counts as placed ``since`` then, on the monotonic clock.
         """
-        for name, handle in zip(self.specs, handles, strict=True):
-            self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
-            self._placed_at[name] = since
-            self.emit(events.WorkerState(status=str(worker.status), address=worker.address), name)
+        self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
+        self._placed_at[name] = since
+        self.emit(events.WorkerState(status=str(worker.status), address=worker.address), name)
         self.changed.set()
+
+    def take_over(self, before: RunState, names: Iterable[str]) -> None:
+        """Have workers of an attempt before from the beginning, with what their agents reported then."""
+        for name in names:
+            self._stayed.add(name)
+            self.submitted(name, before.workers[name].id, clock.now())
+            self.agents[name] = before.agents[name]
+            self._ready(before.members[name])
+
+    def said_of_workers(self) -> str:
+        """Say, in words, which workers have stayed from the attempt before and which are new."""
+        new = [name for name in self.members if name not in self._stayed]
+        if not self._stayed:
+            return "All workers were launched anew."
+        stayed = f"{len(self._stayed)} worker{'s have' if len(self._stayed) != 1 else ' has'} stayed."
+        if not new:
+            return f"All {stayed}" if len(self._stayed) > 1 else f"The {stayed[2:]}"
+        return f"{join_names(new)} {'were' if len(new) > 1 else 'was'} replaced; {stayed}"
 
     @property
     def queued(self) -> list[str]:
@@ -258,7 +281,8 @@ class RunState:
             known: the worker as its platform knows it, which may say what ended it, and what to try.
         """
         when = self.disconnected_at.get(worker, clock.now())
-        kind = FailureKind(known.cause) if known and known.cause else FailureKind.LOST
+        gone = FailureKind.PREEMPTED if worker in self.preempted else FailureKind.LOST
+        kind = FailureKind(known.cause) if known and known.cause else gone
         advice = known.advice if known else None
         # An agent that goes of itself ends what it has started first: what came of that came of its loss.
         began = [failure.time - LATE for failure in self.ended_unasked() if failure.worker == worker]
@@ -286,7 +310,8 @@ class RunState:
         spec = self.specs[worker]
         if self._placed_at.get(worker) is None:  # it has a place, whatever the platform still says
             self._placed_at[worker] = clock.now()
-        self.members[worker] = member = Member(
+        self.agents[worker] = hello.pid
+        member = Member(
             worker,
             spec.role,
             spec.index,
@@ -299,7 +324,12 @@ class RunState:
             cores=hello.cores,
             gpus=hello.gpus,
         )
-        self.emit(events.WorkerReady(member.host, member.ports, member.cores, member.gpus, hello.pid), worker)
+        self._ready(member)
+
+    def _ready(self, member: Member) -> None:
+        self.members[member.name] = member
+        told = events.WorkerReady(member.host, member.ports, member.cores, member.gpus, self.agents[member.name])
+        self.emit(told, member.name)
         self.changed.set()
 
     def _on_clock(self, worker: str, measured: ClockOffset) -> None:
@@ -332,6 +362,11 @@ class RunState:
             self.fail(replace(failure, uncertainty=error + (exited.late or 0.0)))
         if self.is_over(worker):
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
+        self.changed.set()
+
+    def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:
+        self.preempted.add(worker)
+        self._note(f"{worker} is about to be taken away, as a signal to end tells its agent. Scripts are told.", worker)
         self.changed.set()
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:

@@ -65,6 +65,7 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    keeps_workers: ClassVar[bool] = True  # whether another attempt may start its processes on workers that have stayed
 
     @property
     def requires(self) -> tuple[str, ...]:

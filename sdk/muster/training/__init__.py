@@ -1,6 +1,6 @@
 """Modules for training scripts inside workers. They need nothing of the rest of Muster and can be shipped alone.
 
-    from muster.training import report                        any script, any Python from 3.6
+    from muster.training import report, preempted             any script, any Python from 3.6
     from muster.training import partition                     every rank's share of the data; NumPy
     from muster.training import keras as distributed          Keras 3 on Horovod
     from muster.training.checkpoint import Checkpoint         save and resume, on any number of ranks
@@ -11,6 +11,6 @@ standard library and Python 3.6 syntax, `partition` and `states` within NumPy be
 TensorFlow are imported by name only.
 """
 
-from .progress import report
+from .progress import preempted, report
 
-__all__ = ["report"]
+__all__ = ["preempted", "report"]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 import types
 import zlib
 from pathlib import Path
@@ -31,7 +32,7 @@ import tensorflow as tf
 
 from . import communication, horovod
 from .checkpoint import Checkpoint
-from .progress import report, warn
+from .progress import preempted, report, warn
 from .store import write_durably
 
 SAME_EXAMPLES = (
@@ -40,6 +41,7 @@ SAME_EXAMPLES = (
 )
 
 Logs = Optional[Dict[str, Any]]
+SECONDS_PER_LOOK = 1.0  # at whether a worker is about to be taken away
 BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size; what it holds is in memory twice more
 
 
@@ -315,6 +317,8 @@ class ReportProgress(keras.callbacks.Callback):
 class SaveCheckpoints(keras.callbacks.Callback):
     """Saves in `model.fit`, at the end of every epoch and in between; and goes on in the middle of an epoch.
 
+    It also saves when a worker of the run is about to be taken away (`muster.training.preempted`).
+
     There the batches that have been trained on already are taken from the data and passed over: the data must come in
     the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
 
@@ -329,6 +333,9 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self.every = every
         self.position = checkpoint.position
         self._is_resumed = False
+        self._looks_at = 0  # in steps of all, when the ranks ask one another next whether one of them is to go
+        self._looked: Optional[tuple[int, float]] = None  # when they last did: steps, and time
+        self._has_saved_at_notice = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Refuse a folder of another training; arrange for the batches to pass over."""
@@ -353,8 +360,23 @@ class SaveCheckpoints(keras.callbacks.Callback):
         """Save where it is time to."""
         if batch >= self.position.step:  # not one that is passed over
             self.position = self.position.after_step(batch + 1 - self.position.step)
-            if self.every and self.position.total - self.checkpoint.position.total >= self.every:
+            is_time = bool(self.every) and self.position.total - self.checkpoint.position.total >= (self.every or 0)
+            if is_time or (self.position.total >= self._looks_at and self._all_are_told()):
                 self.checkpoint.save(self.position)
+
+    def _all_are_told(self) -> bool:
+        """Return, the same on all ranks, whether any is told for the first time that a worker is to be taken away.
+
+        They look at the same steps, about once a second: how many those are they agree on, too.
+        """
+        total, now = self.position.total, time.monotonic()
+        before, self._looked = self._looked, (total, now)
+        pace = (total - before[0]) / max(now - before[1], 1e-3) if before else 0.0
+        told, mean = horovod.allreduce(tf.constant([float(preempted()), pace], tf.float64), name="preempted").numpy()
+        self._looks_at = total + max(1, int(mean * SECONDS_PER_LOOK))
+        is_first = bool(told > 0) and not self._has_saved_at_notice
+        self._has_saved_at_notice = self._has_saved_at_notice or is_first
+        return is_first
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Save, unless the last step was followed by a checkpoint already."""

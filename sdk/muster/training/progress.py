@@ -23,6 +23,7 @@ ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
 MAX_PER_SECOND = 5  # of each process: as many as somebody who watches can read; agents and session forward them all
 ARGUMENTS = ("step", "epoch", "steps", "epochs", "examples", "bytes_sent")  # of `report`, beside the metrics
+NOTICE = "preempted"  # the file in the worker's scratch folder, which its agent makes
 LIKENESS = 0.85  # of a metric's name to one of these, from which on it is taken for a slip
 MAX_NAMES = 256  # of metrics that are looked at
 SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
@@ -75,6 +76,21 @@ def report(
         _first_step()
     _check_names(metrics)
     _reporter.report(_converted(counts, int), metrics)
+
+
+def preempted() -> bool:
+    """Return whether a worker of this run is about to be taken away, so that now is the time to save a checkpoint.
+
+        if preempted():
+            save(step)
+
+    The platform has told the agent of some worker to end: others need its machine, or somebody drains it. Every process
+    of the run is told, each at some moment of its own: ranks that save together have to agree on one, as
+    `muster.training.keras.SaveCheckpoints` does by itself. It looks for a file, which costs microseconds. A script can
+    go on afterwards: what the platform takes away is ended by the platform.
+    """
+    scratch = os.environ.get("MUSTER_SCRATCH")
+    return bool(scratch) and os.path.exists(os.path.join(str(scratch), NOTICE))
 
 
 def warn(text: str) -> None:
