@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from muster.training import preempted
 
 from tests.support import eventually
 
-# Trains until it is told that a worker goes, and then until it is saved; what comes after is lost. Attempt 2 goes to the end.
+# Saves once it is told that a worker goes, and trains on; what comes after that is lost. Attempt 2 goes to the end.
 TRAINS = """
 import os, pathlib, time
 from muster.training import preempted, report
@@ -43,12 +45,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(**options: Any) -> muster.Cluster:
+@contextlib.contextmanager
+def started(**options: Any) -> Iterator[muster.Cluster]:
     cluster: muster.Cluster = muster.run_cluster(
         2, strategy="processes", worker_script="train.py", memory=0.5, dashboard=False, wait=False, **options
     ).cluster
-    eventually(lambda: all("goes on" in cluster.logs(f"worker-{index}") for index in range(2)), "both train")
-    return cluster
+    try:
+        eventually(lambda: all("goes on" in cluster.logs(f"worker-{index}") for index in range(2)), "both train")
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def agent_of(cluster: muster.Cluster, worker: str) -> int:
@@ -63,7 +69,7 @@ def test_outside_a_run_nothing_is_taken_away() -> None:
 
 
 def test_all_save_when_one_is_told_to_end_and_go_on_from_there(here: Path) -> None:
-    with start(restarts=1) as cluster:
+    with started(restarts=1) as cluster:
         agent = agent_of(cluster, "worker-1")
         os.kill(agent, signal.SIGTERM)
         eventually(lambda: all((here / f"checkpoint-{index}").exists() for index in range(2)), "both have saved")
@@ -80,7 +86,7 @@ def test_all_save_when_one_is_told_to_end_and_go_on_from_there(here: Path) -> No
 
 
 def test_a_second_signal_ends_it_at_once(here: Path) -> None:
-    with start() as cluster:
+    with started() as cluster:
         agent = agent_of(cluster, "worker-1")
         os.kill(agent, signal.SIGTERM)
         eventually(lambda: (here / "checkpoint-1").exists(), "it is told")
