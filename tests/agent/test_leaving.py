@@ -76,6 +76,6 @@ def test_an_agent_that_is_told_twice_tells_its_processes_once(worker: Launched) 
     worker.output_with("about to be taken away")
     for _ in range(2):
         os.kill(worker.hello["pid"], signal.SIGTERM)
-        worker.output_with("told")
+        worker.output_with("\ntold")
     worker.session.wait_for("hung_up")
-    assert worker.session.output().count("told") == 1
+    assert worker.session.output().count("\ntold") == 1

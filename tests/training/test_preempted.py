@@ -60,7 +60,7 @@ def started(**options: Any) -> Iterator[muster.Cluster]:
 def agent_of(cluster: muster.Cluster, worker: str) -> int:
     """Return the process id of a worker's first agent."""
     ready = [event for event in runs.Run(cluster.run_dir).events() if isinstance(event.data, WorkerReady)]
-    return next(event.data.pid or 0 for event in ready if event.worker == worker)
+    return next(int(event.data["pid"]) for event in ready if event.worker == worker)
 
 
 def test_outside_a_run_nothing_is_taken_away() -> None:

@@ -453,7 +453,9 @@ class Agent:
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
-        elif not (self._is_told_to_end and isinstance(report, wire.Raised)):  # its script may raise when it is told to end
+        elif not (
+            self._is_told_to_end and isinstance(report, wire.Raised)
+        ):  # its script may raise when it is told to end
             self._pace.flush()
             self._link.send(report)
 
