@@ -77,3 +77,13 @@ def test_where_a_worker_has_no_sshd_the_launcher_that_was_begun_is_dropped_and_i
         (note,) = [event.data["text"] for event in outcome.events if event.kind == "note"]
         assert "nobody can log in to worker-1 (it has no sshd)" in note
         assert "start" in outcome.ordered("worker-1")
+
+
+def test_a_launcher_that_goes_with_its_agent_is_not_the_cause(scene: Scene) -> None:
+    agent = scene.workers["worker-0"]
+    scene.at(5, agent.exit, rank=0, signal=15, reason="stopped")
+    scene.at(5.99, lambda: agent.end_launcher(signal=9))
+    scene.at(6, agent.hang_up)
+    outcome = scene.play()
+    assert isinstance(outcome.error, WorkerLost)
+    assert outcome.error.worker == "worker-0"

@@ -397,6 +397,9 @@ class Orchestrator:
         if code or not is_done:
             signal = -code if code < 0 else None
             launcher = self.plan.launcher if self.plan else None
+            if launcher and any(failure.worker == launcher.where for failure in self.state.ended_unasked()):
+                self.state.changed.set()
+                return  # its agent ends everything of itself, and why that goes is told next
             name = launcher.title if launcher else ""
             exit_code = None if signal else code
             self.state.fail(
