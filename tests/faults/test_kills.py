@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, WorkerLost
+from muster.errors import LauncherFailed, MusterError, RunFailed, WorkerKilled, WorkerLost, WorkerPreempted
 from muster.run.cluster import Cluster
 from muster.strategies.processes import Processes
 
@@ -55,7 +55,7 @@ def test_a_process_of_a_worker_is_killed(scene: Scene, victim: str, error: type[
     assert_recorded(scene, failure)
 
 
-def test_a_worker_whose_process_and_agent_are_told_to_end_is_lost(scene: Scene) -> None:
+def test_a_worker_whose_process_and_agent_are_told_to_end_was_preempted(scene: Scene) -> None:
     cluster = scene.start()
     scene.wait_for_phase("training")
     scene.kill("process worker-1", "agent worker-1", signum=signal.SIGTERM)
@@ -64,7 +64,7 @@ def test_a_worker_whose_process_and_agent_are_told_to_end_is_lost(scene: Scene) 
         os.kill(pid, signal.SIGCONT)
         eventually(functools.partial(is_gone, pid), f"the {part} has ended")
     failure = failure_of(cluster)
-    assert type(failure) is WorkerLost
+    assert type(failure) is WorkerPreempted
     assert failure.worker == "worker-1"
     scene.assert_nothing_left()
     assert_recorded(scene, failure)
