@@ -297,3 +297,12 @@ def test_the_order_in_which_failures_come_never_changes_the_verdict(failures: li
     shuffled = list(failures)
     dice.shuffle(shuffled)  # type: ignore[attr-defined]
     assert root_cause(shuffled) == root_cause(failures)
+
+
+def test_of_two_that_may_explain_each_other_the_one_that_speaks_more_for_itself_is_named() -> None:
+    """An end that became known 16 ms late, beside a connection that broke for it, by clocks that are 4 ms off."""
+    own = replace(exited(0, 100.016, 7), uncertainty=0.004)
+    broken = [replace(failure, uncertainty=0.004) for failure in (broke(1, 100.0005), exited(1, 100.0205))]
+    cause = root_cause([own, *broken])
+    assert cause is not None
+    assert cause.source == own.source

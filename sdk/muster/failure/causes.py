@@ -214,12 +214,15 @@ def _first(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
-    """The failures that no other leads to, or all where each leads to another. Two that may explain each other stay."""
-    found = [
-        failure
-        for failure in timelines
-        if not any(_leads_to(other, failure) and not _leads_to(failure, other) for other in timelines)
-    ]
+    """The failures that no other leads to, or all where each leads to another.
+
+    Of two that may explain each other, as the clocks do not tell, the one that speaks more for itself stays, or both.
+    """
+
+    def explains(cause: Failure, echo: Failure) -> bool:
+        return _leads_to(cause, echo) and (cause.bearing < echo.bearing or not _leads_to(echo, cause))
+
+    found = [failure for failure in timelines if not any(explains(other, failure) for other in timelines)]
     return found or list(timelines)
 
 
