@@ -124,6 +124,17 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     assert note in replay(recorded).notes
 
 
+def test_horovodrun_that_has_lost_a_worker_takes_no_other_along(here: Path) -> None:
+    (here / "train.py").write_text(TRAINS.replace('"RANK"', '"HOROVOD_RANK"'))
+    env = {"FAULT": LOST, "FAULTS": json.dumps({"1 1": 7})}
+    result = muster.run_cluster(
+        3, strategy="horovod", worker_script="train.py", env=env, memory=0.5, dashboard=False, restarts=1
+    ).cluster.result
+    assert result.status == "succeeded"
+    agents = agents_of(runs.open_run())
+    assert [len(set(agents[name])) for name in ("worker-0", "worker-1", "worker-2")] == [1, 2, 1]
+
+
 def test_all_workers_stay_where_only_a_rank_was_killed() -> None:
     assert run(KILLED, {"1 1": 7}, restarts=1).result.status == "succeeded"
     assert [len(set(pids)) for pids in agents_of(runs.open_run()).values()] == [1, 1]

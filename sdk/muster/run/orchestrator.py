@@ -169,8 +169,9 @@ class Orchestrator:
 
         A worker that counts as lost is none of them, even if it is connected: it may be about to go.
         """
-        gone = {*causes.OF_WORKER, FailureKind.STOPPED}
-        lost = {failure.worker for failure in self.state.failures if failure.kind in gone} | self.state.preempted
+        # Not those whose ranks their agents have ended: that is what comes of it where horovodrun has lost another.
+        lost = {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
+        lost |= self.state.preempted
         return [
             name
             for name in self.state.members
