@@ -50,6 +50,30 @@ while not Path("seen").exists() and time.monotonic() < ends:
     time.sleep(0.1)
 dashboard.close()
 """  # noqa: E501
+# Two ranks tell of their steps between two ticks of the view; the one that the curve follows begins last.
+BURST = """
+import time
+from pathlib import Path
+from muster.dashboard.display import dashboard_of
+from muster.events import Event
+
+class Cluster:
+    run_dir = Path()
+    ask_to_stop = interrupt = stacks = None
+
+dashboard = dashboard_of(Cluster())
+dashboard(Event("run_requested", data={"job": {"name": "burst"}}))
+def train(rank, first, last):
+    for step in range(first, last + 1):
+        metrics = {"loss": 1 / step + rank}
+        dashboard(Event("progress", f"worker-{rank}", {"rank": rank, "step": step, "steps": 60, "metrics": metrics}))
+train(1, 1, 5)
+ends = time.monotonic() + 60
+while not Path("seen").exists() and time.monotonic() < ends: time.sleep(0.1)
+train(0, 1, 30)
+while not Path("seen-again").exists() and time.monotonic() < ends: time.sleep(0.1)
+dashboard.close()
+"""
 Open = Callable[..., Notebook]
 
 
@@ -292,3 +316,21 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
     kinds = [output.output_type for output in notebook.save().cells[0].outputs]
     assert "stream" in kinds
     assert "error" not in kinds, "who stops a run need not look into an error"
+
+
+def test_a_chart_has_every_step_however_many_are_told_between_two_ticks(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    notebook = open_notebook(lab, BURST)
+    notebook.run()
+    chart = page.locator(".muster-chart")
+    first, last = chart.locator(".muster-x span").first, chart.locator(".muster-x span").last
+    expect(last).to_have_text("5", timeout=30_000)
+    expect(first).to_have_text("step 1")
+
+    (lab.root / "seen").touch()
+
+    expect(last).to_have_text("30")
+    expect(first).to_have_text("step 1")
+    assert (chart.locator("path").get_attribute("d") or "").count("L") == 29, "those of one rank, all of them"
+    (lab.root / "seen-again").touch()

@@ -20,31 +20,46 @@ class Browser:
         self.run: dict[str, Any] = {}
         self.names: list[str] = []
         self.columns: dict[str, list[Any]] = {title: [] for title in COLUMNS}
+        self.curves: dict[str, list[Any]] = {}
 
     def take(self, diff: dict[str, Any] | None) -> None:
         if diff is None:
             return
         diff = json.loads(json.dumps(diff, allow_nan=False))
+        if diff["kind"] == "snapshot":
+            self.run, self.names = diff["run"], diff["names"]
+            self.columns, self.curves = diff["columns"], diff["curves"]
+            return
         self.run |= diff["run"]
-        self.names += diff["names"]
+        self.names += [name for name in diff["names"] if name not in self.names]
         for title, values in diff["columns"].items():
             column = self.columns[title]
             column += [None] * (len(self.names) - len(column))
             for row, value in zip(diff["rows"], values, strict=True):
                 column[row] = value
+        for name in diff["anew"]:
+            self.curves[name] = []
+        for name, points in diff["points"].items():
+            self.curves.setdefault(name, []).extend(points)
 
     def matches(self, state: LiveState) -> bool:
         snapshot = json.loads(json.dumps(state.snapshot(), allow_nan=False))
-        return (self.names, self.columns) == (snapshot["names"], snapshot["columns"])
+        seen = (self.names, self.columns, self.curves)
+        return seen == (snapshot["names"], snapshot["columns"], snapshot["curves"])
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.sets(st.integers(0, len(failing(4)))))
-def test_diffs_taken_at_any_time_add_up_to_the_snapshot(asked: set[int]) -> None:
+@given(st.sets(st.integers(0, len(failing(4)))), st.sets(st.integers(0, len(failing(4))), max_size=3), st.booleans())
+def test_diffs_taken_at_any_time_add_up_to_the_snapshot(asked: set[int], opened: set[int], backwards: bool) -> None:
     state, browser = LiveState(), Browser()
-    for number, event in enumerate(failing(4)):
+    events = failing(4)
+    if backwards:  # rank 0, which the curves follow, is the last to tell of its steps
+        events = sorted(events, key=lambda event: (event.time, event.kind, -int(event.data.get("rank", 0))))
+    for number, event in enumerate(events):
         if number in asked:
             browser.take(state.take_diff())
+        if number in opened:  # another view asks, and all are answered
+            browser.take(state.snapshot())
         state(event)
     browser.take(state.take_diff())
 
@@ -65,6 +80,26 @@ def test_a_diff_has_only_what_has_changed() -> None:
     assert diff is not None
     assert (diff["rows"], diff["columns"], diff["points"], diff["names"]) == ([1], {"cpu": [0.5]}, {}, [])
     assert diff["number"] == 2
+
+
+def test_a_diff_has_all_steps_since_the_one_before_it() -> None:
+    state = LiveState()
+    for event in starting(1):
+        state(event)
+    state.take_diff()
+    for step in range(1, 12):  # more than one between two ticks
+        state(at(3 + step / 100, "progress", "worker-0", rank=0, step=step, metrics={"loss": 1.0}))
+    diff = state.take_diff()
+    assert diff is not None
+    assert [step for step, _ in diff["points"]["loss"]] == list(range(1, 12))
+
+    for step in range(12, 5000):  # a history that is thinned out meanwhile
+        state(at(4 + step / 100, "progress", "worker-0", rank=0, step=step, metrics={"loss": 1.0}))
+        if step % 7 == 0:
+            diff = state.take_diff()
+            assert diff is not None
+            assert len(diff["points"]["loss"]) <= 7
+            assert diff["points"]["loss"][-1] == [step, 1.0]
 
 
 def test_of_many_workers_with_news_all_have_their_turn() -> None:

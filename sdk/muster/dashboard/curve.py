@@ -28,6 +28,12 @@ class Curve:
         self._kept: list[Point] = []
         self._stride = 1
         self._count = 0
+        self._sources = 0
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """A mark that ``since`` goes on from: how often it has begun anew, and how many points it was given since."""
+        return self._sources, self._count
 
     @property
     def points(self) -> list[Point]:
@@ -36,10 +42,19 @@ class Curve:
             return list(self._kept)
         return [*self._kept, self.last]
 
+    def since(self, seen: tuple[int, int]) -> list[Point]:
+        """The points that are left of those added after a mark of this source, oldest first."""
+        first = -(-seen[1] // self._stride)  # points[i] was the i * stride-th to be added
+        points = self._kept[first:]
+        if self.last is not None and seen[1] < self._count and not (points and points[-1] is self.last):
+            points.append(self.last)
+        return points
+
     def add(self, source: tuple[Any, ...], point: Point) -> None:
         """Append a point, unless it comes from a source other than the one that is followed."""
         if self._source is None or source < self._source:
             self._source, self._kept, self._stride, self._count = source, [], 1, 0
+            self._sources += 1
         elif source != self._source:
             return
         self.last = point

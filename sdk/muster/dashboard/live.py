@@ -62,7 +62,7 @@ class LiveState:
         self._sent: Columns = {title: [] for title in COLUMNS}
         self._indices: dict[str, int] = {}
         self._head: dict[str, Any] = {}
-        self._points: dict[str, Point] = {}
+        self._seen: dict[str, tuple[int, int]] = {}  # how much of each curve has been sent
         self._aggregates: dict[str, Any] = {}
         self._aggregated_at = float("-inf")
 
@@ -81,9 +81,9 @@ class LiveState:
         """Return the changes since the last call; None where there are none.
 
         ``names`` are new workers, in order; ``columns`` has, for each column with any news, the values of the workers
-        whose indices are ``rows``; ``points`` is the newest point of each curve that has grown. Of more than
-        ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has ended; those that have
-        failed or changed their state wait for nobody.
+        whose indices are ``rows``; ``points`` are the new ones of each curve that has grown, and of those in ``anew``
+        all there are. Of more than ``MOST_ROWS`` workers with news the rest waits for the next call, until the run has
+        ended; those that have failed or changed their state wait for nobody.
         """
         with self.lock:
             if self.view.version == self._version and not self._changed:
@@ -92,6 +92,7 @@ class LiveState:
             self._number += 1
             new = self._take_names()
             rows, columns = self._take_columns(new)
+            points, anew = self._take_points()
             return {
                 "kind": "diff",
                 "number": self._number,
@@ -100,12 +101,17 @@ class LiveState:
                 "names": [self.view.workers[name].name for name in new],
                 "rows": rows,
                 "columns": columns,
-                "points": self._take_points(),
+                "points": points,
+                "anew": anew,
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for a browser that knows nothing yet. Diffs go on as if it had not been asked for."""
+        """Everything, for a browser that knows nothing yet; all that read the diffs have to read it.
+
+        Diffs go on with the points after it, and with all else as if it had not been asked for.
+        """
         with self.lock:
+            self._seen = {name: curve.seen for name, curve in self.view.curves.items()}
             workers = list(self.view.workers.values())
             return {
                 "kind": "snapshot",
@@ -153,13 +159,18 @@ class LiveState:
         self._head = head
         return news
 
-    def _take_points(self) -> dict[str, list[float | None]]:
-        news = {}
+    def _take_points(self) -> tuple[dict[str, list[list[float | None]]], list[str]]:
+        """Return the new points of each curve, and the curves that follow another rank than those sent before."""
+        news, anew = {}, []
         for name, curve in self.view.curves.items():
-            if curve.last is not None and curve.last is not self._points.get(name):
-                self._points[name] = curve.last
-                news[name] = _plain(curve.last)
-        return news
+            before, self._seen[name] = self._seen.get(name, (0, 0)), curve.seen
+            if curve.seen == before:
+                continue
+            if curve.seen[0] != before[0]:
+                anew.append(name)
+                before = (curve.seen[0], 0)
+            news[name] = [_plain(point) for point in curve.since(before)]
+        return news, anew
 
 
 _NEW = object()  # equals nothing, so that everything of a new worker is news

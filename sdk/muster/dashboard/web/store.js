@@ -35,17 +35,16 @@ class Store {
       const column = (this.columns[title] ??= []);
       message.rows.forEach((row, i) => { column[row] = values[i]; });
     }
-    for (const [name, point] of Object.entries(message.points)) this.addPoint(name, point);
+    for (const name of message.anew) this.curves.set(name, []);
+    for (const [name, points] of Object.entries(message.points)) this.addPoints(name, points);
     return true;
   }
 
-  addPoint(name, point) {
-    const curve = this.curves.get(name) ?? [];
+  // Of a long curve every other point stays, and the first and the last one always do.
+  addPoints(name, points) {
+    let curve = [...(this.curves.get(name) ?? []), ...points];
+    while (curve.length > MAX_POINTS) curve = curve.filter((_, i) => i % 2 === 0 || i === curve.length - 1);
     this.curves.set(name, curve);
-    const last = curve[curve.length - 1];
-    if (last && last[0] === point[0] && last[1] === point[1]) return;
-    curve.push(point);
-    if (curve.length > MAX_POINTS) this.curves.set(name, curve.filter((_, i) => i % 2 === curve.length % 2));
   }
 
   // The session's time, by this computer's clock.
