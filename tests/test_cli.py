@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 from muster import errors
 from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
+from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
 from muster.events import Event
 from muster.job import Resources
@@ -31,6 +32,7 @@ from muster.records import runs
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
+from muster.text.arguments import Argument, ArgumentText
 
 from tests.dashboard.recording import TRAINING
 
@@ -579,6 +581,30 @@ def test_nothing_fails_behind_head(command: str) -> None:
 def test_a_failure_is_still_one_behind_head(tmp_path: Path) -> None:
     line = f"set -o pipefail; {sys.executable} -m muster plan absent.py | head -n 1"
     assert subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "runs", "runs --json", "logs last", "explain last"])
+def test_output_that_cannot_be_written_is_an_error(command: str) -> None:
+    run = recorded()
+    (run.path / "logs" / "worker-0.log").write_text("a line\n")
+    line = f"{sys.executable} -m muster {command} > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "Error: The output cannot be written: No space left on device.\n",
+    )
+
+
+def test_output_that_cannot_be_written_hides_no_other_error() -> None:
+    line = f"{sys.executable} -m muster plan --json absent.py > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "absent.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_advice_names_a_flag_without_a_value() -> None:
+    assert as_options(ArgumentText(Argument("from_scratch", True))) == "--from-scratch"
 
 
 def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numbers import Number
 from typing import Any
 
 from muster.errors import JobError
+from muster.text.arguments import Argument, ArgumentText
 
 OTHER_NAMES = {
     "worker_script": "script file filename path function func fn target entrypoint entry_point program main train_fn",
@@ -171,7 +172,8 @@ def duration(name: str, length: Any) -> float | None:
         seconds = float(length)  # type: ignore[arg-type]
     if not 0 < seconds <= LONGEST_SPAN:
         raise JobError(
-            f"{name} is {length!r}; it must be a time span.", advice=f'{name}="8h", "90m", "1d", or a number of seconds'
+            ArgumentText(Argument(name), f" is {length!r}; it must be a time span."),
+            advice=ArgumentText(Argument(name, "8h"), " or 90m or 1d, or a number of seconds"),
         )
     return seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,10 +58,15 @@ class ErrorsAsExitCodes(click.Group):
         extra.setdefault("terminal_width", columns(otherwise=100))
         return super().make_context(*args, **extra)
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run as a program. Help is printed before any command is run, perhaps to where it cannot be."""
+        with _stdout_may_end():
+            return super().main(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for. Whoever reads what it prints may have read enough before its end."""
+        """Run the command that was asked for."""
         try:
-            with _stdout_may_close():
+            with _stdout_may_end():
                 return super().invoke(ctx)
         except MusterError as error:
             _say(
@@ -73,19 +79,35 @@ class ErrorsAsExitCodes(click.Group):
 
 
 @contextlib.contextmanager
-def _stdout_may_close() -> Iterator[None]:
-    """Let nothing fail because standard output is a pipe that nobody reads any more, as behind ``| head``."""
+def _stdout_may_end() -> Iterator[None]:
+    """Let nothing fail because standard output is a pipe that nobody reads any more, as behind ``| head``.
+
+    Where it takes nothing for another reason, such as a full disk, that is an error, but none that hides another.
+    """
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError as error:
+    except OSError as error:
+        if not _is_of_output(error):
+            raise
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())  # what is still to be written goes there when the interpreter ends
         os.close(null)
-        if isinstance(error.__context__, (click.exceptions.Exit, SystemExit, MusterError)):
-            raise error.__context__ from None
+        is_closed, before = isinstance(error, BrokenPipeError), error.__context__
+        has_failed = isinstance(before, MusterError) or bool(getattr(before, "exit_code", getattr(before, "code", 0)))
+        if isinstance(before, (click.exceptions.Exit, SystemExit, MusterError)) and (is_closed or has_failed):
+            raise before from None
+        if not is_closed:
+            _say(click.style("Error: ", fg="red", bold=True), f"The output cannot be written: {error.strerror}.")
+            sys.exit(FAILED)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return whether writing to standard output has raised this: by click, or by the flush above."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"] in ("click.utils", __name__)
 
 
 def _say(*words: str) -> None:

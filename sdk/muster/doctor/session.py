@@ -205,6 +205,12 @@ def check_disk(checked: CheckedRun) -> Iterator[Finding]:
     """Check that there is room for logs, records and what scripts write."""
     for path, variable in ((muster_home(), "MUSTER_HOME"), (Path(tempfile.gettempdir()), "TMPDIR")):
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        try:
+            tempfile.TemporaryFile(dir=existing).close()
+        except OSError as error:
+            text = f"no file can be made in {existing}: {error.strerror}"
+            yield Finding("error", "disk", text, f"{variable}= a folder that you may write to")
+            continue
         free = shutil.disk_usage(existing).free
         level = "error" if free < TOO_LITTLE else "warning" if free < LITTLE else "ok"
         fix = "" if level == "ok" else f"make room there, or {variable}= a folder elsewhere"

@@ -76,8 +76,8 @@ class Observers:
     def end(self) -> None:
         """Tell nothing more, and log how much has not been told."""
         for queued in self._queued():
-            if not queued.is_done():
-                logger.warning("an observer is too slow: the last %d events of its run are not told", queued.end())
+            if not queued.is_done() and (left := queued.end()):
+                logger.warning("an observer is too slow: the last %d events of its run are not told", left)
 
     def _queued(self) -> list[QueuedObserver]:
         return [teller for _, teller in list(self._tellers) if isinstance(teller, QueuedObserver)]
