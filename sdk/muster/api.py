@@ -248,7 +248,7 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
     try:
-        with interrupts.held(cluster.interrupt), without_echo():
+        with interrupts.held(cluster.interrupt, cluster.log_dir), without_echo():
             _make_room(cluster, replace_same_name=is_named)
             cluster.start()
             if has_script and wait:
@@ -280,7 +280,7 @@ def _hint_at_reuse(cluster: Cluster) -> None:
         _cold.append(cluster.job.name)
         if len(_cold) == SECOND:
             # To standard output: notebooks show the other one as red as an error.
-            print("With run_cluster(..., reuse=True) runs after the next one start in seconds: docs/pools.md")
+            print("Add reuse=True to this call: from its second run on it starts in seconds.")
 
 
 def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:

@@ -30,7 +30,7 @@ from muster.events import Event
 
 class Cluster:
     run_dir = Path()
-    def interrupt(self): pass
+    def ask_to_stop(self): pass
     def stacks(self): return {}
 
 dashboard = dashboard_of(Cluster())
@@ -59,7 +59,7 @@ from muster.events import Event
 
 class Cluster:
     run_dir = Path()
-    ask_to_stop = interrupt = stacks = None
+    ask_to_stop = stacks = None
 
 dashboard = dashboard_of(Cluster())
 dashboard(Event("run_requested", data={"job": {"name": "burst"}}))
@@ -313,8 +313,11 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
 
     expect(page.locator(".jp-OutputArea-output table")).to_contain_text("stopped")
     assert took < 2
-    kinds = [output.output_type for output in notebook.save().cells[0].outputs]
+    outputs = notebook.save().cells[0].outputs
+    kinds = [output.output_type for output in outputs]
     assert "stream" in kinds
+    said = next(output.text for output in outputs if output.output_type == "stream")
+    assert said.startswith(f"The run was stopped ({'by request' if name == 'lab' else 'interrupted'})")
     assert "error" not in kinds, "who stops a run need not look into an error"
 
 

@@ -249,7 +249,7 @@ def test_workers_that_have_to_share_the_machine_are_noted_in_the_run(script: Any
     cores = len(os.sched_getaffinity(0))
     cluster = run(script("print(1)"), n_workers=2, cpu=cores).cluster
     notes = [event.data["text"] for event in muster.open_run(cluster.run_id).events() if event.kind == "note"]
-    assert [note.partition(":")[0] for note in notes] == [f"2 x {cores} cores on this machine's {cores}"]
+    assert [note.partition(":")[0] for note in notes] == [f"2 workers x {cores} cores on this machine's {cores}"]
 
 
 @pytest.mark.parametrize(

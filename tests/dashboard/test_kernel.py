@@ -98,9 +98,13 @@ def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
     assert "no data" in logs
 
 
-def test_a_run_that_was_stopped_is_told_in_a_line_and_ends_the_cell(execute: Any) -> None:
+CLICK = "from muster.dashboard.display import controls_of\ncontrols_of(shown.cluster).stop()"
+
+
+@pytest.mark.parametrize("stop", ["shown.cluster.stop()", CLICK])
+def test_a_run_that_was_stopped_is_told_in_a_line_and_ends_the_cell(execute: Any, stop: str) -> None:
     broken = "1 / 0"
-    stopped = "shown.cluster.stop(); shown.cluster.result"
+    stopped = f"{stop}\nshown.cluster.wait()"
     long = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
     notebook = execute(broken, long, stopped, "muster.run_cluster(0)")
 

@@ -30,8 +30,8 @@ class Shown(Protocol):
         """The run's folder."""
         ...
 
-    def interrupt(self) -> None:
-        """Have the run end."""
+    def ask_to_stop(self) -> None:
+        """Ask the run to end."""
         ...
 
     def stacks(self) -> dict[str, str]:

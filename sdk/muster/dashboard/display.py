@@ -46,7 +46,7 @@ def show(shown: Cluster | Run) -> None:
 
 def controls_of(cluster: Shown) -> Controls:
     """Return the actions that can be taken on a cluster of this session."""
-    return Controls(cluster.interrupt, cluster.stacks, is_own=True)
+    return Controls(cluster.ask_to_stop, cluster.stacks, is_own=True)
 
 
 def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:

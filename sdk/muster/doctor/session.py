@@ -144,7 +144,7 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
     workers = sum(checked.strategy.roles(job).values())
     found = []
     if slots and slots > max(resources.cpu, 1):
-        text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and wait for one another"
+        text = f"{slots} processes share the {resources.cpu:g} cores of each worker, and each is slower"
         found.append(
             Finding(
                 "warning", "resources", text, ArgumentText(Argument("cpu", slots), ", or fewer ", Argument("slots"))

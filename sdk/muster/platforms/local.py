@@ -91,8 +91,8 @@ class LocalPlatform(Platform):
         found = []
         if workers * resources.cpu > cores:
             found.append(
-                f"{workers} x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} on this machine's {cores}: "
-                "the workers wait for one another."
+                f"{workers} workers x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} "
+                f"on this machine's {cores}: they share them, and each is slower."
             )
         if workers * resources.memory_bytes > memory:
             found.append(

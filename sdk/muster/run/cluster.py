@@ -173,6 +173,10 @@ class Cluster:
         """Folder of the run, with all logs."""
         return self._execution.run_dir
 
+    def log_dir(self) -> Path | None:
+        """Folder of the run's logs; None before it has started."""
+        return self.run_dir / "logs" if self.run_id else None
+
     @without_inner_frames
     def start(self) -> Cluster:
         """Launch everything, and return once every server listens or every rank runs.
@@ -226,9 +230,13 @@ class Cluster:
         if on_background_thread() or self._observers.are_calling():
             self._execution.ask_to_stop("by an observer")
             return
-        with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE)):
-            self._execution.ask_to_stop("by request")
+        with interrupts.held(lambda number: self._execution.ask_to_stop(AT_ONCE), self.log_dir):
+            self.ask_to_stop()
             self._block_on(self._wait_for_end)
+
+    def ask_to_stop(self) -> None:
+        """Ask a run that is under way to end, as ``stop`` does, without waiting for it."""
+        self._execution.ask_to_stop("by request")
 
     def interrupt(self, number: int = 1) -> None:
         """Have the run end, without waiting for it; from the second interrupt on without time for the processes to end.
@@ -431,7 +439,7 @@ class Cluster:
     def _ending_at_interrupt(self) -> Iterator[None]:
         """Have an interrupt end the run, and raise it once nothing of the run is left."""
         try:
-            with interrupts.held(self.interrupt):
+            with interrupts.held(self.interrupt, self.log_dir):
                 yield
         except KeyboardInterrupt:  # here at once where interrupts could not be held
             self.stop()

@@ -6,14 +6,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """An interrupt that has been dealt with: the run has ended, and nothing of it is left."""
+    """An interrupt that has been dealt with: the run has ended, and no process of it is left."""
 
-    def __init__(self) -> None:
-        super().__init__("The run was stopped (interrupted); nothing of it is left.")
+    def __init__(self, logs: Path | None = None) -> None:
+        where = f" Logs: {logs}" if logs else ""
+        super().__init__(f"The run was stopped (interrupted); no process of it is left.{where}")
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows: no frames, since there is nothing to look for."""
@@ -21,12 +23,13 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
+def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """Have ``on_interrupt(n)`` called at the n-th interrupt, and KeyboardInterrupt raised only at the end.
 
     Otherwise it would be raised between any two instructions, also between those that deal with the one before.
-    ``on_interrupt`` runs there, too, and must take no lock. Interrupts reach the main thread alone; and a handler that
-    is not Python's own (another ``held`` further out, or a debugger's) is left in place.
+    ``on_interrupt`` runs there, too, and must take no lock; ``logs`` gives the folder that the exception names.
+    Interrupts reach the main thread alone; and a handler that is not Python's own (another ``held`` further out, or a
+    debugger's) is left in place.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -45,4 +48,4 @@ def held(on_interrupt: Callable[[int], None]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if count:
-            raise RunInterrupted from None  # whatever it made of the work it interrupted
+            raise RunInterrupted(logs()) from None  # whatever it made of the work it interrupted

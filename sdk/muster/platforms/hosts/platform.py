@@ -356,8 +356,8 @@ def _shortages_on(login: Login, resources: Resources, workers: int) -> list[str]
     found = []
     if workers * resources.cpu > cores:
         found.append(
-            f"{workers} x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} on {host}, which has {cores}: "
-            "the workers wait for one another."
+            f"{workers} workers x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} "
+            f"on {host}, which has {cores}: they share them, and each is slower."
         )
     if workers * resources.memory_bytes > memory:
         found.append(
