@@ -116,6 +116,47 @@ def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apa
     expect(page.locator(".muster-more-below")).to_have_count(0)
 
 
+# Texts of charts that are beyond their own chart, names without a tooltip, and plots that are not where others are.
+CHARTS = """() => {
+    const charts = [...document.querySelectorAll(".muster-chart")].map(chart => chart.getBoundingClientRect());
+    const beyond = [...document.querySelectorAll(".muster-chart :is(strong, b, .muster-high, .muster-low, svg)")]
+        .filter(part => part.tagName === "STRONG" ? part.title !== part.textContent : part.scrollWidth > part.clientWidth + 1 && part.clientWidth)
+        .map(part => part.outerHTML);
+    const range = document.createRange();
+    for (const part of document.querySelectorAll(".muster-chart :is(strong, b, .muster-high, .muster-low, svg)")) {
+        range.selectNodeContents(part);
+        const own = part.closest(".muster-chart").getBoundingClientRect();
+        const box = part.matches("strong, svg") ? part.getBoundingClientRect() : range.getBoundingClientRect();
+        if (box.left < own.left - 1 || box.right > own.right + 1 || box.right > innerWidth) beyond.push(part.outerHTML);
+    }
+    const tops = [...document.querySelectorAll(".muster-chart svg")].map(plot => plot.getBoundingClientRect().top);
+    charts.forEach((chart, i) => charts.forEach((other, j) => {
+        if (chart.top === other.top && Math.abs(tops[i] - tops[j]) > 1) beyond.push(`plots ${i} and ${j}`);
+        if (i !== j && chart.top === other.top && chart.left < other.right && other.left < chart.right) beyond.push(`${i} over ${j}`);
+    }));
+    return beyond;
+}"""  # noqa: E501
+
+
+def test_charts_of_any_names_stay_within_themselves_and_in_line(page: Page, tmp_path: Path) -> None:
+    values = {"learning_rate": 1e-5, "val_learning_rate": 2e-5, "test_learning_rate": 0.00123456}
+    values |= {"a_rather_long_metric_name_for_a_chart": 1e7, "val_loss": -29_123_456.0}
+    reports = [
+        at(24, "progress", "worker-0", rank=0, step=n, metrics={name: n * value for name, value in values.items()})
+        for n in range(1, 4)
+    ]
+    show(page, recorded([*training(), *reports]), tmp_path)
+
+    expect(page.locator(".muster-chart")).to_have_count(4)
+    for width in (480, 640, 800, 1024, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(CHARTS) == [], width
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+    expect(page.locator(".muster-chart strong").last).to_have_attribute(
+        "title", "a_rather_long_metric_name_for_a_chart"
+    )
+
+
 def test_the_command_that_would_repeat_the_run_can_be_copied(page: Page, tmp_path: Path) -> None:
     events = training()
     events[0].data["job"]["script"] = {"kind": "file", "target": "train.py"}

@@ -102,6 +102,26 @@ def test_training_is_solid_validation_dashed_and_one_value_a_dot() -> None:
     assert picture.count("<circle") == 2, "one in the caption, one on the curve"
 
 
+def test_a_long_name_leaves_room_for_the_values() -> None:
+    label, picture = chart("a_rather_long_metric_name_for_a_chart", {"train": [(0, 1.0), (1, 2.0)], "val": [(1, 3.0)]})
+
+    assert label.startswith("a_rather_long_metric_name_for_a_chart: ")
+    (_, name), *values = re.findall(r'<text x="([\d.]+)" y="14"[^>]*>([^<]*)<', picture)
+    assert re.fullmatch("a_rather_long_.*…", name)
+    assert [words for _, words in values] == ["train 2", "val 3"]
+    assert all(float(x) + 6.5 * len(words) <= 396 for x, words in values)
+
+
+def test_a_rank_is_shown_with_its_own_step_and_metrics() -> None:
+    events = [*starting(2), at(1, "run_phase", phase="training")]
+    events += [at(2, "progress", "worker-0", rank=0, step=15, steps=15, metrics={"loss": 0.0667})]
+    assert "step 15/15 · loss 0.0667" in to_html(view_of(events))
+
+    events += [at(3, "progress", "worker-1", rank=1, step=4, steps=15, metrics={"loss": 0.25})]
+    events += [at(4, "run_ended", status="failed")]
+    assert "slowest: worker-1, step 4/15 · worker-0: step 15/15 · loss 0.0667" in to_html(view_of(events))
+
+
 def test_the_text_is_what_a_terminal_shows() -> None:
     text = to_text(view_of(failing()))
 

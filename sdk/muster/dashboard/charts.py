@@ -76,9 +76,16 @@ def _has_course(curves: Iterable[Points]) -> bool:
 
 
 def _caption(family: str, variants: dict[str, Points]) -> str:
-    parts, x = [_text(LEFT, 14, family, weight="bold", size=13)], LEFT + 8.0 * len(family) + 10
+    """The name, cut where it would leave no room for the newest values, and these."""
+    newest = {variant: f"{points[-1][1]:.3g}" for variant, points in variants.items()}
+    if len(variants) > 1:
+        newest = {variant: f"{variant} {value}" for variant, value in newest.items()}
+    room = WIDTH - LEFT - 10 - sum(29 + 6.5 * len(words) for words in newest.values())
+    most = max(int(room / 8), 4)
+    name = family if len(family) <= most else f"{family[: most - 1]}…"
+    parts, x = [_text(LEFT, 14, name, weight="bold", size=13)], LEFT + 8.0 * len(name) + 10
     for variant, points in variants.items():
-        words = f"{points[-1][1]:.3g}" if len(variants) == 1 else f"{variant} {points[-1][1]:.3g}"
+        words = newest[variant]
         key = f'<path d="M{x} 10h14" {_stroke(variant)}/>' if len(points) > 1 else _dot(variant, x + 10, 10)
         parts.append(key + _text(x + 19, 14, words, size=12))
         x += 19 + 6.5 * len(words) + 10

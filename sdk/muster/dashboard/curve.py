@@ -50,13 +50,13 @@ class Curve:
             points.append(self.last)
         return points
 
-    def add(self, source: tuple[Any, ...], point: Point) -> None:
-        """Append a point, unless it comes from a source other than the one that is followed."""
+    def add(self, source: tuple[Any, ...], point: Point) -> bool:
+        """Append a point, unless it comes from a source other than the one that is followed; return whether it did."""
         if self._source is None or source < self._source:
             self._source, self._kept, self._stride, self._count = source, [], 1, 0
             self._sources += 1
         elif source != self._source:
-            return
+            return False
         self.last = point
         if self._count % self._stride == 0:
             self._kept.append(point)
@@ -64,3 +64,4 @@ class Curve:
         if len(self._kept) >= self.limit:
             self._kept = self._kept[::2]
             self._stride *= 2
+        return True

@@ -43,6 +43,7 @@ class RunView:
         memory_limit: what each worker may use, in bytes.
         exception: the traceback of the script that raised first.
         single_rate: examples per second of one worker alone, where an earlier run has told.
+        told: the worker, and the progress of its rank, that the metrics come from.
         has_stepped: whether a process has told of a step.
         stages: how many workers are at each stage before their first step.
     """
@@ -68,6 +69,7 @@ class RunView:
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
     workers: dict[str, WorkerView] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    told: tuple[str, ProcessProgress] | None = None
     has_stepped: bool = False
     stages: Counter[str] = field(default_factory=Counter)
     version: int = 0
@@ -220,7 +222,7 @@ def _run_attempt(view: RunView, event: Event, data: events.RunAttempt) -> None:
     """All workers are launched and all ranks started again."""
     view.notes.append(clean(data.reason))
     view.exception = view.culprit = ""
-    view.has_stepped = False
+    view.has_stepped, view.told = False, None
     view.stages.clear()
     for name, worker in view.workers.items():  # which keep their places in a table
         view.workers[name] = WorkerView(worker.name, phase_since=event.time)
@@ -328,7 +330,8 @@ def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progr
         if name not in view.curves and len(view.curves) >= MAX_METRICS:
             continue
         curve = view.curves.setdefault(clean(name), Curve())
-        curve.add(source, Point(when, progress.total_step, float(value)))
+        if curve.add(source, Point(when, progress.total_step, float(value))):
+            view.told = (worker.name, progress)
 
 
 def _exception(view: RunView, worker: WorkerView, when: float, data: events.ScriptRaised) -> None:

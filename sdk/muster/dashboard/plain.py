@@ -85,12 +85,12 @@ def state(worker: WorkerView) -> str:
 
 def progress_line(view: RunView) -> str:
     """Return the progress of the training, as a line."""
-    slowest = view.slowest
+    shown = view.told[1] if view.told else view.slowest  # of the rank that the metrics come from
     parts = []
-    if slowest is not None and slowest.epoch is not None:
-        parts.append(f"epoch {slowest.epoch_now}" + (f"/{slowest.epochs}" if slowest.epochs else ""))
-    if slowest is not None and slowest.step is not None:
-        parts.append(f"step {slowest.steps_done}" + (f"/{slowest.steps}" if slowest.steps else ""))
+    if shown is not None and shown.epoch is not None:
+        parts.append(f"epoch {shown.epoch_now}" + (f"/{shown.epochs}" if shown.epochs else ""))
+    if shown is not None and shown.step is not None:
+        parts.append(f"step {shown.steps_done}" + (f"/{shown.steps}" if shown.steps else ""))
     parts += [f"{name} {number(value)}" for name, value in view.metrics.items()]
     if view.rate is not None:
         parts.append(f"{rate(view.rate)} examples/s")

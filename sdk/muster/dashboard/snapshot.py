@@ -141,11 +141,16 @@ def _notes(view: RunView) -> str:
 
 def _progress(view: RunView) -> str:
     slowest = view.slowest
+    behind, where = "", slowest.position if slowest else ""
+    if view.told and slowest and view.told[1].position != where and view.slowest_worker:
+        # The metrics are those of another rank, which stands elsewhere.
+        behind, where = f"slowest: {view.slowest_worker.name}, {where}", f"{view.told[0]}: {view.told[1].position}"
     facts = [
-        slowest.position if slowest else "",
+        behind,
+        where,
+        *(f"{name} {number(value)}" for name, value in view.metrics.items()),
         f"{rate(view.rate)} examples/s" if view.rate is not None else "",
         f"scaling efficiency {100 * view.efficiency:.0f} %" if view.efficiency is not None else "",
-        *(f"{name} {number(value)}" for name, value in view.metrics.items()),
     ]
     bar = "" if view.fraction is None else f"{_bar(view.fraction, 200)} "
     text = escape(" · ".join(filter(None, facts)))

@@ -79,7 +79,7 @@ class Chart {
     if (this.names !== names.join()) {
       this.names = names.join();
       this.latest = names.map(() => make("b"));
-      this.caption.replaceChildren(make("strong", "", this.family), ...names.map((variant, i) => make("span", "", [
+      this.caption.replaceChildren(make("strong", "", this.family, { title: this.family }), ...names.map((variant, i) => make("span", "", [
         make("i", `muster-key muster-${style(variant)}`, [], { "aria-hidden": "true" }),
         names.length > 1 || variant !== "train" ? `${variant} ` : "", this.latest[i],
       ])));
