@@ -209,6 +209,11 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     facts = page.locator(".muster-title").inner_text()
     page.wait_for_timeout(1200)
     assert page.locator(".muster-title").inner_text() == facts, "the clock has stopped"
+    expect(page.locator(".muster-chips")).to_have_text("?3 lost")
+    expect(page.locator(".muster .muster-is-running")).to_have_count(0)
+    shown = page.locator(".muster").inner_text()
+    assert "running" not in shown
+    assert " left" not in shown
     page.evaluate("async () => { await window.restart }")  # the server cannot end a kernel that it still restarts
 
 
@@ -337,3 +342,36 @@ def test_a_chart_has_every_step_however_many_are_told_between_two_ticks(
     expect(first).to_have_text("step 1")
     assert (chart.locator("path").get_attribute("d") or "").count("L") == 29, "those of one rank, all of them"
     (lab.root / "seen-again").touch()
+
+
+STACKS = """
+import time
+from pathlib import Path
+from muster.dashboard.display import dashboard_of
+from muster.events import Event
+
+class Cluster:
+    run_dir = Path()
+    ask_to_stop = None
+    def stacks(self): return {"rank 0 (worker-0)": 'File "train.py", line 7, in step'}
+
+dashboard = dashboard_of(Cluster())
+dashboard(Event("run_requested", data={"job": {"name": "one-hangs"}}))
+for rank in range(2):
+    dashboard(Event("process_started", f"worker-{rank}", {"pid": 2, "rank": rank}))
+dashboard(Event("process_exited", "worker-1", {"pid": 2, "rank": 1, "exit_code": 0}))
+ends = time.monotonic() + 60
+while not Path("asked").exists() and time.monotonic() < ends: time.sleep(0.1)
+dashboard.close()
+"""
+
+
+def test_where_every_rank_is_tells_also_of_those_that_have_ended(open_notebook: Open, page: Page, lab: Server) -> None:
+    notebook = open_notebook(lab, STACKS)
+    notebook.run()
+    page.get_by_role("button", name="Where does it hang?").click()
+
+    stacks = page.locator(".muster-stacks")
+    expect(stacks.locator("summary")).to_have_text(['rank 0 (worker-0): File "train.py", line 7, in step'])
+    expect(stacks).to_contain_text("Ended: worker-1 r1 (exit 0).")
+    (lab.root / "asked").touch()

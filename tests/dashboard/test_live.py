@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,15 @@ def test_a_run_that_is_asked_for_the_time_left_knows_it_once_it_has_moved() -> N
     assert view.efficiency is None
     view.single_rate = 125
     assert view.efficiency == pytest.approx(0.8)
+
+
+def test_a_run_that_hangs_has_no_time_left() -> None:
+    events = training(seconds=26)  # a step each second
+    last = events[-1].time - events[0].time
+    assert view_of(events, now=last + 10).time_left is not None
+    assert view_of(events, now=last + 60).time_left is None
+    slow = [replace(event, time=events[0].time + 100 * (event.time - events[0].time)) for event in events]
+    assert view_of(slow, now=100 * last + 60).time_left is not None, "its steps take longer than that"
 
 
 def test_a_run_is_measured_against_the_newest_one_of_one_worker() -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from muster.dashboard.live import COLUMNS, MOST_ROWS, LiveState
 
@@ -31,7 +31,7 @@ class Browser:
             self.columns, self.curves = diff["columns"], diff["curves"]
             return
         self.run |= diff["run"]
-        self.names += [name for name in diff["names"] if name not in self.names]
+        self.names += diff["names"]
         for title, values in diff["columns"].items():
             column = self.columns[title]
             column += [None] * (len(self.names) - len(column))
@@ -49,6 +49,7 @@ class Browser:
 
 
 @settings(max_examples=50, deadline=None)
+@example(asked={136}, opened={145}, backwards=True)  # a value that has changed and changed back
 @given(st.sets(st.integers(0, len(failing(4)))), st.sets(st.integers(0, len(failing(4))), max_size=3), st.booleans())
 def test_diffs_taken_at_any_time_add_up_to_the_snapshot(asked: set[int], opened: set[int], backwards: bool) -> None:
     state, browser = LiveState(), Browser()

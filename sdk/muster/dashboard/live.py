@@ -108,18 +108,23 @@ class LiveState:
     def snapshot(self) -> dict[str, Any]:
         """Everything, for a browser that knows nothing yet; all that read the diffs have to read it.
 
-        Diffs go on with the points after it, and with all else as if it had not been asked for.
+        Diffs go on from it: a value that has changed and changed back since the last one is news to who has read this.
         """
         with self.lock:
+            self._take_names()
             self._seen = {name: curve.seen for name, curve in self.view.curves.items()}
             workers = list(self.view.workers.values())
+            columns = columns_of(workers)
+            self._sent = {title: list(values) for title, values in columns.items()}
+            self._aggregates, self._aggregated_at = aggregates_of(self.view), self.view.clock()
+            self._head = {**head_of(self.view), **self._aggregates}
             return {
                 "kind": "snapshot",
                 "number": self._number,
                 "now": self.view.clock(),
-                "run": {**head_of(self.view), **aggregates_of(self.view)},
+                "run": dict(self._head),
                 "names": [worker.name for worker in workers],
-                "columns": columns_of(workers),
+                "columns": columns,
                 "curves": {name: [_plain(point) for point in curve.points] for name, curve in self.view.curves.items()},
             }
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from muster import events
 
+STILL_SECONDS = 10.0  # without a step, beyond STILL_STEPS of them, after which nobody knows when it will be done
+STILL_STEPS = 5
 RATE_SECONDS = 10.0  # examples per second are an average over about so long
 
 
@@ -15,7 +17,8 @@ class ProcessProgress:
     """Progress of one process: the numbers it last reported, and how fast it takes examples.
 
     A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs.
-    ``began`` is when it first told what part of its work was done, and that part.
+    ``began`` is when it first told what part of its work was done, and that part; ``moved`` when that last changed, and
+    ``moves`` how often it has.
     """
 
     step: int | None = None
@@ -25,6 +28,8 @@ class ProcessProgress:
     bytes_sent: int | None = None
     rate: float | None = None
     began: tuple[float, float] | None = None
+    moved: float = 0.0
+    moves: int = 0
     counts_from_zero: bool = False
     counts_epochs_from_zero: bool = False
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=32), repr=False)
@@ -74,6 +79,7 @@ class ProcessProgress:
 
     def update(self, when: float, data: events.Progress) -> None:
         """Take what one report says; what it leaves out stays as it was."""
+        before = self.fraction
         for name in ("step", "steps", "epoch", "epochs", "bytes_sent"):
             if (value := getattr(data, name)) is not None:
                 setattr(self, name, value)
@@ -81,13 +87,21 @@ class ProcessProgress:
         self.counts_epochs_from_zero |= data.epoch == 0
         if data.examples is not None:
             self._sample(when, data.examples)
-        if self.began is None and self.fraction is not None:
-            self.began = (when, self.fraction)
+        fraction = self.fraction
+        if fraction is not None and self.began is None:
+            self.began, self.moved = (when, fraction), when
+        elif fraction != before:
+            self.moved, self.moves = when, self.moves + 1
 
     def time_left(self, now: float) -> float | None:
-        """Seconds until the work is done, if it goes on as it has gone since it began; None where that says nothing."""
+        """Seconds until the work is done, if it goes on as it has gone since it began; None where that says nothing.
+
+        It says nothing of a process that has not moved for much longer than its steps have taken.
+        """
         fraction = self.fraction
         if self.began is None or fraction is None or fraction <= self.began[1] or now <= self.began[0]:
+            return None
+        if now - self.moved > STILL_SECONDS + STILL_STEPS * (self.moved - self.began[0]) / max(self.moves, 1):
             return None
         return (now - self.began[0]) * (1 - fraction) / (fraction - self.began[1])
 

@@ -64,6 +64,24 @@ class Store {
     return counts;
   }
 
+  // The session has ended, and with it all workers that had not.
+  loseWorkers() {
+    const { status = [], phase = [] } = this.columns;
+    status.forEach((_, row) => {
+      if (phase[row] !== "done") [status[row], phase[row]] = ["lost", "done"];
+    });
+    this.version += 1;
+  }
+
+  // The workers that have ended, and how.
+  ended() {
+    const rows = this.naturalPlaces().map((_, row) => row).filter((row) => this.columns.phase?.[row] === "done");
+    return rows.map((row) => {
+      const { name, ranks, ending, status } = this.worker(row);
+      return `${name}${ranks ? ` ${ranks}` : ""} (${ending || status})`;
+    });
+  }
+
   // The place of each row in natural order; names are compared once, since that is slow.
   naturalPlaces() {
     if (this.places?.length !== this.names.length) {

@@ -144,6 +144,7 @@ class View {
     clearTimeout(this.waitsForStacks);
     this.hang.disabled = false;
     if (this.stacks.hidden) return; // another view of this run has asked
+    const ended = error ? [] : this.store.ended();
     const found = Object.entries(said ?? {}).sort(([a], [b]) => naturally.compare(a, b));
     const close = make("button", "muster-button", "Close", { type: "button" });
     close.addEventListener("click", () => { this.stacks.hidden = true; });
@@ -153,6 +154,7 @@ class View {
       ...(error ? [make("div", "", error)] : []),
       ...(!error && !found.length ? [make("div", "muster-muted", "No rank runs, or none has answered.")] : []),
       ...found.map(([name, text]) => make("details", "", [make("summary", "", `${name}: ${whereIs(text)}`), make("pre", "", text)])),
+      ...(ended.length ? [make("div", "muster-muted", `Ended: ${ended.join(", ")}.`)] : []),
     );
   }
 
@@ -172,6 +174,7 @@ class View {
   // The kernel has been restarted, or has ended.
   lose() {
     this.isGone = true;
+    if (this.can.isOwn) this.store.loseWorkers();
     this.tick();
   }
 
@@ -240,7 +243,8 @@ class View {
 
   paintTitle(run) {
     const running = run.status === "running" && run.started != null;
-    const status = run.started == null ? "not started" : run.status;
+    const isLost = running && this.isGone && this.can.isOwn; // the run has ended with its session
+    const status = run.started == null ? "not started" : isLost ? "lost" : run.status;
     setClass(this.glyph, `muster-glyph muster-is-${status.replace(" ", "-")}`);
     setText(this.glyph, GLYPHS[status] ?? " ");
     setText(this.name, run.name || "run");
@@ -296,11 +300,16 @@ class View {
     setText(this.pace, [
       `${Math.round(100 * run.fraction)} %`,
       row < 0 ? "" : position(this.store.worker(row)),
-      run.left == null || run.status !== "running" ? "" : `${duration(run.left)} left`,
+      run.left == null || run.status !== "running" || this.isStill(run) ? "" : `${duration(run.left)} left`,
       run.rate == null ? "" : `${perSecond(run.rate)} examples/s`,
       run.efficiency == null ? "" : `scaling efficiency ${Math.round(100 * run.efficiency)} %`,
       run.uneven && run.status === "running" ? `slowest: ${run.slowest}` : "",
     ].filter(Boolean).join(" · "));
+  }
+
+  // Whether nobody knows when the run will be done: nothing moves, or nothing is heard of it.
+  isStill(run) {
+    return this.store.silentSince != null || this.store.now() - run.moved > SECONDS_UNTIL_STUCK;
   }
 
   paintChips() {
