@@ -160,3 +160,26 @@ def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
     assert all("worker-1" in data["reason"] for data in again)
     starts = [fields for kind, fields in attempted.player.orders if kind == "start"]
     assert [fields["env"]["MUSTER_ATTEMPT"] for fields in starts] == ["1", "2", "3"][: len(killed)]
+
+
+def test_what_a_worker_says_that_does_not_stay_counts_for_nothing_in_the_next_attempt(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    """One whose agent could not do something is still connected when the next attempt begins, and hangs up then."""
+    platform = ScriptedPlatform()
+    player = platform.player("worker-1")
+    errors = iter(["its sshd has ended"])
+
+    def on_order(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "start":
+            for text in errors:
+                asyncio.get_running_loop().call_later(2, lambda said=text: player.say("error", text=said))
+
+    player.on_order = on_order
+    player.manners.runs_for = 5
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), limits=Limits(run=60)))
+    result = finish(loop, made)
+    assert result.error is None
+    told = list(Run(made.run_dir).events())
+    assert len([event for event in told if event.kind == "run_attempt"]) == 1
+    assert len([event for event in told if event.kind == "worker_ready" and event.worker == "worker-1"]) == 2

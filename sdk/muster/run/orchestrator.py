@@ -69,6 +69,7 @@ class Orchestrator:
         cause: the failure that ended it; None where none has.
         stay: whether it has ended, but workers of it are there for another attempt.
         watch: learns from the platform what the workers cannot say.
+        streams: commands in its workers, and ports of theirs, that are open.
         timings: seconds that each phase took.
     """
 
@@ -108,8 +109,8 @@ class Orchestrator:
         if exchange is not None:
             self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
-        self._streams = Streams(pool.send)
-        pool.listen(self._on_message, self._on_lost, self.watch.on_cut, self.watch.on_back, self._tasks.fail)
+        self.streams = Streams(pool.send)
+        pool.listen(self._on_message, self._on_lost, self._on_cut, self._on_back, self._tasks.fail)
         if exchange is not None:
             exchange.listen()
 
@@ -373,16 +374,18 @@ class Orchestrator:
         process = self.plan.processes.get(worker) if self.plan else None
         if isinstance(order, wire.Execute) and process is not None:
             order = order._replace(env={**process.env, **order.env}, cwd=process.cwd)
-        return await self._streams.open(worker, order)
+        return await self.streams.open(worker, order)
 
     # -- notifications ------------------------------------------------------------------------------------------------
 
     def _on_message(self, worker: str, message: Any) -> None:
         kind = type(message)
+        if self._is_of_before(worker) and kind is not wire.Hello:
+            return
         if kind is wire.LauncherOutput or kind is wire.LauncherExited:
             self._launcher.on_message(worker, message)
         elif kind in wire.OF_STREAMS:
-            self._streams.on_message(worker, message)
+            self.streams.on_message(worker, message)
         else:
             self.state.on_message(worker, message)
             if isinstance(message, wire.Preempted):  # all save together, or none can
@@ -390,8 +393,24 @@ class Orchestrator:
                     self.pool.send(name, wire.Notice())
 
     def _on_lost(self, worker: str) -> None:
-        self._streams.on_lost(worker)
-        self.watch.on_lost(worker)
+        self.streams.on_lost(worker)
+        if not self._is_of_before(worker):
+            self.watch.on_lost(worker)
+
+    def _on_cut(self, worker: str) -> None:
+        if not self._is_of_before(worker):
+            self.watch.on_cut(worker)
+
+    def _on_back(self, worker: str) -> None:
+        if not self._is_of_before(worker):
+            self.watch.on_back(worker)
+
+    def _is_of_before(self, worker: str) -> bool:
+        """Return whether what comes from a worker comes from one that does not stay from the attempt before.
+
+        It has a connection until it is retired; nothing that it says then is of this attempt.
+        """
+        return worker not in self.state.members
 
     def _launcher_ended(self, code: int) -> None:
         is_done = self.plan is not None and self.plan.starter and len(self.state.started) >= len(self.plan.ranks)

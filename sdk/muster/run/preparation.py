@@ -115,7 +115,9 @@ def prepare_again(
     state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
     state.take_over(before.state, before.fit)
     on_plan = partial(_write_plan, context.run_dir, before.context.checked.job)
-    return Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)
+    orchestrator = Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)
+    orchestrator.streams = before.streams  # commands go on where their workers do
+    return orchestrator
 
 
 def _write_plan(run_dir: Path, job: Job, plan: Plan) -> None:

@@ -34,7 +34,6 @@ def main():
     listen_where_the_ranks_are_told()
     log_in_everywhere()
     log_in_once(launch)
-    fork_rather_than_spawn()
     line = sys.stdin.readline()
     if not line:
         sys.exit("the session has ended")
@@ -81,24 +80,6 @@ def log_in_once(launch):
     Where one cannot, the login that starts the rank says why.
     """
     launch._check_all_hosts_ssh_successful = lambda *_, **__: True  # type: ignore[attr-defined]
-
-
-def fork_rather_than_spawn():
-    # type: () -> None
-    """Have the process that horovodrun keeps beside each login forked from one that has made its imports meanwhile.
-
-    It would be a new interpreter for each, all at the same time.
-    """
-    import multiprocessing
-    import types
-    from multiprocessing import forkserver
-
-    from horovod.runner.common.util import safe_shell_exec
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([safe_shell_exec.__name__])
-    forkserver.ensure_running()
-    safe_shell_exec.multiprocessing = types.SimpleNamespace(get_context=lambda _: context)
 
 
 def _stamp(path):
