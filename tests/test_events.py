@@ -231,3 +231,9 @@ def test_no_file_of_the_package_reads_data_by_name() -> None:
         if re.search(r"(event|request)\.data(\[|\.get\()", line) and path.parent.name != "events"
     ]
     assert found == []
+
+
+def test_what_an_event_does_not_tell_is_not_in_its_data() -> None:
+    told = Progress(step=3)
+    assert ("step" in told, "epoch" in told, "nonsense" in told) == (True, False, False)
+    assert {"step", "metrics"} == set(told)

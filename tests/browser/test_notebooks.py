@@ -69,9 +69,9 @@ def train(rank, first, last):
         dashboard(Event("progress", f"worker-{rank}", {"rank": rank, "step": step, "steps": 60, "metrics": metrics}))
 train(1, 1, 5)
 ends = time.monotonic() + 60
-while not Path("seen").exists() and time.monotonic() < ends: time.sleep(0.1)
+while not Path("burst-seen").exists() and time.monotonic() < ends: time.sleep(0.1)
 train(0, 1, 30)
-while not Path("seen-again").exists() and time.monotonic() < ends: time.sleep(0.1)
+while not Path("burst-seen-again").exists() and time.monotonic() < ends: time.sleep(0.1)
 dashboard.close()
 """
 Open = Callable[..., Notebook]
@@ -336,12 +336,12 @@ def test_a_chart_has_every_step_however_many_are_told_between_two_ticks(
     expect(last).to_have_text("5", timeout=30_000)
     expect(first).to_have_text("step 1")
 
-    (lab.root / "seen").touch()
+    (lab.root / "burst-seen").touch()
 
     expect(last).to_have_text("30")
     expect(first).to_have_text("step 1")
     assert (chart.locator("path").get_attribute("d") or "").count("L") == 29, "those of one rank, all of them"
-    (lab.root / "seen-again").touch()
+    (lab.root / "burst-seen-again").touch()
 
 
 STACKS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_what_a_worker_says_that_does_not_stay_counts_for_nothing_in_the_next_at
     def on_order(kind: str, fields: dict[str, Any]) -> None:
         if kind == "start":
             for text in errors:
-                asyncio.get_running_loop().call_later(2, lambda said=text: player.say("error", text=said))
+                asyncio.get_running_loop().call_later(2, functools.partial(player.say, "error", text=text))
 
     player.on_order = on_order
     player.manners.runs_for = 5

@@ -279,7 +279,7 @@ def test_a_launcher() -> None:
 @pytest.mark.parametrize(
     ("cause", "error", "said"),
     [
-        (EndCause.PREEMPTED, WorkerPreempted, "worker-1 had to make way for others: the engine's words"),
+        (EndCause.PREEMPTED, WorkerPreempted, "worker-1 was taken away: the engine's words"),
         (EndCause.MEMORY, WorkerOutOfMemory, "worker-1 was ended for its memory: the engine's words"),
         (EndCause.OVERTIME, RunTimeout, "worker-1 ran out of time: the engine's words"),
         (EndCause.CANCELLED, WorkerCancelled, "worker-1 was cancelled: the engine's words"),

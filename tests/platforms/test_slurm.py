@@ -166,7 +166,7 @@ def test_a_job_that_somebody_cancels(project: Path, slurm: Engine) -> None:
 def test_a_job_that_has_to_make_way(project: Path, slurm: Engine) -> None:
     running = started()
     slurm.submit("--nodes=2", "--exclusive", "--partition=urgent")
-    with pytest.raises(WorkerPreempted, match=r"had to make way for others: A job with a higher priority.*PREEMPTED"):
+    with pytest.raises(WorkerPreempted, match=r"was taken away: A job with a higher priority.*PREEMPTED"):
         running.wait()
 
 

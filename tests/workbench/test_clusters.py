@@ -128,7 +128,7 @@ def test_an_agent_that_is_killed_is_named(workbench_session: WorkbenchSession, t
 def test_a_worker_that_somebody_else_stops_is_named(workbench_session: WorkbenchSession, tmp_path: Path) -> None:
     cluster = start_sleeping(tmp_path)
     WorkbenchPlatform().stop([cluster.status[1].id])
-    with pytest.raises(WorkerLost, match="worker-1 was lost"):
+    with pytest.raises(WorkerLost, match="worker-1 was taken away: the platform says it has stopped"):
         cluster.wait(30)
     assert_nothing_left(workbench_session)
 

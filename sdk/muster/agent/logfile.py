@@ -84,7 +84,7 @@ class LogFile:
         """Move the content to ``<log>.1`` once the log is full, and has been read if anybody reads it.
 
         A session that reads too slowly loses output from its display, but not from the disk, once the log has twice
-        its size; so the two files hardly keep more than four times the cap, and twice where the session keeps up.
+        its size; so the two files hardly keep more than six times the cap, and twice where the session keeps up.
         The processes hold the file open, so it is copied and emptied rather than renamed; they append, so they go on
         at its new start. What is written in the instant between copying and emptying is lost. Where there is no room
         for the copy, only the end of the log is kept: the processes need the room more.
@@ -125,7 +125,7 @@ class LogFile:
 
         Whoever prints as fast as this copies would have it never end, so there is a limit to both.
         """
-        copied = start = max(0, size - 2 * self.cap)
+        copied = start = max(0, size - 4 * self.cap)
         while copied < size + self.cap:
             data = os.pread(source, min(size + self.cap - copied, COPIED_AT_ONCE * CHUNK), copied)
             if not data:

@@ -41,6 +41,9 @@ class EventData(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
 
+    def __contains__(self, name: object) -> bool:
+        return vars(self).get(str(name)) is not None
+
     def __iter__(self) -> Iterator[str]:
         return (name for name, value in vars(self).items() if value is not None)
 

@@ -40,7 +40,7 @@ from muster.text.arguments import Argument, ArgumentText
 GONE = {
     FailureKind.LOST: (WorkerLost, "was lost"),
     FailureKind.STOPPED: (WorkerLost, "was lost"),
-    FailureKind.PREEMPTED: (WorkerPreempted, "had to make way for others"),
+    FailureKind.PREEMPTED: (WorkerPreempted, "was taken away"),
     FailureKind.OVERTIME: (RunTimeout, "ran out of time"),
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
