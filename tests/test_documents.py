@@ -20,7 +20,7 @@ def test_what_a_document_links_to_is_there(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_the_reference_has_every_public_name_with_a_docstring_and_the_glossary_at_most_eighteen_terms() -> None:
+def test_the_reference_has_every_public_name_with_a_docstring_and_the_glossary_at_most_fifteen_terms() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     named = set(re.findall(r"auto(?:function|class|module):: (\S+)", reference))
     for name in muster.__all__:
@@ -28,7 +28,7 @@ def test_the_reference_has_every_public_name_with_a_docstring_and_the_glossary_a
         assert public.__doc__, name
         assert {f"{public.__module__}.{name}", public.__module__} & named, name
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert len(re.findall("^: ", glossary, re.MULTILINE)) <= 18
+    assert len(re.findall("^: ", glossary, re.MULTILINE)) <= 15
 
 
 def test_the_page_of_the_command_line_is_what_help_prints() -> None:
