@@ -79,3 +79,35 @@ def test_an_agent_that_is_told_twice_tells_its_processes_once(worker: Launched) 
         worker.output_with("\ntold")
     worker.session.wait_for("hung_up")
     assert worker.session.output().count("\ntold") == 1
+
+
+def test_a_platform_that_is_closed_gives_no_notice_but_ends_its_workers(
+    worker: Launched, platform: LocalPlatform, tmp_path: Path
+) -> None:
+    worker.sh(f"trap 'touch {tmp_path}/told; exit' TERM; echo up; while :; do sleep 0.01; done")
+    worker.output_with("up")
+    platform.close()
+    assert (tmp_path / "told").exists()
+    assert "about to be taken away" not in worker.spec.log.read_text()
+
+
+def test_a_notice_that_cannot_be_written_ends_nothing(worker: Launched) -> None:
+    worker.sh("mkdir $MUSTER_SCRATCH/preempted; echo up; sleep 600")
+    worker.output_with("up")
+    os.kill(worker.hello["pid"], signal.SIGTERM)
+    worker.output_with("about to be taken away")
+    worker.send("ping", number=1)
+    worker.session.wait_for("clock")
+
+
+def test_what_starts_beside_a_launcher_that_runs_on_knows_nothing_of_an_attempt_before(
+    worker: Launched, tmp_path: Path
+) -> None:
+    launcher = ["/bin/sh", "-c", "echo ready; sleep 600"]
+    worker.send("launch", argv=launcher, line=launcher, env={}, files={}, cwd=str(tmp_path))
+    worker.session.wait_for("launcher_output")
+    worker.sh("while [ ! -e $MUSTER_SCRATCH/preempted ]; do sleep 0.01; done; exit 1")
+    worker.send("notice")
+    worker.session.wait_for("exited")
+    worker.sh("[ -e $MUSTER_SCRATCH/preempted ] && echo knows || echo knows nothing")
+    assert "knows nothing" in worker.output_with("knows")

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from muster.agent import templates
 from muster.agent.loop import Loop
 from muster.agent.templates import Templates
+
+from tests.support import environment
+
+# Ends as a fork of a template does, with work left: in a thread, an exit function that raises, an object, an open file.
+ENDS = """
+import atexit, os, sys, threading, time, types
+from muster.agent import warm
+
+class Last:
+    def __del__(self, write=os.write):
+        write(1, b"object\\n")
+
+def fail():
+    print("exit function")
+    raise ValueError("raised by it")
+
+def finish():
+    time.sleep(0.1)
+    print("thread")
+
+atexit.register(warm._write_what_is_buffered)
+atexit.register(fail)
+threading.Thread(target=finish).start()
+sys.modules["own"] = types.ModuleType("own")
+sys.modules["own"].last = Last()
+text = open("text", "w")
+text.write("buffered")
+text.itself = text
+warm._finish(int(sys.argv[1]))
+"""
 
 
 def test_imports_that_do_not_end_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +63,13 @@ def test_imports_that_do_not_end_are_given_up(tmp_path: Path, monkeypatch: pytes
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     made.prepare()
     assert made.pid == 0  # not again, until a run needs something else
+
+
+@pytest.mark.parametrize("status", [0, 3, -signal.SIGINT])
+def test_the_end_of_a_fork_is_a_whole_one_whatever_its_status(tmp_path: Path, status: int) -> None:
+    command = [sys.executable, "-u", "-c", ENDS, str(int(status))]
+    given = environment(PYTHONPATH=os.pathsep.join(sys.path))
+    ended = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (status, "thread\nexit function\nobject\n")
+    assert "raised by it" in ended.stderr
+    assert (tmp_path / "text").read_text() == "buffered"

@@ -163,7 +163,7 @@ else:
 """
 
 
-# Has work left for its end in a thread, an exit function, objects and open files of its own and of a module.
+# Has work left for its end in a thread, exit functions, objects and open files of its own and of a module.
 ENDS = """
 import heavy
 import atexit, os, threading, time, weakref
@@ -176,10 +176,18 @@ def finish():
     time.sleep(0.3)
     ending.note("thread")
 
+def complain():
+    raise ValueError("an exit function")
+
 atexit.register(ending.note, "exit function")
+atexit.register(complain)
 thing = Thing()
 weakref.finalize(thing, ending.note, "finalizer")
 own = ending.Noted("script")
+text = open("text", "w")
+text.write("x" * 10)
+binary = open("binary", "ab+")
+binary.write(b"y" * 10)
 threading.Thread(target=finish).start()
 ending.note("warm" if heavy.IMPORTED_BY != os.getpid() else "cold")
 """
@@ -207,14 +215,32 @@ def test_a_fork_ends_as_an_interpreter_does(pool: Pool, here: Path) -> None:
     for start in ("cold", "warm"):
         pool.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False)
         eventually(lambda: "importing" not in repr(pool), "the imports for the next run")
-        files = [Path(name) for name in ("noted", "text-of-module")]
-        left.append([path.read_text() for path in files])
-        assert left[-1][0].startswith(f"{start},thread,")
+        files = [Path(name) for name in ("noted", "text", "binary", "text-of-module")]
+        noted, *texts = [path.read_text() for path in files]
+        assert noted.startswith(f"{start},thread,")
+        left.append([sorted(noted.split(",")[1:]), *texts])
         for path in files:
             path.unlink()
-    cold, warm = ([sorted(noted.split(",")[1:]), *rest] for noted, *rest in left)
+    cold, warm = left
     assert warm == cold
-    assert cold == [["", "exit function", "finalizer", "script", "thread"], "z" * 10]
+    assert cold == [["", "exit function", "finalizer", "script", "thread"], "x" * 10, "y" * 10, "z" * 10]
+
+
+@pytest.mark.slow
+def test_a_fork_writes_what_a_default_writer_still_has(here: Path) -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    (here / "train.py").write_text(
+        "import os\nimport tensorflow as tf\n"
+        "tf.summary.create_file_writer(f'logs-{os.environ[\"MUSTER_RUN_ID\"]}').set_as_default()\n"
+        "for step in range(20):\n    tf.summary.scalar('loss', 1.0, step=step)\n"
+    )
+    with muster.pool(1, memory=2) as pool:
+        for _ in ("cold", "warm"):
+            cluster = pool.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False).cluster
+            eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
+            (written,) = map(str, (here / f"logs-{cluster.run_id}").iterdir())
+            assert len(list(tensorflow.data.TFRecordDataset(written))) == 21  # and what the file begins with
+        assert "warm>" in repr(pool)
 
 
 def test_nothing_of_a_run_reaches_the_next(pool: Pool, here: Path) -> None:

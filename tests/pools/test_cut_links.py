@@ -36,6 +36,7 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
         self.is_up = True
         self.carried = 0  # bytes, both ways
+        self.refused = 0  # connections
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._is_closed = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -82,6 +83,7 @@ class Proxy:
                     far = None
                 if far is None:
                     near.close()
+                    self.refused += 1
                     continue
                 pair = (near, far)
                 self._pairs.append(pair)
@@ -182,6 +184,18 @@ def test_output_of_a_cut_link_is_held_back_and_comes_when_it_is_back(worker: Lea
     worker.proxy.restore()
     eventually(lambda: bool(worker.of(wire.Exited)), seconds=10)
     eventually(lambda: worker.output() == "".join(f"{number}\n" for number in range(1, LINES * 100 + 1)))
+
+
+def test_a_worker_that_is_told_to_end_while_the_link_is_cut_waits_for_nobody(worker: Leased) -> None:
+    pid = worker.start("trap 'echo told; exit' TERM; while :; do sleep 0.01; done")
+    worker.proxy.cut()
+    eventually(lambda: worker.proxy.refused > 0)  # its agent knows
+    (hello,) = worker.of(wire.Hello)
+    os.kill(hello.pid, signal.SIGTERM)
+    eventually(lambda: is_gone(pid) and is_gone(hello.pid))
+    log = (worker.run.folder / "worker-0.log").read_text()
+    assert "told" in log
+    assert "about to be taken away" not in log
 
 
 def test_after_the_lease_everything_has_ended_and_the_worker_is_lost(worker: Leased) -> None:

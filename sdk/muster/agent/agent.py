@@ -267,9 +267,9 @@ class Agent:
         self.expected = {"argv": argv if any(map(is_symbolic, order.argv)) else None, "env": env, "cwd": cwd}
 
     def _begin(self, order: "wire.Start | wire.Expect") -> None:
-        """Forget what was of an attempt before, where no process of it or of this one runs."""
+        """Forget what was of an attempt before, where no process of it or of this one runs but the launcher."""
         self._rank_logs.are_wanted = order.split
-        if not self.processes.running:
+        if all(child is self._launcher.child for child in self.processes.running.values()):
             self._outcome = {"status": "stopped"}
             if not self._has_notice:
                 notice.take_away(self._scratch)
@@ -467,7 +467,8 @@ class Agent:
 
     def _told_to_end(self) -> None:
         """Act on SIGTERM. Whoever runs the worker may be about to take it away: then scripts have time to save."""
-        is_notice = bool(self.processes.running) and self._link.is_open and not self._is_leaving
+        # Where the session cannot be told, nobody could have the others save as well.
+        is_notice = bool(self.processes.running) and self._link.is_welcome and not self._is_leaving
         if not is_notice or self._has_notice or notice.is_stopped_by_guard(self._upstream):
             self._leave_politely()
             return

@@ -349,7 +349,7 @@ class Guard:
         self._templates.drop("")
         alive = [worker for worker in self._workers.values() if not worker.has_ended]
         for worker in alive:
-            linux.kill(worker.pid, signal.SIGTERM)
+            self._stop(worker)
         deadline = time.monotonic() + AGENT_GRACE
         while any(not worker.has_ended for worker in alive) and time.monotonic() < deadline:
             self._reap()

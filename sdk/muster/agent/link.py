@@ -85,6 +85,11 @@ class Link:
         return not self._is_closed and (self._connection is not None or self._lease_ends is not None)
 
     @property
+    def is_welcome(self) -> bool:
+        """True if there is a connection on which the session has answered the hello."""
+        return self._connection is not None and self._connection.is_welcome
+
+    @property
     def takes_output(self) -> bool:
         """True if there is room for output. Before the hello there is none, and output stays in the log."""
         return self._waits_for_less_than(OUTPUT_ROOM)
@@ -117,7 +122,7 @@ class Link:
             except frames.ProtocolError as error:
                 self._give_up(str(error))
                 return
-        elif self._connection is not None and self._connection.is_welcome:
+        elif self.is_welcome:
             data = wire.encode(message)
         else:
             return

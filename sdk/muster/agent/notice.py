@@ -11,8 +11,8 @@ NAME = "preempted"
 
 
 def leave(scratch: str) -> None:
-    """Tell the processes of the worker that has this scratch folder."""
-    with open(os.path.join(scratch, NAME), "w"):
+    """Tell the processes of the worker that has this scratch folder, as far as it can be written."""
+    with contextlib.suppress(OSError), open(os.path.join(scratch, NAME), "w"):
         pass
 
 

@@ -189,8 +189,11 @@ def _wait_for_other_tasks():
     if not path:
         return
     _flush()
+    name = os.path.join(os.environ["MUSTER_SCRATCH"], "done.sock")
+    with contextlib.suppress(OSError):  # that of an attempt before, whose worker this is still
+        os.unlink(name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as done:
-        done.bind(os.path.join(os.environ["MUSTER_SCRATCH"], "done.sock"))
+        done.bind(name)
         done.settimeout(1.0)
         while True:
             done.sendto(b'{"kind": "returned"}', path)

@@ -5,6 +5,7 @@ started: the same environment, files, signals and paths, the runner and the scri
 packages are there already. Whatever could make a difference to that has the rank start cold.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -14,6 +15,7 @@ import io
 import os
 import re
 import signal
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -164,9 +166,8 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
     _forget_chance()
     if hasattr(gc, "freeze"):
         gc.freeze()
-    known = set(sys.modules)
-    status = _run_as_main(argv[2])
-    _finish(status, [name for name in sys.modules if name not in known], template.path)
+    atexit.register(_write_what_is_buffered)  # the first: it is called after those of the script
+    _finish(_run_as_main(argv[2]))
 
 
 def _run_as_main(program: str) -> int:
@@ -203,46 +204,27 @@ def _status(code: object) -> int:
     return 1
 
 
-def _finish(status: int, new: "list[str]", installed: "list[str]") -> None:
-    """Exit as the interpreter does at its end, but for taking the modules of installed packages apart.
-
-    That would touch every page that the template has, and take as long as a short run has left to the prompt. Threads
-    are waited for, exit functions are called, what the script and its own modules hold is let go, and what has been
-    written to files goes there.
-
-    Args:
-        status: exit status; minus the number of a signal that is to end this process.
-        new: names of modules that the template does not have.
-        installed: folders of installed packages.
-    """
-    import atexit
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for name in ["__main__"] + new:
-        module = sys.modules.get(name)
-        home = _home(module) if module is not None else ""
-        if name == "__main__" or (home and not any((home + os.sep).startswith(path + os.sep) for path in installed)):
-            vars(module).clear()
-    gc.collect()
-    _write_what_is_buffered()
+def _finish(status: int) -> None:
+    """Exit as the interpreter does at its end, with everything that it does then."""
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
+        libc = ctypes.CDLL(None)
+        libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status, once the interpreter has ended
     # Not sys.exit: what called this is an agent, which the process no longer is.
-    ctypes.CDLL(None).exit(ctypes.c_int(status))
+    ctypes.pythonapi.Py_Exit(ctypes.c_int(abs(status)))
 
 
 def _write_what_is_buffered() -> None:
-    """Have files that are still open written, as they are when they are closed: the last are the standard streams."""
-    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    texts_first = sorted(
-        (found for found in gc.get_objects() if type(found) in kinds), key=lambda found: kinds.index(type(found))
-    )
-    for stream in texts_first + [sys.stdout, sys.stderr]:
-        with contextlib.suppress(Exception):  # it is closed, or its disk is full: nobody is left who could be told
-            stream.flush()
+    """Have what the script has written to files that are still open go there.
+
+    The garbage collector may close a file before the buffers above it: how often it has been at work decides, so that a
+    fork could lose what a process that starts cold does not. Only regular files: to write to others may take forever.
+    """
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for stream in [found for found in gc.get_objects() if type(found) is kind]:
+            with contextlib.suppress(Exception):  # it is closed, or its disk is full: the interpreter may say so
+                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    stream.flush()
 
 
 def _close_what_exec_closes(kept: "set[int]") -> None:
