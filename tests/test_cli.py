@@ -180,7 +180,7 @@ class TestPlan:
         half = f"{memory / 2:.2f}"
         options = ["-s", "processes", "-n", "4", "--cpu", f"{cores / 2:g}", "--memory", half]
         result = muster("plan", *options, script)
-        assert f"Warning: 4 x {cores / 2:g} core" in result.stdout
+        assert f"Warning: 4 workers x {cores / 2:g} core" in result.stdout
         assert f"Warning: 4 x {float(half):g} GB of this machine's {memory:.1f} GB" in result.stdout
         assert len(json.loads(muster("plan", "--json", *options, script).stdout)["warnings"]) == 2
 
