@@ -162,8 +162,9 @@ def run_cluster(
             time. Waiting for a place has ``queue_timeout``, training ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
-        platform: where workers run, ``local`` or ``workbench``, or a platform object; None for the workbench in one
-            of its sessions, and else for this machine. Its options are keyword arguments, too.
+        platform: where workers run: ``local``, ``hosts``, ``containers``, ``slurm``, ``kubernetes``, ``workbench``, or
+            a platform object; None for the workbench in one of its sessions, and else for this machine. Its options are
+            keyword arguments, too.
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
