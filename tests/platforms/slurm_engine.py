@@ -259,10 +259,12 @@ class Engine:
         keeper = subprocess.Popen([*inside, "sleep", "600"])
         eventually(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") == network, "its network is kept")
         self._off[node] = (command, os.open(f"/proc/{daemon}/ns/pid", os.O_RDONLY), keeper)
-        for pid in [daemon, *(pid for pid in linux.all_pids() if pid != keeper.pid)]:
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{pid}/ns/net") == network:
-                    os.kill(pid, signal.SIGKILL)
+        # Stopped first, as by a loss of power: none is to learn of another's end, and to tell of it.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in [daemon, *(pid for pid in linux.all_pids() if pid != keeper.pid)]:
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/ns/net") == network:
+                        os.kill(pid, number)
 
     def power_on(self, node: str) -> None:
         """Start a node's slurmd again."""
