@@ -702,3 +702,17 @@ def test_help_is_instant() -> None:
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
     assert not {"tensorflow", "horovod", "ipywidgets", "paramiko", "requests", "rich", "cryptography"} & set(loaded)
+
+
+def test_clean_says_where_nothing_is_kept() -> None:
+    done = muster("clean", "-p", "local")
+    assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs.\n")
+
+
+def test_clean_has_the_options_of_platforms_alone() -> None:
+    shown = muster("clean", "--help").output
+    assert "--hosts" in shown
+    assert "Options of strategies" not in shown
+    done = muster("clean", "-p", "hosts")
+    assert done.exit_code == 2
+    assert "No hosts are given.\nTry: --hosts" in done.output + done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import muster
 import pytest
 from muster.errors import MusterError, WorkerLost, WorkerOutOfMemory
+from muster.platforms.containers.platform import ContainersPlatform
 
 from tests.platforms.containers_podman import Podman
 from tests.support import environment, eventually
@@ -56,6 +57,18 @@ def test_two_containers_train_and_share_nothing(project: Path, engine: Podman) -
     assert {entry["owner"] for entry in said} == {os.getuid()}
     assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
     assert engine.left_behind() == []
+
+
+def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text(ENDLESS)
+    running = run("train.py", 1, wait=False)
+    has_started(running, "worker-0")
+    cleaning = ContainersPlatform()
+    assert [" could not be removed: " in words for words in cleaning.clean()] == [True]
+    running.stop()
+    assert [words.partition("-")[0] for words in cleaning.clean()] == ["localhost/muster"]
+    assert cleaning.clean() == []
+    cleaning.close()
 
 
 def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podman) -> None:

@@ -241,6 +241,23 @@ def test_two_platforms_do_not_take_the_same_gpu(hosts: Network, run: Run) -> Non
         host.run("rm -r /root/bin /root/.bashrc")
 
 
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_clean_removes_the_caches_of_hosts(hosts: Network, start: Start) -> None:
+    start(0, wait=True)
+    used = [hosts.hosts[name] for name in ("h1", "h2")]
+    assert all(host.run("ls /root/.cache/muster/projects") for host in used)
+    cleaning = HostsPlatform(hosts=tuple(HOSTS))
+    try:
+        removed = cleaning.clean()
+        assert cleaning.clean() == []
+    finally:
+        cleaning.close()
+    assert [words.partition(":")[0] for words in removed] == ["h1", "h2"]
+    assert not any(host.run("ls -A /root/.cache/muster") for host in used)
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from muster import __version__
+from muster.commands.clean import clean_up
 from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
 from muster.commands.inside import execute, forward
@@ -159,6 +160,6 @@ def main() -> None:
 
 
 for command in (
-    run, plan, attach, runs, show, logs, explain, stop, stacks, execute, forward, doctor, serve, trust
+    run, plan, attach, runs, show, logs, explain, stop, stacks, execute, forward, doctor, clean_up, serve, trust
 ):  # fmt: skip
     main.add_command(command)

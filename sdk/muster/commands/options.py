@@ -63,10 +63,38 @@ class DeclaredOption(click.Option):
         )
 
 
-def declared_options() -> Iterator[DeclaredOption]:
-    """The options of all strategies and platforms that a command line can say, each of them once."""
-    yield from _of_table(STRATEGIES, strategies.STRATEGIES, strategies.strategy_class)
-    yield from _of_table(PLATFORMS, platforms.PLATFORMS, platforms.platform_class)
+class PlatformCommand(click.Command):
+    """A command that also takes the options of platforms, which its help shows in a section of their own."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own parameters, and the options that are declared elsewhere."""
+        *own, last = super().get_params(ctx)  # --help
+        return [*own, *self.declared_options(), last]
+
+    def declared_options(self) -> Iterator[DeclaredOption]:
+        """The options that platforms declare."""
+        return platform_options()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options that are declared elsewhere below the command's own."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def strategy_options() -> Iterator[DeclaredOption]:
+    """The options of all strategies that a command line can say, each of them once."""
+    return _of_table(STRATEGIES, strategies.STRATEGIES, strategies.strategy_class)
+
+
+def platform_options() -> Iterator[DeclaredOption]:
+    """The options of all platforms that a command line can say, each of them once."""
+    return _of_table(PLATFORMS, platforms.PLATFORMS, platforms.platform_class)
 
 
 def _of_table(section: str, table: Mapping[str, str], class_of: Callable[[str], type]) -> Iterator[DeclaredOption]:

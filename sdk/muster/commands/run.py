@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.commands import as_json, completion
-from muster.commands.options import NameIn, declared_options
+from muster.commands.options import DeclaredOption, NameIn, PlatformCommand, platform_options, strategy_options
 from muster.events import Event, Observer
 from muster.events.data import RunEnded
 from muster.job import Resources
@@ -35,7 +35,7 @@ LONGEST_SCRIPT = 1_000_000  # characters of it in which its own options are look
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class ScriptCommand(click.Command):
+class ScriptCommand(PlatformCommand):
     """A command that takes its own options before SCRIPT and after it; any other after SCRIPT is the script's.
 
     Only whole names count after SCRIPT (``-bs`` is never ``-b -s``), and ``--`` ends the command's own options.
@@ -43,21 +43,10 @@ class ScriptCommand(click.Command):
 
     allow_interspersed_args = False
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own parameters, and the options that strategies and platforms declare."""
-        *own, last = super().get_params(ctx)  # --help
-        return [*own, *declared_options(), last]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the options that are declared elsewhere below the command's own."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+    def declared_options(self) -> Iterator[DeclaredOption]:
+        """The options that strategies and platforms declare."""
+        yield from strategy_options()
+        yield from platform_options()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's own options first, which is where click looks for them."""

@@ -139,6 +139,17 @@ class Platform(ABC):
         """
         return {}
 
+    def clean(self) -> list[str]:
+        """Remove what ended runs have left for later ones, such as files of projects; what living runs use may stay.
+
+        Returns:
+            What has been removed, and what could not be, each in words; nothing where nothing was there.
+
+        Raises:
+            PlatformError: it cannot be looked for.
+        """
+        return []
+
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return, in words, what so many workers would have to share that each is to have for itself.
 

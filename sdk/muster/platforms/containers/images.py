@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from muster.errors import PlatformError
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
@@ -28,6 +29,7 @@ OF_SYSTEM = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mpich", "openmpi"),
     *("ssl/certs", "ssl/openssl.cnf"),
 )
+TINY = "localhost/muster-tiny-"  # and a hash of what the image is made of
 STEP = 10  # percent of a pull that are told at once
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -41,7 +43,7 @@ def tiny_image(engine: Engine) -> str:
     from docker.errors import ImageNotFound
 
     archive = tiny_archive()
-    name = f"localhost/muster-tiny-{hashlib.sha256(archive).hexdigest()[:12]}:latest"
+    name = f"{TINY}{hashlib.sha256(archive).hexdigest()[:12]}:latest"
     with asking(engine, "The image of the workers could not be made"):
         try:
             engine.client.inspect_image(name)
@@ -49,6 +51,26 @@ def tiny_image(engine: Engine) -> str:
             repository = name.rpartition(":")[0]
             engine.client.import_image_from_data(archive, repository, "latest", changes=[f"ENV PATH={PATH}"])
     return name
+
+
+def remove_tiny_images(engine: Engine) -> list[str]:
+    """Remove the tiny images that no container uses; return their names, and why others could not be removed.
+
+    Raises:
+        PlatformError: the engine does not list its images.
+    """
+    said = []
+    with asking(engine, "The images could not be listed"):
+        images = engine.client.images()
+    for name in sorted(tag for image in images for tag in image.get("RepoTags") or () if tag.startswith(TINY)):
+        try:
+            with asking(engine, f"{name} could not be removed"):
+                engine.client.remove_image(name)
+        except PlatformError as error:
+            said.append(error.message)
+        else:
+            said.append(name)
+    return said
 
 
 def has_image(engine: Engine, name: str) -> bool:

@@ -24,7 +24,14 @@ from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine, connect
 from muster.platforms.containers.guard import OWNER, Guard, make_homes, remove_everything, remove_orphaned_homes
-from muster.platforms.containers.images import has_image, own_folders, pull, python_path, tiny_image
+from muster.platforms.containers.images import (
+    has_image,
+    own_folders,
+    pull,
+    python_path,
+    remove_tiny_images,
+    tiny_image,
+)
 from muster.platforms.containers.network import Network, make_network, plan_network
 from muster.platforms.containers.refusals import asking
 from muster.platforms.session_guard import is_orphaned, owner
@@ -98,6 +105,10 @@ class ContainersPlatform(Platform):
         """Return the address of the gateway of the containers' network, or else of this machine."""
         network = self._planned_network()
         return Reach(network.session, network.session, is_coming=network.session == network.gateway)
+
+    def clean(self) -> list[str]:
+        """Remove the tiny images, which no running container needs."""
+        return remove_tiny_images(self._engine())
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return the cores and memory that the containers would have to share."""

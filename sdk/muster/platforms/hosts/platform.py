@@ -27,9 +27,11 @@ from muster.platforms.hosts.login import Login
 from muster.platforms.hosts.logins import Logins, for_all
 from muster.platforms.hosts.placement import Key, Placement
 from muster.platforms.hosts.ways import PoolRelay, Ways
+from muster.text.arguments import Argument, ArgumentText
 
 HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
 CACHE = "~/.cache/muster/projects"  # on each host
+REMOVE_CACHE = f"if cd {CACHE} 2>/dev/null; then du -sk . && cd / && rm -rf {CACHE}; fi 2>&1"
 POLL_SECONDS = 0.7  # that a poll waits for hosts that do not answer
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
 END_POLL = 0.05
@@ -94,7 +96,10 @@ class HostsPlatform(Platform):
         """
         if not self._slots:
             raise JobError(
-                "No hosts are given.", advice='hosts=["gpu1:2", "gpu2:2"], a hostfile\'s path, or MUSTER_HOSTS'
+                "No hosts are given.",
+                advice=ArgumentText(
+                    Argument("hosts", ""), " such as gpu1:2,gpu2:2, or the path of a hostfile; or set MUSTER_HOSTS"
+                ),
             )
         self._logins.open(self._slots)
         has_ours = all(self._logins.get(host).facts["python"] for host in self._slots)
@@ -122,6 +127,17 @@ class HostsPlatform(Platform):
         if failed:
             raise together(failed)
         return {host: (answer["status"], answer["output"]) for host, answer in done.items()}
+
+    def clean(self) -> list[str]:
+        """Remove each host's cache of projects."""
+        self.check()
+        said = []
+        for host, (status, output) in self.try_command(["sh", "-c", REMOVE_CACHE]).items():
+            if status:
+                said.append(f"{host}: {CACHE} could not be removed: {output.strip()}")
+            elif output.strip():
+                said.append(f"{host}: {CACHE}, {int(output.split()[0]) / 1e3:.1f} MB")
+        return said
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return what workers of one host would have to share; there is one slot for each worker."""

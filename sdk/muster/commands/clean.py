@@ -1,0 +1,40 @@
+"""``muster clean``: what runs have left on a platform for later ones is removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from muster.commands.options import NameIn, PlatformCommand
+from muster.platforms import PLATFORMS, get_platform
+from muster.text.cleaning import clean
+
+
+@click.command("clean", cls=PlatformCommand)
+@click.option(
+    "-p",
+    "--platform",
+    type=NameIn(PLATFORMS),
+    help="Where to look.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
+)
+def clean_up(platform: str | None, **options: Any) -> None:
+    """Remove what runs have left on a platform for later ones.
+
+    On hosts that is the cache of project files; on an engine of containers, the small images made of this Python. The
+    next run makes them again. Nothing is removed that a living run needs, and no record: see `muster runs --prune`.
+
+    \b
+    Examples:
+      muster clean -p hosts --hosts gpu1,gpu2
+      muster clean -p containers
+    """
+    cleaning = get_platform(platform, **{name: value for name, value in options.items() if value is not None})
+    try:
+        removed = cleaning.clean()
+    finally:
+        cleaning.close()
+    for words in removed:
+        click.echo(clean(words))
+    if not removed:
+        click.echo("Nothing is kept for later runs.")
