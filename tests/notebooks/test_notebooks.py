@@ -174,7 +174,7 @@ def kept(request: pytest.FixtureRequest) -> nbformat.NotebookNode:
 
 def test_one_cell_has_the_parameters(kept: nbformat.NotebookNode) -> None:
     (cell,) = [cell for cell in kept.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert cell.source.startswith("n_workers = 2  #")
+    assert re.match(r"n_workers = \d  #", cell.source)
 
 
 def test_it_begins_by_saying_what_it_does(kept: nbformat.NotebookNode) -> None:
@@ -187,7 +187,7 @@ def test_it_begins_by_saying_how_long_it_takes_what_to_change_and_where_its_resu
     kept: nbformat.NotebookNode,
 ) -> None:
     (before,) = re.findall(r"\*\*Before you start\.\*\*(.*)", kept.cells[0].source, re.DOTALL)
-    assert re.search(r"takes about a minute", before)
+    assert re.search(r"takes about (half )?a minute", before)
     (cell,) = [cell for cell in kept.cells if "parameters" in cell.metadata.get("tags", [])]
     changed = re.findall(r"`(\w+)`", before.partition("[What it shows]")[0].partition("**")[0])
     assert len(changed) >= 2

@@ -1,0 +1,102 @@
+"""Every strategy that needs TensorFlow or Horovod, on three hosts that share nothing but the network between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+
+from tests.notebooks.test_notebooks import NOTEBOOKS, Executed
+from tests.platforms.hosts_network import Network
+
+pytestmark = pytest.mark.slow
+
+THREE = ["h1:1", "h2:1", "h3:1"]
+
+
+@pytest.fixture
+def train(hosts: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., muster.Cluster]]:
+    """Trains on the hosts; what TensorFlow's own imports leave there for the user is removed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(n: int, script: Any, **options: Any) -> muster.Cluster:
+        cluster: muster.Cluster = muster.run_cluster(
+            n, worker_script=script, memory=2, timeout_seconds=240, platform="hosts", hosts=THREE, **options
+        ).cluster
+        return cluster
+
+    yield run
+    for host in hosts.hosts.values():
+        host.run("rm -rf /root/.keras /root/.config /root/.cache/matplotlib")
+
+
+def test_the_notebook_trains_there_once_one_cell_is_changed(
+    train: Callable[..., muster.Cluster], tmp_path: Path
+) -> None:
+    (tmp_path / "drawing.py").symlink_to(NOTEBOOKS / "drawing.py")
+    notebook = Executed("other_machines", tmp_path, where={"platform": "hosts", "hosts": THREE}, epochs=3)
+    (table,) = notebook.markdown
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["0", "h1", "466"], ["1", "h2", "466"], ["2", "h3", "466"]]
+    assert len({row[3] for row in rows}) == 1
+    assert len(notebook.drawings) == 1
+    assert "horovodrun" in notebook.printed
+
+
+def test_horovod_whose_ranks_agents_start(train: Callable[..., muster.Cluster]) -> None:
+    def total() -> tuple[str, float]:
+        import os
+
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        return os.uname().nodename, float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
+
+    values = train(3, total, strategy="horovod", launcher="agents").result.values
+    assert [tuple(value) for value in values] == [("h1", 6.0), ("h2", 6.0), ("h3", 6.0)]
+
+
+def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "import os, time\n"
+        "import tensorflow as tf\n"
+        "tf1 = tf.compat.v1\n"
+        "\n"
+        "def run(cluster, server, task_index):\n"
+        "    with tf.Graph().as_default():\n"
+        "        with tf.device('/job:ps/task:0'):\n"
+        "            total = tf1.get_variable('total', initializer=0.0, use_resource=True)\n"
+        "        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()\n"
+        "        with tf1.Session(server.target) as session:\n"
+        "            if not task_index:\n"
+        "                session.run(total.initializer)\n"
+        "            while session.run(missing).size:\n"
+        "                time.sleep(0.1)\n"
+        "            session.run(add)\n"
+        "            while session.run(total) < 2:\n"
+        "                time.sleep(0.1)\n"
+        "            print('both have added on', os.uname().nodename, flush=True)\n"
+    )
+    found = train(2, "task.py", n_ps=1, strategy="parameter_server")
+    ends = {found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(2)}
+    assert len(ends) == 2
+    assert all(line.startswith("both have added on h") for line in ends)
+
+
+def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
+    def total() -> float:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        def rank() -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, context.replica_id_in_sync_group + 1)
+
+        return float(strategy.run(rank))
+
+    assert train(3, total, strategy="multi_worker").result.values == [6.0, 6.0, 6.0]
