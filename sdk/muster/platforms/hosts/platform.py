@@ -136,7 +136,7 @@ class HostsPlatform(Platform):
             if status:
                 said.append(f"{host}: {CACHE} could not be removed: {output.strip()}")
             elif output.strip():
-                said.append(f"{host}: {CACHE}, {int(output.split()[0]) / 1e3:.1f} MB")
+                said.append(f"{host}: {CACHE}, {max(0.1, int(output.split()[0]) / 1e3):.1f} MB")
         return said
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
