@@ -69,12 +69,14 @@ class Attempts(Stage):
 
     Attributes:
         attempt: the number of the present one.
+        steps: how far each worker has come in each attempt, by its reports.
     """
 
     def __init__(self, case: Case, place: Here, folder: Path, home: Path) -> None:
         super().__init__(case, place, folder, home)
         self.attempt = 1
         self.begun: list[str] = []
+        self.steps: dict[tuple[int, str | None], int] = {}
 
     def on_event(self, event: Event) -> None:
         """Forget the processes of an attempt that has failed."""
@@ -83,7 +85,15 @@ class Attempts(Stage):
             self._moments = collections.defaultdict(threading.Event)
             self.begun.append(event.data["reason"])
             self.attempt = event.data["attempt"]
+        if event.kind == "progress":
+            key = (self.attempt, event.worker)
+            self.steps[key] = max(event.data["step"] or 0, self.steps.get(key, 0))
         super().on_event(event)
+
+    def came_no_further(self, worker: str | None) -> bool:
+        """Return whether a worker has come no further in the present attempt than in one before."""
+        before = [step for (attempt, name), step in self.steps.items() if name == worker and attempt < self.attempt]
+        return self.steps.get((self.attempt, worker), 0) <= max(before, default=0)
 
     def are_ready(self) -> bool:
         """Return whether the ranks of this attempt have met."""
@@ -154,9 +164,10 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
         if len(stage.begun) != len(case.faults) - 1:
             return f"There were {len(stage.begun)} further attempts: {stage.begun}."
         return "" if harness.is_right(replace(case, faults=(last,)), error) else "The wrong end."
-    is_no_further = error is not None and "no further attempt is made" in error.message
-    if case.family == "start" and (type(error).__name__ == "LaunchRefused" or is_no_further):
-        return ""  # what could not be launched is told at once, and what was hit again before it had begun
+    if error is not None and "no further attempt is made" in error.message:  # hit again before it had come further
+        return "" if stage.came_no_further(error.worker) else "It had come further, and was not tried again."
+    if case.family == "start" and type(error).__name__ == "LaunchRefused":
+        return ""  # what could not be launched is told at once
     if error is not None:
         return f"It did not end well, after {len(stage.begun)} further attempts."
     if len(stage.begun) != len(case.faults):

@@ -94,6 +94,7 @@ def run_cluster(
     restarts: int = 0,
     restart_on: str | Sequence[str] | None = None,
     from_scratch: bool = False,
+    min_workers: int | None = None,
     reuse: bool | KeptPlatform | None = None,
     warm: bool = True,
     observers: Iterable[Observer] = (),
@@ -143,6 +144,7 @@ def run_cluster(
     restarts: int = 0,
     restart_on: str | Sequence[str] | None = None,
     from_scratch: bool = False,
+    min_workers: int | None = None,
     reuse: bool | KeptPlatform | None = None,
     warm: bool = True,
     observers: Iterable[Observer] = (),
@@ -171,7 +173,7 @@ def run_cluster(
         name: what to call the run. A run of the same name that is under way in this session is stopped first.
         wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
         run_timeout, stall_seconds, queue_timeout, session_address, worker_ports: see :class:`Cluster`.
-        project, project_limit, collect, restarts, restart_on, from_scratch, observers: see there, too.
+        project, project_limit, collect, restarts, restart_on, from_scratch, min_workers, observers: see there, too.
         reuse: whether to keep, for some idle minutes, what lets the next such call on this machine start in seconds;
             None for what ``MUSTER_REUSE`` in the environment says, ``1`` or ``0``. See :func:`muster.pool`.
         warm: whether ranks may be forks of a process that has imported what they import.
@@ -219,6 +221,7 @@ def run_cluster(
             restarts=restarts,
             restart_on=restart_on,
             from_scratch=from_scratch,
+            min_workers=min_workers,
             warm=warm,
         ),
         observers,

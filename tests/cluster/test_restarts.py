@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -138,6 +139,52 @@ def test_horovodrun_that_has_lost_a_worker_takes_no_other_along(here: Path) -> N
 def test_all_workers_stay_where_only_a_rank_was_killed() -> None:
     assert run(KILLED, {"1 1": 7}, restarts=1).result.status == "succeeded"
     assert [len(set(pids)) for pids in agents_of(runs.open_run()).values()] == [1, 1]
+
+
+@dataclass(eq=False, repr=False)
+class Full(LocalPlatform):
+    """Has no place for a lost worker of this index a second time."""
+
+    index: int = 1
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        if not run_key.endswith(".1") and self.index in [spec.index for spec in specs]:
+            raise LaunchRefused("there is no other machine.")
+        return super().submit(specs, run_key)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "lost", "rank", "size"),
+    [
+        ("processes", {}, 1, "RANK", "WORLD_SIZE"),
+        ("horovod", {"launcher": "agents"}, 0, "HOROVOD_RANK", "HOROVOD_SIZE"),
+        ("mpi", {}, 1, "MUSTER_RANK", "MUSTER_WORLD_SIZE"),
+    ],
+)
+def test_a_run_goes_on_with_fewer_workers_where_the_lost_cannot_be_replaced(
+    here: Path, strategy: str, options: dict[str, Any], lost: int, rank: str, size: str
+) -> None:
+    if strategy == "mpi" and shutil.which("mpiexec") is None:
+        pytest.skip("there is no mpiexec")
+    script = TRAINS.replace('os.environ["RANK"]', f'os.environ["{rank}"]')
+    (here / "train.py").write_text(script + f"print('ranks:', os.environ['{size}'])\n")
+    env = {"FAULT": LOST, "FAULTS": json.dumps({f"{lost} 1": 7})}
+    platform = Full(index=lost)
+    try:
+        result = muster.run_cluster(
+            3, strategy=strategy, worker_script="train.py", env=env, memory=0.5, dashboard=False, restarts=1,
+            min_workers=2, platform=platform, **options,
+        ).cluster.result  # fmt: skip
+    finally:
+        platform.close()
+    assert dict(result.exit_codes) == {"rank 0": 0, "rank 1": 0}
+    recorded = runs.open_run()
+    without = f"The run goes on without worker-{lost}, with 2 of 3 workers"
+    assert without in recorded.explain()
+    left = [f"worker-{index}" for index in range(3) if index != lost]
+    assert [recorded.log(name).split()[-1] for name in left] == ["2", "2"]
+    view = replay(recorded)
+    assert view.workers[f"worker-{lost}"].status == "stopped"
 
 
 def agents_of(run: Run) -> dict[str, list[int]]:

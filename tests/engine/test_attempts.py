@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import JobError, MusterError, RunStalled, RunStopped, WorkerKilled
+from muster.dashboard.replay import replay
+from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled
 from muster.events import Event, Progress
 from muster.failure.causes import Failure, FailureKind
-from muster.job import Limits, Script
+from muster.job import Limits, Script, WorkerSpec
 from muster.records.runs import Run
 from muster.run.attempts import BY_ITSELF, CAUSES, Attempts, RestartPolicy
 from muster.run.execution import Execution
-from muster.run.request import CheckedRun
-from muster.testing import ScriptedPlatform, SimulatedLoop
+from muster.run.request import CheckedRun, RunRequest, check
+from muster.testing import ScriptedPlatform, ScriptedWorker, SimulatedLoop
 
 from tests.engine.executing import finish, recorded
 
@@ -161,6 +164,150 @@ def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
     assert all("worker-1" in data["reason"] for data in again)
     starts = [fields for kind, fields in attempted.player.orders if kind == "start"]
     assert [fields["env"]["MUSTER_ATTEMPT"] for fields in starts] == ["1", "2", "3"][: len(killed)]
+
+
+class Refusing(ScriptedPlatform):
+    """A platform that refuses a worker in the attempts of these numbers."""
+
+    def __init__(self, worker: str, attempts: tuple[int, ...]) -> None:
+        super().__init__()
+        self._worker = worker
+        self._attempts = attempts
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        number = int(run_key.split(".")[1])
+        if number in self._attempts and self._worker in [spec.name for spec in specs]:
+            raise LaunchRefused("there is no host for it.")
+        return super().submit(specs, run_key)
+
+
+def sizes_of(platform: ScriptedPlatform) -> list[str]:
+    """How many ranks each attempt had, as its first worker was told."""
+    orders = platform.player("worker-0").orders
+    return [fields["env"]["WORLD_SIZE"] for kind, fields in orders if kind == "start"]
+
+
+def texts_of(made: Execution) -> list[str]:
+    return [event.data["text"] for event in Run(made.run_dir).events() if event.kind == "note"]
+
+
+def killed_in(player: ScriptedWorker, *attempts: int) -> None:
+    """Have the agent of a worker go in the attempts of these numbers."""
+    numbers = itertools.count(1)
+
+    def on_order(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "start" and next(numbers) in attempts:
+            asyncio.get_running_loop().call_later(2, player.hang_up)
+
+    player.on_order = on_order
+
+
+def test_a_lost_worker_that_cannot_be_replaced_is_left_out_until_the_next_attempt(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    """It is there for the first attempt, not for the second, and comes back for the third."""
+    platform = Refusing("worker-1", (2,))
+    killed_in(platform.player("worker-1"), 1)
+    again = iter([False, True])
+    first = platform.player("worker-0")
+
+    def on_order(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "start" and next(again, False):
+            asyncio.get_running_loop().call_later(2, lambda: first.exit(rank=0, signal=9))
+
+    first.on_order = on_order
+    first.manners.runs_for = 30
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(3), spare=1, limits=Limits(run=60)))
+    result = finish(loop, made)
+    assert result.error is None
+    assert sizes_of(platform) == ["2", "1", "2"]
+    (left_out,) = [text for text in texts_of(made) if text.startswith("The run goes on without")]
+    assert left_out == (
+        "The run goes on without worker-1, with 1 of 2 workers: it could not be launched (there is no host for it)."
+    )
+    assert any(text.endswith("1 worker has stayed. It goes on without worker-1.") for text in texts_of(made))
+    view = replay(Run(made.run_dir))
+    assert left_out in view.notes
+
+
+@pytest.mark.parametrize(("spare", "ends_well"), [(0, False), (1, True)])
+def test_a_replacement_that_does_not_come_in_time_is_waited_for_no_longer(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, spare: int, ends_well: bool
+) -> None:
+    platform = ScriptedPlatform()
+    player = platform.player("worker-1")
+    killed_in(player, 1)
+    first = platform.player("worker-0")
+
+    def on_order(kind: str, fields: dict[str, Any]) -> None:
+        player.manners.hello_after = None  # whoever comes after the first says nothing
+
+    first.on_order = on_order
+    limits = Limits(start=20, run=60)
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), spare=spare, limits=limits))
+    result = finish(loop, made)
+    assert (result.error is None) == ends_well
+    if ends_well:
+        assert sizes_of(platform) == ["2", "1"]
+        assert any("not there 20 s after the others" in text for text in texts_of(made))
+        assert ("stop", ("worker-1",)) in platform.calls
+
+
+def test_a_run_starts_with_the_workers_that_can_be_had(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    """One is refused when all are launched, one by one after that, and is not there in any attempt."""
+    platform = Refusing("worker-1", (1, 2))
+    first = platform.player("worker-0")
+    numbers = itertools.count(1)
+
+    def on_order(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "start" and next(numbers) == 1:
+            asyncio.get_running_loop().call_later(2, lambda: first.exit(rank=0, signal=9))
+
+    first.on_order = on_order
+    made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), spare=1, limits=Limits(run=60)))
+    result = finish(loop, made)
+    assert result.error is None
+    assert sizes_of(platform) == ["1", "1"]
+
+
+def test_a_worker_that_ends_before_it_has_come_is_left_out(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    platform = ScriptedPlatform()
+    platform.player("worker-1").manners.hello_after = None
+    loop.call_later(1, lambda: platform.end("worker-1", reason="its node has failed"))
+    made.begin(replace(checked, platform=platform, spare=1, limits=Limits(run=60)))
+    assert finish(loop, made).error is None
+    assert any("1 of 2 workers: its node has failed" in text for text in texts_of(made))
+
+
+def test_a_platform_that_refuses_too_many_ends_the_run(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    platform = ScriptedPlatform()
+    platform.errors["submit"] = LaunchRefused("there is no such image")
+    made.begin(replace(checked, platform=platform, spare=1))
+    with pytest.raises(LaunchRefused, match="no such image"):
+        raise finish(loop, made).error or AssertionError("it went well")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"strategy": "processes", "min_workers": 0}, "from 1 to the 2"),
+        ({"strategy": "processes", "min_workers": 3}, "from 1 to the 2"),
+        ({"strategy": "processes", "min_workers": 1.5}, "whole number"),
+        ({"strategy": "multi_worker", "min_workers": 1}, "needs all of its 2 workers"),
+        ({"strategy": "parameter_server", "n_ps": 1, "min_workers": 1}, "needs all of its 2 workers"),
+    ],
+)
+def test_numbers_of_workers_that_no_run_can_go_on_with(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    with pytest.raises(JobError, match=why):
+        check(RunRequest(script, 2, **options))
 
 
 def test_what_a_worker_says_that_does_not_stay_counts_for_nothing_in_the_next_attempt(

@@ -256,6 +256,12 @@ def make_request(
     show_default=True,
     help="After which failures; repeatable.",
 )
+@click.option(
+    "--min-workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Start and go on with N workers at least, where others cannot be had.  [default: all]",
+)
 @click.option("--from-scratch", is_flag=True, help="A script without a checkpoint may begin again from nothing.")
 @click.option(
     "--detach",

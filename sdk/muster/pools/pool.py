@@ -85,7 +85,8 @@ class Pool:
         self._is_relayed = is_relayed
         self._relay: Relay | None = None
         self._calls = calls or PlatformCalls(name)
-        self._generations: dict[str, tuple[str, WorkerSpec]] = {}  # the handle of each worker's present one
+        # The handle of each worker's present one; None where none could be launched.
+        self._generations: dict[str, tuple[str | None, WorkerSpec]] = {}
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
@@ -119,6 +120,8 @@ class Pool:
             TimeoutError: it has not said so within ``seconds``. Whatever it launches later ends with the pool.
             PlatformError: it refuses.
         """
+        for spec in specs:
+            self._generations.setdefault(spec.name, (None, spec))
         await self._calls.have_warmed_up(seconds)
         await self._until_warm(specs, WARM_SECONDS if seconds is None else min(seconds, WARM_SECONDS))
 
@@ -154,8 +157,7 @@ class Pool:
         if self.endpoint.leases.seconds_left(worker) > 0 and await self._has_ended(before):
             self.endpoint.ended(worker)
         generation = self.endpoint.renew(worker)
-        with contextlib.suppress(PlatformError, TimeoutError):  # it can do nothing any more; the pool's end asks again
-            await self._calls.call(self.platform.stop, [before], seconds=ANSWER_SECONDS)
+        await self._stop(before)
         spec = replace(spec, generation=generation, session=self.endpoint.address_for(worker))
         (handle,) = await self.submit([spec], run_key, seconds)
         return handle
@@ -167,8 +169,7 @@ class Pool:
         neither comes in time ``replace`` says so.
         """
         handle, _ = self._generations[worker]
-        with contextlib.suppress(PlatformError, TimeoutError):
-            await self._calls.call(self.platform.stop, [handle], seconds=ANSWER_SECONDS)
+        await self._stop(handle)
         began = clock.now()
         while not await self._has_ended(handle):
             waited, leases = clock.now() - began, self.endpoint.leases
@@ -178,8 +179,22 @@ class Pool:
             await asyncio.sleep(self.platform.poll_seconds[0] / FASTER_AT_THE_END)
         self.endpoint.ended(worker)
 
-    async def _has_ended(self, handle: str) -> bool:
+    async def give_up(self, worker: str) -> None:
+        """End a worker that has not come, and refuse it if it comes all the same."""
+        self.endpoint.ended(worker)
+        handle, _ = self._generations[worker]
+        await self._stop(handle)
+
+    async def _stop(self, handle: str | None) -> None:
+        """Have the platform stop a worker that can do nothing any more; the pool's end asks again."""
+        if handle is not None:
+            with contextlib.suppress(PlatformError, TimeoutError):
+                await self._calls.call(self.platform.stop, [handle], seconds=ANSWER_SECONDS)
+
+    async def _has_ended(self, handle: str | None) -> bool:
         """Return whether the platform knows that nothing of a worker is left."""
+        if handle is None:
+            return True
         try:
             polled = await self.poll([handle], ANSWER_SECONDS)
         except (PlatformError, TimeoutError):

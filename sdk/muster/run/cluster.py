@@ -73,6 +73,8 @@ class Cluster:
         restart_on: those failures: ``lost`` and ``killed`` workers by default; also ``memory``, ``failed`` (by the
             script), ``crashed`` and ``stalled``.
         from_scratch: whether a script that keeps no checkpoint may begin again from nothing.
+        min_workers: with how few workers it starts and goes on, where others cannot be had within ``timeout_seconds``
+            (Horovod, MPI, processes); each attempt asks for all of them again. None: with no fewer.
         observers: called with every event, in order, on a thread of its own each, so that a slow one holds up nothing.
             Where 10,000 events wait for it (or 16 MB of output) it is not told of further output, usage, progress and
             transfers, and of nothing else where twice as many do; a ``note`` says how many are left out. The run's end
@@ -97,6 +99,7 @@ class Cluster:
         restarts: int = 0,
         restart_on: str | Sequence[str] | None = None,
         from_scratch: bool = False,
+        min_workers: int | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
         request = RunRequest.of_job(
@@ -115,6 +118,7 @@ class Cluster:
             restarts=restarts,
             restart_on=restart_on,
             from_scratch=from_scratch,
+            min_workers=min_workers,
         )
         self._set_up(request, observers)
 

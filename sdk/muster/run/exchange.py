@@ -12,7 +12,7 @@ import logging
 import os
 import posixpath
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from muster import events
@@ -89,26 +89,28 @@ class Exchange:
 
         return emit_and_write
 
-    async def ship(self, emit: Emit) -> None:
-        """Lay out what scripts import, what starts them, and the project on every worker. Raises PlatformError."""
+    async def ship(self, workers: Sequence[str], emit: Emit) -> None:
+        """Lay out what scripts import, what starts them, and the project on workers. Raises PlatformError."""
         try:
             library = await in_thread(_whole_folder, self._library)
-            await self._lay_out(library, "library")
+            await self._lay_out(workers, library, "library")
             if self._context.checked.project is not None:
-                kept = await self._lay_out(self._context.checked.project, "project", Sending(emit))
+                kept = await self._lay_out(workers, self._context.checked.project, "project", Sending(emit))
                 if kept:
                     text = f"The workers keep the project's files in {kept}: the next run sends only what has changed."
                     emit(events.Note(text), None)
         except (OSError, ValueError) as error:
             raise PlatformError(f"What workers need cannot be sent to them: {error}.") from error
 
-    async def _lay_out(self, project: Project, place: str, sending: Sending | None = None) -> str:
-        """Lay files out on every worker. Returns the folder in which one keeps them for later; empty if none does."""
+    async def _lay_out(
+        self, workers: Sequence[str], project: Project, place: str, sending: Sending | None = None
+    ) -> str:
+        """Lay files out on workers. Returns the folder in which one keeps them for later; empty if none does."""
         contents = await in_thread(read_contents, project)
         list_file = self._context.facts.scratch / f"{place}.list"
         await in_thread(write_list, contents, list_file)
         sync = ProjectSync(self._transfers, contents, list_file, sending)
-        kept = await gather_or_cancel(sync.send_to(name, place, is_kept=sending is not None) for name in self._names)
+        kept = await gather_or_cancel(sync.send_to(name, place, is_kept=sending is not None) for name in workers)
         return next(filter(None, kept), "")
 
     async def collect(self, gone: Collection[str] = ()) -> None:

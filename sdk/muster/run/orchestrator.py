@@ -14,6 +14,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,7 +102,7 @@ class Orchestrator:
         self._launcher = RunLauncher(self._log("driver"), self.facts, pool, self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
         self._submitted_at = 0.0
-        self._shipped_for = 0.0  # seconds, which do not count as those of the start
+        self._not_counted = 0.0  # seconds, which do not count as those of the start
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
         self._ending = Ending(pool, state, self._launcher)
@@ -194,7 +195,16 @@ class Orchestrator:
             raise await self._workers_missing() from None
 
     async def _submit(self) -> None:
-        handles = await self.pool.submit(list(self.state.specs.values()), self.context.submission, self.limits.start)
+        specs, key, seconds = list(self.state.specs.values()), self.context.submission, self.limits.start
+        try:
+            handles = await self.pool.submit(specs, key, seconds)
+        except PlatformError as error:
+            if not self.state.can_spare(1):
+                raise
+            logger.info("the workers are launched one by one, as not all could be: %s", error)
+            for name in self.state.missing:
+                await self._replace(name)
+            return
         for name, handle in zip(self.state.specs, handles, strict=True):
             self.state.submitted(name, handle, self._submitted_at)
 
@@ -202,16 +212,33 @@ class Orchestrator:
         """Launch the next generation of every worker that is not there any more; the others stay as they are."""
         await asyncio.gather(*(self.pool.retire(name) for name in self.state.missing))
         for name in self.state.missing:
-            try:
-                handle = await self.pool.replace(name, f"{self.context.submission}.{name}", self.limits.start)
-            except LeaseHeld as error:
+            await self._replace(name)
+
+    async def _replace(self, name: str) -> None:
+        """Launch the next generation of a worker, or go on without it where that cannot be, and enough are left."""
+        try:
+            handle = await self.pool.replace(name, f"{self.context.submission}.{name}", self.limits.start)
+        except (PlatformError, TimeoutError, LeaseHeld) as error:
+            if self.state.can_spare(1):
+                why = str(error).rstrip(".") or "the platform does not answer"
+                self.state.leave_out([name], f"it could not be launched ({why})")
+                return
+            if isinstance(error, LeaseHeld):
                 raise PlatformError(f"{name} is lost and cannot be replaced: {error}.", worker=name) from None
-            self.state.submitted(name, handle, clock.now())
+            raise
+        self.state.submitted(name, handle, clock.now())
 
     async def _connect(self) -> None:
         self._enter("connecting")
-        if not await self._until(lambda: not self.state.missing, self._start_deadline):
+        if not await self._until(lambda: self.state.has_enough, self._start_deadline):
             raise await self._workers_missing()
+        began, deadline = clock.now(), clock.deadline_in(self.limits.start)  # for those without whom it can go on
+        if not await self._until(lambda: not self.state.missing, lambda: deadline):
+            text = f"not there {self.limits.start:g} s after the others"
+            self.state.leave_out(self.state.missing, text)
+        self._not_counted += clock.now() - began
+        for name in self.state.left_out:  # one that comes now would be in nobody's plan
+            self._tasks.start(self.pool.give_up(name), f"end of {name}")
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
@@ -227,17 +254,20 @@ class Orchestrator:
         if self.limits.start:
             if queued and self.watch.silent_since is not None:
                 deadlines.append(self.watch.silent_since + self.limits.start)
-            placed = [self.state.placed_at(name) for name in missing or self.state.specs if name not in queued]
+            placed = [self.state.placed_at(name) for name in missing or self.state.members if name not in queued]
             chosen = min if missing else max
-            deadlines += [chosen(placed) + self.limits.start + self._shipped_for] if placed else []
+            deadlines += [chosen(placed) + self.limits.start + self._not_counted] if placed else []
         return min(deadlines, default=None)
 
     async def _start(self) -> None:
         self._enter("starting")
         if self._asks_who_is_reached():
             self.state.members.update(await with_reachable_sshd(self.state.members))
-        members = [self.state.members[name] for name in self.state.specs]
-        self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, self.facts)
+        members = [self.state.members[name] for name in self.state.specs if name in self.state.members]
+        facts = self.facts
+        if facts.launcher_at in self.state.left_out:
+            facts = replace(facts, launcher_at=members[0].name)
+        self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, facts)
         if not plan.starter:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
         self.state.expected = Counter(plan.ranks.values())
@@ -269,9 +299,9 @@ class Orchestrator:
     async def _ship(self, exchange: Exchange) -> None:
         """Have everything brought to the workers that these need, while it is watched how they are."""
         began = clock.now()
-        shipping = asyncio.ensure_future(exchange.ship(self.state.emit))
+        shipping = asyncio.ensure_future(exchange.ship(list(self.state.members), self.state.emit))
         await self._is_done(shipping)  # each transfer has a limit, as long as nothing comes
-        self._shipped_for = clock.now() - began
+        self._not_counted += clock.now() - began
         error = shipping.exception()
         if error is not None:  # it may be the echo of a failure that is heard of next
             deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
@@ -380,7 +410,7 @@ class Orchestrator:
 
     def _on_message(self, worker: str, message: Any) -> None:
         kind = type(message)
-        if self._is_of_before(worker) and kind is not wire.Hello:
+        if worker in self.state.left_out or (self._is_of_before(worker) and kind is not wire.Hello):
             return
         if kind is wire.LauncherOutput or kind is wire.LauncherExited:
             self._launcher.on_message(worker, message)

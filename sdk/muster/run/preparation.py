@@ -87,7 +87,7 @@ async def _prepare(
         context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
         pool = make_pool(context, endpoint, calls)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
-        state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+        state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare)
         on_plan = partial(_write_plan, run_dir, job)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
     except BaseException:
@@ -112,7 +112,7 @@ def prepare_again(
     facts = replace(facts, environment={**facts.environment, ATTEMPT_VARIABLE: str(number)})
     context = RunContext(checked, facts, before.context.specs)
     exchange = before.exchange
-    state = RunState(context.specs, exchange.logging(emit) if exchange else emit)
+    state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare)
     state.take_over(before.state, before.fit)
     on_plan = partial(_write_plan, context.run_dir, before.context.checked.job)
     orchestrator = Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)

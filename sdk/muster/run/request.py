@@ -33,6 +33,7 @@ from muster.run.attempts import RestartPolicy
 from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
+from muster.text.arguments import Argument, ArgumentText
 
 ATTEMPT_VARIABLE = "MUSTER_ATTEMPT"  # in a script's environment: the number of its attempt, from 1
 
@@ -62,6 +63,7 @@ class RunRequest:
         collect: patterns of files in the workers' working directories that are brought back at the end.
         detach: how long the run may live in a process of its own, in seconds or as ``"8h"``; None: not at all.
         restarts, restart_on, from_scratch: when it is tried again, see :class:`~muster.run.attempts.RestartPolicy`.
+        min_workers: with how few workers it starts and goes on where others cannot be had; None for all.
         warm: whether its ranks may be forks of a process that has imported what it imports, where there is one.
     """
 
@@ -92,6 +94,7 @@ class RunRequest:
     restarts: int = 0
     restart_on: str | Sequence[str] | None = None
     from_scratch: bool = False
+    min_workers: int | None = None
     warm: bool = True
 
     @classmethod
@@ -131,6 +134,7 @@ class CheckedRun:
         project: the files that go along to the workers; None where these share them with the session.
         collect: patterns of files that are brought back at the end.
         restart_policy: after which failures it is tried again.
+        spare: how many of its workers it goes on without, where they cannot be had.
         trained: seconds that attempts before this one have trained.
         attempt_number: which attempt this is, from 1.
         request: what it was made from.
@@ -152,6 +156,7 @@ class CheckedRun:
     project: Project | None = None
     collect: tuple[str, ...] = ()
     restart_policy: RestartPolicy = RestartPolicy()
+    spare: int = 0
     trained: float = 0.0
     attempt_number: int = 1
     request: RunRequest = RunRequest()
@@ -372,8 +377,32 @@ def check(request: RunRequest) -> CheckedRun:
         project=project,
         collect=collect,
         restart_policy=RestartPolicy.checked(request.restarts, request.restart_on, request.from_scratch, job.script),
+        spare=_spare(request.min_workers, job, strategy),
         request=request,
     )
+
+
+def _spare(least: int | None, job: Job, strategy: Strategy) -> int:
+    """Return how many of its workers a run goes on without.
+
+    Raises:
+        JobError: the strategy needs all of them, or the number is none of a run's workers.
+    """
+    if least is None:
+        return 0
+    number = whole_number("min_workers", least)
+    if not 1 <= number <= job.n_workers:
+        raise JobError(
+            ArgumentText(Argument("min_workers"), f" is {number}; it must be from 1 to the {job.n_workers} of the run.")
+        )
+    if number < job.n_workers and not strategy.can_do_with_fewer:
+        raise JobError(
+            ArgumentText(
+                Argument("min_workers"), f" is {number}, but {strategy.name} needs all of its {job.n_workers} workers."
+            ),
+            advice=ArgumentText("leave it out; horovod, mpi and processes can go on with fewer"),
+        )
+    return job.n_workers - number
 
 
 def interpreter_of(job: Job, platform: Platform) -> str:

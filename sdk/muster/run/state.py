@@ -61,9 +61,11 @@ class RunState:
     Args:
         specs: the workers, in launch order.
         emit: takes every event.
+        spare: how many of them the attempt goes on without, where they cannot be had.
 
     Attributes:
         workers: what the platform launched, by name.
+        left_out: names of the workers that the attempt goes on without.
         members: what the agents reported, by name.
         agents: process ids of the agents, by name.
         preempted: names of the workers that are about to be taken away, or have been.
@@ -81,8 +83,10 @@ class RunState:
         changed: wakes those who wait for one of these to change.
     """
 
-    def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None]) -> None:
+    def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None], spare: int = 0) -> None:
         self.specs = {spec.name: spec for spec in specs}
+        self.left_out: set[str] = set()
+        self._spare = spare
         self._emit = emit
         self.workers: dict[str, Worker] = {}
         self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
@@ -137,8 +141,17 @@ class RunState:
 
     @property
     def missing(self) -> list[str]:
-        """Names of the workers whose agents have not said hello."""
-        return [name for name in self.specs if name not in self.members]
+        """Names of the workers whose agents are to say hello, and have not."""
+        return [name for name in self.specs if name not in self.members and name not in self.left_out]
+
+    @property
+    def has_enough(self) -> bool:
+        """True if the agents of as many workers as the attempt needs at least have said hello."""
+        return len(self.members) >= len(self.specs) - self._spare
+
+    def can_spare(self, number: int) -> bool:
+        """Return whether the attempt can go on without so many more of its workers."""
+        return len(self.left_out) + number <= self._spare
 
     @property
     def started(self) -> set[Source]:
@@ -206,17 +219,20 @@ class RunState:
     def said_of_workers(self) -> str:
         """Say, in words, which workers have stayed from the attempt before and which are new."""
         new = [name for name in self.members if name not in self._stayed]
+        without = f" It goes on without {join_names(sorted(self.left_out))}." if self.left_out else ""
         if not self._stayed:
-            return "All workers were launched anew."
-        stayed = f"{len(self._stayed)} worker{'s have' if len(self._stayed) != 1 else ' has'} stayed."
-        if not new:
-            return f"All {stayed}" if len(self._stayed) > 1 else f"The {stayed[2:]}"
-        return f"{join_names(new)} {'were' if len(new) > 1 else 'was'} replaced; {stayed}"
+            return f"All workers were launched anew.{without}"
+        stayed = f"{len(self._stayed)} worker{'s have' if len(self._stayed) != 1 else ' has'} stayed.{without}"
+        if new:
+            return f"{join_names(new)} {'were' if len(new) > 1 else 'was'} replaced; {stayed}"
+        if self.left_out:
+            return stayed
+        return f"All {stayed}" if len(self._stayed) > 1 else f"The {stayed[2:]}"
 
     @property
     def queued(self) -> list[str]:
         """Names of the workers that the platform has no place for yet."""
-        return [name for name, since in self._placed_at.items() if since is None and name not in self.members]
+        return [name for name in self.missing if self._placed_at.get(name, 0.0) is None]
 
     def placed_at(self, worker: str) -> float:
         """Return the monotonic time at which a worker that is not queued was found to be placed."""
@@ -256,6 +272,7 @@ class RunState:
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """Take the platform's answer to a poll. A worker that has ended unasked, with nobody connected, has failed."""
+        workers = [worker for worker in workers if worker.name not in self.left_out]
         coming = [worker for worker in workers if worker.name not in self.members and not worker.status.is_final]
         for worker in coming:
             self._note_place(worker)
@@ -280,6 +297,9 @@ class RunState:
         Args:
             known: the worker as its platform knows it, which may say what ended it, and what to try.
         """
+        if worker in self.missing and self.can_spare(1) and not self.ending:
+            self.leave_out([worker], reason)
+            return
         when = self.disconnected_at.get(worker, clock.now())
         gone = FailureKind.PREEMPTED if worker in self.preempted else FailureKind.LOST
         kind = FailureKind(known.cause) if known and known.cause else gone
@@ -288,6 +308,17 @@ class RunState:
         began = [failure.time - LATE for failure in self.ended_unasked() if failure.worker == worker]
         heard = min([self._heard_at.get(worker, when), *began])
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
+
+    def leave_out(self, workers: Sequence[str], reason: str) -> None:
+        """Go on without workers that have not come, for this reason."""
+        self.left_out.update(workers)
+        for name in workers:
+            self.workers.setdefault(name, Worker("", name))  # one that could not be launched has no handle
+            self.move(name, Status.STOPPED, reason=f"left out: {reason}", finished_at=clock.wall_time())
+        left = len(self.specs) - len(self.left_out)
+        names = join_names(sorted(workers))
+        self.emit(events.Note(f"The run goes on without {names}, with {left} of {len(self.specs)} workers: {reason}."))
+        self.changed.set()
 
     def ended_unasked(self) -> list[Failure]:
         """The processes that their agents have ended, and neither the session nor the end of a login was why."""

@@ -118,7 +118,8 @@ class PlatformWatch:
 
     async def _poll(self) -> list[Worker] | None:
         """Poll the platform; return the workers, None where it does not answer."""
-        names = {worker.id: name for name, worker in self._state.workers.items()}
+        left_out = self._state.left_out
+        names = {worker.id: name for name, worker in self._state.workers.items() if name not in left_out}
         if not names:  # a poll would have to wait until all are submitted, which may take long
             return []
         seconds = self._hurried_seconds if self._is_urgent() else ANSWER_SECONDS

@@ -65,6 +65,7 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    can_do_with_fewer: ClassVar[bool] = False  # whether an attempt may have fewer workers than the run asks for
     keeps_workers: ClassVar[bool] = True  # whether another attempt may start its processes on workers that have stayed
 
     @property

@@ -40,7 +40,7 @@ from muster.text.arguments import Argument, ArgumentText
 LAUNCHER = Path(__file__).with_name("horovod_launcher.py")
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
 HOROVODRUN, AGENTS = "horovodrun", "agents"  # what starts the ranks
-FIRST = "worker-0"  # whose agent runs the rendezvous server: all ranks reach it, or they could not train either
+FIRST = "worker-0"  # the first one's agent runs the rendezvous server: all ranks reach it, or could not train either
 
 
 class HorovodFacts(NamedTuple):
@@ -76,6 +76,7 @@ class Horovod(Strategy):
     network_interface: str | None = network_interface_option()
     horovodrun_args: tuple[str, ...] = option((), "Further arguments of horovodrun, in quotes", metavar="WORDS")
     name: ClassVar[str] = "horovod"
+    can_do_with_fewer: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("horovod",)
 
     @property
@@ -193,7 +194,7 @@ class Horovod(Strategy):
         args = (members[0].host, str(port), *(f"{host}:{self.slots}" for host in hosts))
         return Plan(
             processes={member.name: process for member in members},
-            launcher=replace(self._rendezvous(job, facts), args=args),
+            launcher=replace(self._rendezvous(job, facts), args=args, where=members[0].name),
             ranks=place_ranks(members, self.slots),
             rank_env={
                 index * self.slots + slot: {

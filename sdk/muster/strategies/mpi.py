@@ -70,6 +70,7 @@ class MPI(Strategy):
         (), "Further arguments of mpiexec, in quotes, such as '--mca btl_tcp_links 2'", metavar="WORDS"
     )
     name: ClassVar[str] = "mpi"
+    can_do_with_fewer: ClassVar[bool] = True
     keeps_workers: ClassVar[bool] = False  # a daemon of the attempt before may tell of its end in the next
     needs_ssh: ClassVar[bool] = True
     programs: ClassVar[tuple[Path, ...]] = (LAUNCHER, RANK)

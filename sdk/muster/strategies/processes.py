@@ -25,6 +25,7 @@ class Processes(Strategy):
 
     slots: int = slots_option()
     name: ClassVar[str] = "processes"
+    can_do_with_fewer: ClassVar[bool] = True
     ports_per_worker: ClassVar[int] = 1
 
     @property

@@ -70,6 +70,7 @@ class Scene:
         limits: how long what may take.
         observers: told every event.
         owns_platform: whether the platform ends with the run.
+        min_workers: with how few workers it goes on; None for all.
 
     Attributes:
         workers: who plays each worker, by name.
@@ -89,6 +90,7 @@ class Scene:
         limits: Limits | None = None,
         observers: Iterable[Observer] = (),
         owns_platform: bool = True,
+        min_workers: int | None = None,
     ) -> None:
         self.loop = SimulatedLoop()
         self.loop.programs = lambda argv: self.launcher
@@ -113,6 +115,7 @@ class Scene:
             owns_platform=owns_platform,
             limits=limits or Limits(),
             members=members,
+            spare=0 if min_workers is None else n_workers - min_workers,
         )
         for name, role, _ in members:
             self.workers[name] = play(name)
@@ -204,7 +207,7 @@ class Scene:
         login = KeyPair("", "") if checked.strategy.uses_ssh else None
         context = RunContext(checked, facts, make_specs(checked, facts, endpoint, login))
         pool = make_pool(context, endpoint)
-        state = RunState(context.specs, self._observers.tell)
+        state = RunState(context.specs, self._observers.tell, checked.spare)
         orchestrator = Orchestrator(context, pool, state, on_plan=lambda plan: None, on_up=self._up)
         return orchestrator
 
