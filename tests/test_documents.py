@@ -1,14 +1,21 @@
-"""The documents: links lead somewhere, the tutorial runs as it stands there. `make docs` makes the site."""
+"""The documents: links lead somewhere, examples name what there is, the tutorial runs as it stands there."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import muster
 import pytest
+from muster.options.fields import options_of
+from muster.platforms import PLATFORMS, platform_class
+from muster.strategies import STRATEGIES, strategy_class
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,3 +56,45 @@ def test_the_tutorial_runs_as_it_stands_there(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "succeeded" in done.stdout
     assert "rank 1 of 2: 500.0" in done.stdout
+
+
+def blocks(document: Path) -> list[str]:
+    """The Python programs, and parts of such, that stand in a document."""
+    text = document.read_text(encoding="utf-8")
+    return [
+        textwrap.dedent(found) for found in re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def known_arguments(function: object) -> set[str] | None:
+    """The names of arguments that a public function takes, with the options of what it makes; None for any."""
+    if not callable(function):
+        return None
+    parameters = inspect.signature(function).parameters
+    names = set(parameters)
+    if function is muster.run_cluster:
+        for table, class_of in ((STRATEGIES, strategy_class), (PLATFORMS, platform_class)):
+            names |= {option.name for name in table for option in options_of(class_of(name))}
+    elif any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return names
+
+
+@pytest.mark.slow  # examples import TensorFlow
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_examples_import_and_call_is_there(document: Path) -> None:
+    for block in blocks(document):
+        tree = ast.parse(block.replace(", ...)", ")").replace("(...)", "()"))  # an ellipsis stands for more arguments
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "muster":
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "muster":
+                assert hasattr(muster, node.attr), f"muster.{node.attr} in {document.name}"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("muster."):
+                name = ast.unparse(node.func).removeprefix("muster.")
+                known = known_arguments(getattr(muster, name, None))
+                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                assert known is None or given <= known, f"muster.{name} takes no {given - known} ({document.name})"

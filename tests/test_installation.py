@@ -19,6 +19,7 @@ EXTRAS = {
     "": "cryptography",
     "workbench": "requests",
     "containers": "docker",
+    "kubernetes": "yaml",
     "trust": "paramiko",
     "serve": "uvicorn",
     "notebook": "anywidget",
