@@ -210,9 +210,16 @@ def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path
         ("paramiko", "trust", "from muster.commands.main import main; main(['trust', 'some-host'])"),
         ("fastapi", "serve", "from muster.commands.main import main; main(['serve'])"),
         ("requests", "workbench", "from muster.platforms import get_platform; get_platform('workbench')"),
+        ("docker", "containers", "from muster.platforms import get_platform; get_platform('containers').check()"),
+        ("yaml", "kubernetes", "from muster.platforms import get_platform; get_platform('kubernetes').check()"),
+        ("psutil", "demo", "import muster.commands.demo"),
     ],
 )
-def test_what_is_not_installed_names_the_command_that_installs_it(missing: str, extra: str, code: str) -> None:
+def test_what_is_not_installed_names_the_command_that_installs_it(
+    missing: str, extra: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kubeconfig").touch()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     program = f"import sys; sys.modules[{missing!r}] = None\n{code}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode != 0

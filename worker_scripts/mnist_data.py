@@ -119,7 +119,7 @@ def _scikit_learn_digits() -> Path:
     except ImportError as error:
         raise FileNotFoundError(
             "There are no digits to train on: give a folder with MNIST's four IDX files by --data or MUSTER_MNIST, or "
-            "install scikit-learn, which brings 1,797 of them ({}).".format(error)
+            "install scikit-learn, which brings 1,797 of them: pip install scikit-learn ({}).".format(error)
         ) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix="digits.", dir=str(folder.parent)))

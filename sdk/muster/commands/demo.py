@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import muster
 from muster.agent.linux import marked
 from muster.dashboard.text import duration
 from muster.errors import MusterError, PlatformUnsupported
 from muster.events.data import Listening, ProcessExited, ProcessStarted, WorkerReady
 from muster.records.runs import Run
+from muster.runtime.extras import extra
 from muster.text.cleaning import clean
+
+with extra("demo"):
+    import psutil
 
 SSH_PORT = 2222
 SCRIPTS = Path(__file__).parents[3] / "worker_scripts"

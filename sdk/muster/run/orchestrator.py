@@ -10,7 +10,6 @@ ending      all that is left is stopped, and the platform releases everything
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -20,20 +19,21 @@ from typing import Any, TypeVar
 
 from muster import events
 from muster.agent import wire
-from muster.errors import JobError, MusterError, PlatformError, RunStopped, StartTimeout
+from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
-from muster.failure.causes import Bearing, Failure, FailureKind
+from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import process_label
 from muster.job import SESSION, Plan, Status
 from muster.platforms.base import Storage
-from muster.pools.leases import LeaseHeld
 from muster.pools.pool import Pool
+from muster.run.arrival import Arrival
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.reasons import Reasons
 from muster.run.request import RunContext
+from muster.run.settling import SETTLE_SECONDS, Settling
 from muster.run.state import RunState, Source
 from muster.run.streams import Stream, Streams
 from muster.run.tasks import Tasks
@@ -42,12 +42,8 @@ from muster.runtime import clock
 from muster.runtime.background import in_thread
 from muster.text.arguments import Argument, ArgumentText
 
-logger = logging.getLogger("muster")
-
 Answer = TypeVar("Answer")
 
-SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
-HEARSAY_SECONDS = 3.0  # the same where all that is known is that frameworks have been told of another process's failure
 STACKS_SECONDS = 2.0
 CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
@@ -101,8 +97,6 @@ class Orchestrator:
         self._tasks = Tasks(state.changed.set)
         self._launcher = RunLauncher(self._log("driver"), self.facts, pool, self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
-        self._submitted_at = 0.0
-        self._not_counted = 0.0  # seconds, which do not count as those of the start
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)
         self._ending = Ending(pool, state, self._launcher)
@@ -110,6 +104,8 @@ class Orchestrator:
         if exchange is not None:
             self._ending.collect = self.collect
         self.watch = PlatformWatch(pool, state)
+        self._arrival = Arrival(context, pool, state, self.watch)
+        self._settling = Settling(state, pool, self.watch)
         self.streams = Streams(pool.send)
         pool.listen(self._on_message, self._on_lost, self._on_cut, self._on_back, self._tasks.fail)
         if exchange is not None:
@@ -185,79 +181,26 @@ class Orchestrator:
         self._raise_if_over()
         launcher = await self._asked("said how it launches", self.strategy.launcher_for, self.job, self.facts)
         await self._launcher.prestart(launcher)
-        self._submitted_at = clock.now()
         try:
-            launching = self._replace_missing() if self.pool.handles else self._submit()
-            submission = asyncio.ensure_future(launching)
+            submission = asyncio.ensure_future(self._arrival.launch())
             await self._is_done(submission)
             submission.result()
         except TimeoutError:
             raise await self._workers_missing() from None
 
-    async def _submit(self) -> None:
-        specs, key, seconds = list(self.state.specs.values()), self.context.submission, self.limits.start
-        try:
-            handles = await self.pool.submit(specs, key, seconds)
-        except PlatformError as error:
-            if not self.state.can_spare(1):
-                raise
-            logger.info("the workers are launched one by one, as not all could be: %s", error)
-            for name in self.state.missing:
-                await self._replace(name)
-            return
-        for name, handle in zip(self.state.specs, handles, strict=True):
-            self.state.submitted(name, handle, self._submitted_at)
-
-    async def _replace_missing(self) -> None:
-        """Launch the next generation of every worker that is not there any more; the others stay as they are."""
-        await asyncio.gather(*(self.pool.retire(name) for name in self.state.missing))
-        for name in self.state.missing:
-            await self._replace(name)
-
-    async def _replace(self, name: str) -> None:
-        """Launch the next generation of a worker, or go on without it where that cannot be, and enough are left."""
-        try:
-            handle = await self.pool.replace(name, f"{self.context.submission}.{name}", self.limits.start)
-        except (PlatformError, TimeoutError, LeaseHeld) as error:
-            if self.state.can_spare(1):
-                why = str(error).rstrip(".") or "the platform does not answer"
-                self.state.leave_out([name], f"it could not be launched ({why})")
-                return
-            if isinstance(error, LeaseHeld):
-                raise PlatformError(f"{name} is lost and cannot be replaced: {error}.", worker=name) from None
-            raise
-        self.state.submitted(name, handle, clock.now())
-
     async def _connect(self) -> None:
         self._enter("connecting")
-        if not await self._until(lambda: self.state.has_enough, self._start_deadline):
+        if not await self._until(lambda: self.state.has_enough, self._arrival.deadline):
             raise await self._workers_missing()
         began, deadline = clock.now(), clock.deadline_in(self.limits.start)  # for those without whom it can go on
         if not await self._until(lambda: not self.state.missing, lambda: deadline):
             text = f"not there {self.limits.start:g} s after the others"
             self.state.leave_out(self.state.missing, text)
-        self._not_counted += clock.now() - began
+        self._arrival.not_counted += clock.now() - began
         for name in self.state.left_out:  # one that comes now would be in nobody's plan
             self._tasks.start(self.pool.give_up(name), f"end of {name}")
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
-
-    def _start_deadline(self) -> float | None:
-        """Return the time at which the start will have taken too long.
-
-        The limit of each worker that has not said hello counts from when the platform had a place for it; once all
-        have, that of the last counts. Workers that are queued have a limit of their own; but a platform that cannot be
-        asked about them for as long as a start may take counts as lost.
-        """
-        queued, missing = self.state.queued, self.state.missing
-        deadlines = [self._submitted_at + self.limits.queue] if queued and self.limits.queue else []
-        if self.limits.start:
-            if queued and self.watch.silent_since is not None:
-                deadlines.append(self.watch.silent_since + self.limits.start)
-            placed = [self.state.placed_at(name) for name in missing or self.state.members if name not in queued]
-            chosen = min if missing else max
-            deadlines += [chosen(placed) + self.limits.start + self._not_counted] if placed else []
-        return min(deadlines, default=None)
 
     async def _start(self) -> None:
         self._enter("starting")
@@ -287,7 +230,7 @@ class Orchestrator:
                 self.pool.send(name, order)
         for name, port in plan.servers.items():
             self.pool.send(name, wire.Watch(port))
-        if not await self._until(self._is_up, self._start_deadline):
+        if not await self._until(self._is_up, self._arrival.deadline):
             raise await self._reasons.not_up(plan)
 
     def _asks_who_is_reached(self) -> bool:
@@ -301,7 +244,7 @@ class Orchestrator:
         began = clock.now()
         shipping = asyncio.ensure_future(exchange.ship(list(self.state.members), self.state.emit))
         await self._is_done(shipping)  # each transfer has a limit, as long as nothing comes
-        self._not_counted += clock.now() - began
+        self._arrival.not_counted += clock.now() - began
         error = shipping.exception()
         if error is not None:  # it may be the echo of a failure that is heard of next
             deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
@@ -556,57 +499,18 @@ class Orchestrator:
     # -- errors -------------------------------------------------------------------------------------------------------
 
     async def _cause(self) -> MusterError:
-        """The error for the failure that explains the others.
-
-        It comes after a moment in which a better explanation may come: a longer one where this looks like the echo of
-        another failure, or its process is about to exit; and not before the platform has had its time to say why
-        workers have hung up, for which nobody waits who stops the run.
-        """
-        first_seen = clock.now()
-        while True:
-            cause = causes.root_cause(self.state.failures)
-            is_open = cause is None or cause.is_echo or self._will_exit(cause)
-            seconds = SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4
-            is_to_come = self._is_hearsay(cause) or self._is_left(cause)
-            settled_at = first_seen + (HEARSAY_SECONDS if is_to_come else seconds)
-            if not self._stop_reason:
-                settled_at = max(settled_at, self.watch.explains_until)
-            if clock.now() >= settled_at or self._tasks.error:
-                break
-            await self.state.changed.next(settled_at)
-        assert cause is not None, "only called once something has failed"
+        """The error for the failure that explains the others, once that is settled."""
+        cause = await self._settling.cause(lambda: bool(self._stop_reason), lambda: self._tasks.error is not None)
         self.cause = cause
-        if self._is_hearsay(cause) and not self._stop_reason:
+        if self._settling.is_hearsay(cause) and not self._stop_reason:
             stacks = await self.stacks()
             for source, process in self.state.running.items():
                 if source in self.state.stacks and self.state.stacks[source].is_stopped:  # its peers have given it up
                     return await self._reasons.stalled([source], stacks, clock.now() - process.heard_at)
         return await self._reasons.explain(cause, self.plan)
 
-    def _will_exit(self, failure: Failure) -> bool:
-        """Return whether it is an exception whose process has yet to exit, and whose agent will tell."""
-        is_running = (failure.worker, failure.rank) in self.state.running
-        return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self.pool.connected
-
-    def _is_hearsay(self, cause: Failure | None) -> bool:
-        """Return whether a framework only says that another process has failed, and there is one that may have yet to.
-
-        Such as a rank that raised, had Horovod shut down on its way out, and has not come to say so.
-        """
-        is_word = cause is not None and cause.kind is FailureKind.EXCEPTION and cause.bearing is Bearing.COLLECTIVE
-        failed = {(failure.worker, failure.rank) for failure in self.state.failures}
-        return is_word and any(source not in failed for source in self.state.running)
-
-    def _is_left(self, cause: Failure | None) -> bool:
-        """Return whether there are only echoes yet, and an agent has ended its processes of itself: it is about to go.
-
-        As one does whose guard was killed: what it has started gets a moment first.
-        """
-        leaving = {failure.worker for failure in self.state.ended_unasked()}
-        return (cause is None or cause.is_echo) and not leaving.isdisjoint(self.pool.connected)
-
     async def _workers_missing(self) -> MusterError:
-        return await self._reasons.workers_missing(self._submitted_at, self.watch.trouble)
+        return await self._reasons.workers_missing(self._arrival.submitted_at, self.watch.trouble)
 
     async def _stalled(self) -> MusterError:
         now, limit = clock.now(), self.limits.stall or 0.0

@@ -1,0 +1,104 @@
+"""The arrival of a run's workers: they are submitted or replaced, and have a limit; a run may go on without some."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from muster.errors import PlatformError
+from muster.pools.leases import LeaseHeld
+from muster.pools.pool import Pool
+from muster.run.request import RunContext
+from muster.run.state import RunState
+from muster.run.watch import PlatformWatch
+from muster.runtime import clock
+
+logger = logging.getLogger("muster")
+
+
+class Arrival:
+    """Launches the workers of a run, and says until when they have to be there.
+
+    Args:
+        context: the run, with its limits.
+        pool: launches them.
+        state: what is known of them.
+        watch: asks the platform about them.
+
+    Attributes:
+        submitted_at: since when the platform has had them, on the monotonic clock.
+        not_counted: seconds that do not count as those of the start.
+    """
+
+    def __init__(self, context: RunContext, pool: Pool, state: RunState, watch: PlatformWatch) -> None:
+        self._key = context.submission
+        self._limits = context.limits
+        self._pool = pool
+        self._state = state
+        self._watch = watch
+        self.submitted_at = 0.0
+        self.not_counted = 0.0
+
+    async def launch(self) -> None:
+        """Have the platform launch all workers, or those that are missing where an attempt before has left others.
+
+        Raises:
+            PlatformError: it cannot, and the run cannot go on without them.
+            TimeoutError: it does not answer in time.
+        """
+        self.submitted_at = clock.now()
+        if self._pool.handles:
+            await asyncio.gather(*(self._pool.retire(name) for name in self._state.missing))
+            await self._replace_missing()
+        else:
+            await self._submit()
+
+    def deadline(self) -> float | None:
+        """Return the time at which the start will have taken too long.
+
+        The limit of each worker that has not said hello counts from when the platform had a place for it; once all
+        have, that of the last counts. Workers that are queued have a limit of their own; but a platform that cannot be
+        asked about them for as long as a start may take counts as lost.
+        """
+        state, limits = self._state, self._limits
+        queued, missing = state.queued, state.missing
+        deadlines = [self.submitted_at + limits.queue] if queued and limits.queue else []
+        if limits.start:
+            if queued and self._watch.silent_since is not None:
+                deadlines.append(self._watch.silent_since + limits.start)
+            placed = [state.placed_at(name) for name in missing or state.members if name not in queued]
+            chosen = min if missing else max
+            deadlines += [chosen(placed) + limits.start + self.not_counted] if placed else []
+        return min(deadlines, default=None)
+
+    async def _submit(self) -> None:
+        specs = list(self._state.specs.values())
+        try:
+            handles = await self._pool.submit(specs, self._key, self._limits.start)
+        except PlatformError as error:
+            if not self._state.can_spare(1):
+                raise
+            logger.info("the workers are launched one by one, as not all could be: %s", error)
+            await self._replace_missing()
+            return
+        for name, handle in zip(self._state.specs, handles, strict=True):
+            self._state.submitted(name, handle, self.submitted_at)
+
+    async def _replace_missing(self) -> None:
+        """Launch the next generation of every worker that is not there; the others stay as they are."""
+        for name in self._state.missing:
+            await self._replace(name)
+
+    async def _replace(self, name: str) -> None:
+        """Launch the next generation of a worker, or go on without it where that cannot be, and enough are left."""
+        try:
+            handle = await self._pool.replace(name, f"{self._key}.{name}", self._limits.start)
+        except (PlatformError, TimeoutError, LeaseHeld) as error:
+            if self._state.can_spare(1):
+                why = str(error).rstrip(".") or "the platform does not answer"
+                self._state.leave_out([name], f"it could not be launched ({why})")
+                return
+            if isinstance(error, LeaseHeld):
+                raise PlatformError(f"{name} is lost and cannot be replaced: {error}.", worker=name) from None
+            raise
+        self._state.submitted(name, handle, clock.now())
