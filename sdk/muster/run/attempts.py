@@ -121,7 +121,8 @@ class Attempts:
             return None
         self._met = met
         self.number += 1
-        return f"{error.message} Attempt {self.number} of at most {self.policy.restarts + 1} begins."
+        stop = "" if error.message.endswith((".", "!", "?")) else "."
+        return f"{error.message}{stop} Attempt {self.number} of at most {self.policy.restarts + 1} begins."
 
 
 def _cause_of(error: MusterError, failure: Failure | None) -> str | None:

@@ -1,0 +1,44 @@
+"""A worker is lost on hosts, in a container or with its node: it is replaced, and nothing that was learnt is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import muster
+import pytest
+
+from tests.platforms.containers_podman import Podman
+from tests.platforms.hosts_network import Network
+from tests.platforms.recovering import recovers, take_away
+from tests.platforms.slurm_engine import Engine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's, which is the working directory."""
+    made = tmp_path / "project"
+    made.mkdir()
+    monkeypatch.chdir(made)
+    return made
+
+
+def test_a_host_that_starts_anew_gets_its_worker_again(hosts: Network, folder: Path) -> None:
+    def restart(running: muster.Cluster) -> None:
+        hosts.hosts["h2"].power_off()
+        hosts.hosts["h2"].power_on()
+        hosts.hosts["h2"].wait()
+
+    recovers(restart, platform="hosts", hosts=["h1:1", "h2:1"], lease_seconds=3)
+
+
+def test_a_container_that_is_killed_is_replaced(engine: Podman, folder: Path) -> None:
+    def kill(running: muster.Cluster) -> None:
+        names = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+        engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+
+    recovers(kill, platform="containers")
+    assert engine.left_behind() == []
+
+
+def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path) -> None:
+    recovers(take_away, platform="slurm", nodes="2", env={"KEPT": str(folder.parent)})
