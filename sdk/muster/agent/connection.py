@@ -19,6 +19,29 @@ RECORD = 1 << 14  # bytes in one TLS record
 TCP_INFO = struct.Struct("2xB53xI")  # how often the same was sent, and ms since the other side took something
 
 
+def trouble_with(session: "dict[str, Any]", seconds: float) -> str:
+    """Dial a session, and return why it does not answer in this time; empty where it does."""
+    try:
+        address = (session["host"], session["port"])
+        with socket.create_connection(address, seconds) as plain, _pinned(session["certificate"]).wrap_socket(plain):
+            return ""
+    except OSError as error:
+        return str(error)
+
+
+def _pinned(certificate: str) -> ssl.SSLContext:
+    """Return what makes TLS with the one who owns this certificate, and nobody else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the certificate itself is pinned; it names no host
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificate)
+    if hasattr(ssl, "TLSVersion"):
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    else:  # Python 3.6
+        context.options |= ssl.OP_NO_TLSv1 | ssl.OP_NO_TLSv1_1
+    return context
+
+
 class Connection:
     """One connection over TLS.
 
@@ -55,14 +78,7 @@ class Connection:
     def secure(self, certificate: str, is_blocking: bool = False) -> None:
         """Start TLS with the one who owns this certificate. Raises OSError where it is somebody else."""
         assert self._socket is not None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # the certificate itself is pinned; it names no host
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=certificate)
-        if hasattr(ssl, "TLSVersion"):
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-        else:  # Python 3.6
-            context.options |= ssl.OP_NO_TLSv1 | ssl.OP_NO_TLSv1_1
+        context = _pinned(certificate)
         plain, self._socket = self._socket, None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = context.wrap_socket(plain, do_handshake_on_connect=is_blocking)

@@ -13,6 +13,10 @@ import subprocess
 import sys
 import zipfile
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def main(secrets: str, home: str) -> int:
     """Run the agent until it ends, and return its status.
@@ -27,14 +31,39 @@ def main(secrets: str, home: str) -> int:
         source.extractall(home)
     with open(os.path.join(secrets, "config")) as file:
         config = json.load(file)
+    if config.get("tunnel") and config["session"]:
+        sys.path.insert(0, home)
+        config["session"].update(_way(config["session"], os.path.join(home, "tunnel")))
     path = os.path.join(home, "config")
-    shutil.copyfile(os.path.join(secrets, "config"), path)
+    with open(path, "w") as file:
+        json.dump(config, file)
     agent = subprocess.Popen([sys.executable, "-I", "-S", os.path.join(home, "agent", "__main__.py"), "worker", path])
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
     status = agent.wait()
     if not config["session"]:  # that has had the log already
         _print_log(config["log"])
     return status if status >= 0 else 128 - status
+
+
+def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
+    """Return what the agent dials: the session where that answers, or else the relay of a tunnel to it.
+
+    Args:
+        session: where it is, and its certificate.
+        path: of the socket at which a tunnel is asked for.
+    """
+    from agent.connection import trouble_with  # type: ignore[import-not-found]
+    from agent.pod_tunnel import DIAL_SECONDS, HERE, PATIENCE, Relay  # type: ignore[import-not-found]
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # of a first process it would be ignored
+    trouble = trouble_with(session, DIAL_SECONDS) if session["host"] != HERE else "it cannot be dialled from here"
+    if not trouble:
+        return {}
+    relay = Relay(path)
+    if not relay.has_come.wait(PATIENCE):
+        text = "muster: no way to the session at {host}:{port}: {}; nobody came through the cluster's exec for {:g} s"
+        sys.exit(text.format(trouble, PATIENCE, **session))
+    return {"host": HERE, "port": relay.port}
 
 
 def _print_log(log: str) -> None:

@@ -58,6 +58,9 @@ class Relay(ABC):
             PlatformError: there is no way to the session from where the worker would run.
         """
 
+    def connected(self, worker: str) -> None:  # noqa: B027  most carry all connections, or know without being told
+        """Note that a worker's agent has reached the session, in whichever way. Called on any thread; never waits."""
+
     @abstractmethod
     def close(self) -> None:
         """End it, once its workers are gone. Idempotent."""

@@ -47,6 +47,7 @@ class Endpoint:
         on_lost: called with the name of a worker whose connection has ended, and its lease too. The same.
         on_cut: called with the name of a worker whose connection has ended, but not its lease.
         on_back: called with the name of such a worker when it has a connection again.
+        on_connected: called with the name of a worker each time that it has been identified.
         on_defect: called with whatever any of these raises.
         leases: which generation of each worker may act.
     """
@@ -57,6 +58,7 @@ class Endpoint:
         self.on_lost: Callable[[str], None] = lambda worker: None
         self.on_cut: Callable[[str], None] = lambda worker: None
         self.on_back: Callable[[str], None] = lambda worker: None
+        self.on_connected: Callable[[str], None] = lambda worker: None
         self.on_defect: Callable[[Exception], None] = lambda error: logger.error("a message is lost", exc_info=error)
         self._secret = secrets.token_bytes(32)
         self._host = ""
@@ -285,6 +287,7 @@ class Endpoint:
         connection.send(wire.Welcome(place.inbox.received, max(1.0, len(self._places) / REPORTS_PER_SECOND)))
         connection.write(place.outbox.rest())
         connection.ping()
+        self._call(self.on_connected, hello.worker)
         if place.hello is None:
             place.hello = hello
             self._tell(hello.worker, hello)

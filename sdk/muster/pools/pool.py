@@ -84,6 +84,8 @@ class Pool:
         self._owns_platform = owns_platform
         self._is_relayed = is_relayed
         self._relay: Relay | None = None
+        if is_relayed:
+            endpoint.on_connected = self._tell_relay
         self._calls = calls or PlatformCalls(name)
         # The handle of each worker's present one; None where none could be launched.
         self._generations: dict[str, tuple[str | None, WorkerSpec]] = {}
@@ -209,6 +211,10 @@ class Pool:
             self._relay = self.platform.open_relay(*self.endpoint.listening)
         host, port = self._relay.address_for(spec)
         return replace(spec, session=replace(spec.session, host=host, port=port))
+
+    def _tell_relay(self, worker: str) -> None:
+        if self._relay is not None:
+            self._relay.connected(worker)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -50,10 +50,11 @@ class Cluster:
         client: its client.
         is_own: whether this machine's, started for the tests, rather than one that somebody has named.
         image: image of a worker.
+        node: process id of its node; 0 where that is none of this machine's.
     """
 
-    def __init__(self, kubeconfig: str, image: str, is_own: bool) -> None:
-        self.kubeconfig, self.image, self.is_own = kubeconfig, image, is_own
+    def __init__(self, kubeconfig: str, image: str, is_own: bool, node: int = 0) -> None:
+        self.kubeconfig, self.image, self.is_own, self.node = kubeconfig, image, is_own, node
         self.client = Client(find_access(environ={"KUBECONFIG": kubeconfig}))
 
     @contextlib.contextmanager
@@ -142,7 +143,7 @@ def own_cluster() -> Iterator[Cluster]:
     try:
         node = holder.stdout.readline().strip()
         assert node, f"the cluster does not start: {_end_of(folder / 'log' / 'node.log')}"
-        cluster = Cluster(str(folder / "pki" / "admin.kubeconfig"), IMAGE, is_own=True)
+        cluster = Cluster(str(folder / "pki" / "admin.kubeconfig"), IMAGE, is_own=True, node=int(node))
         until(lambda: _is_ready(cluster.client), "the node is ready", READY_SECONDS)
         yield cluster
         cluster.client.close()

@@ -55,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
     named = os.environ.get("MUSTER_TEST_KUBECONFIG")
     if named:
         image = os.environ.get("MUSTER_TEST_IMAGE", "python:3.11")
-        yield Cluster(named, image, is_own=image == IMAGE)
+        yield Cluster(named, image, is_own=image == IMAGE, node=int(os.environ.get("MUSTER_TEST_NODE", "0")))
     else:
         with own_cluster() as cluster:
             yield cluster

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from muster.errors import (
     WorkerOutOfMemory,
     WorkersMissing,
 )
-from muster.platforms import get_platform
 
 from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.conftest import Space
@@ -180,56 +178,3 @@ def test_secrets_without_pods_that_a_killed_session_has_left_go_with_the_next_ru
     assert len(space.cluster.secrets(space.name)) == 2
     assert space.run("print('done')\n", 1).logs("worker-0") == "done\n"
     until(space.is_empty, "nothing is left")
-
-
-def test_a_user_who_may_do_what_the_guide_says_and_nothing_else(
-    space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account = make_account(space, guide_role())
-    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, account, tmp_path))
-    assert space.run("print('done')\n", 1).logs("worker-0") == "done\n"
-    assert get_platform("kubernetes", **space.options).missing_rights() == []
-
-
-def test_a_user_without_rights_is_told_which(space: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    account = make_account(space, [])
-    monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, account, tmp_path))
-    with pytest.raises(MusterError, match="this user has no right to.*cannot list resource"):
-        space.run("print('done')\n", 1)
-    missing = get_platform("kubernetes", **space.options).missing_rights()
-    assert len(missing) == 7
-    assert missing[0] == f"no right to get pods in the namespace {space.name}"
-
-
-def guide_role() -> list[dict[str, list[str]]]:
-    """The rules of the Role that the guide prints."""
-    text = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-    block = next(part for part in text.split("```")[1::2] if "kind: Role\n" in part)
-    text = textwrap.dedent(block.removeprefix("yaml\n"))
-    role = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Role")
-    rules: list[dict[str, list[str]]] = role["rules"]
-    return rules
-
-
-def make_account(space: Space, rules: list[dict[str, list[str]]]) -> str:
-    """Make a service account with these rights in the namespace, and return its token."""
-    client, rbac = space.cluster.client, f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.name}"
-    client.create(f"/api/v1/namespaces/{space.name}/serviceaccounts", {"metadata": {"name": "user"}})
-    if rules:
-        client.create(f"{rbac}/roles", {"metadata": {"name": "muster"}, "rules": rules})
-        binding = {
-            "metadata": {"name": "muster"},
-            "subjects": [{"kind": "ServiceAccount", "name": "user", "namespace": space.name}],
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "muster"},
-        }
-        client.create(f"{rbac}/rolebindings", binding)
-    return space.cluster.token(space.name, "user")
-
-
-def kubeconfig_of(space: Space, token: str, folder: Path) -> str:
-    """Write the kubeconfig of a user with this token, and return its path."""
-    config = json.loads(Path(space.cluster.kubeconfig).read_text())
-    config["users"] = [{"name": "user", "user": {"token": token}}]
-    config["contexts"][0]["context"]["user"] = "user"
-    (folder / "kubeconfig").write_text(json.dumps(config))
-    return str(folder / "kubeconfig")

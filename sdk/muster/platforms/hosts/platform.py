@@ -58,7 +58,9 @@ class HostsPlatform(Platform):
     hosts: tuple[str, ...] = option(
         (), "Hosts as host:slots with commas between, or the path of a hostfile", metavar="HOSTS"
     )
-    tunnel: bool | None = option(None, "Have workers reach this session through ssh", default="where needed")
+    tunnel: bool | None = option(
+        None, "Have workers reach this session through ssh, or the cluster's exec", default="where needed"
+    )
     cache: bool = option(True, "Keep a project's files on the hosts, so that the next run sends what has changed")
     lease_seconds: float = option(
         Platform.lease_seconds,

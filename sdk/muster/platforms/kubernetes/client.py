@@ -63,13 +63,14 @@ class Client:
 
     Attributes:
         access: the same.
+        credentials: of its user.
         requests: how many have been sent.
     """
 
     def __init__(self, access: Access) -> None:
         self.access = access
         self.requests = 0
-        self._credentials = Credentials(access)
+        self.credentials = Credentials(access)
         self._lock = threading.Lock()
         self._pool: urllib3.PoolManager | None = None
         self._shown = Credential()  # the certificate of the pool's connections
@@ -133,7 +134,7 @@ class Client:
         has_new_credentials = False
         pauses = iter(PAUSES)
         while True:
-            credential = self._credentials.current()
+            credential = self.credentials.current()
             try:
                 answer = self._send(method, path, body, query, credential, wanted.most)
             except ClusterGone:
@@ -146,7 +147,7 @@ class Client:
                 self._check_is_cluster_s(answer, wanted)
                 return answer
             error = Refused(f"{method} {path}", answer.status, answer.content() or answer.shown(), _advice(answer))
-            if answer.status == 401 and not has_new_credentials and self._credentials.renew(credential):
+            if answer.status == 401 and not has_new_credentials and self.credentials.renew(credential):
                 has_new_credentials = True
                 continue
             if answer.status == 410 and query.pop("resourceVersion", None) is not None:
@@ -274,6 +275,11 @@ class Answer(NamedTuple):
         return {"message": f"status {self.status}" if self.kind == "text/html" or not text else text}
 
 
+def proxy_for(access: Access) -> str:
+    """Return the address of the proxy on the way to a cluster's API; empty where there is none."""
+    return proxy_of(access.server, access.proxy, os.environ)
+
+
 def make_pool(access: Access, credential: Credential) -> urllib3.PoolManager:
     """Return connections to a cluster's API, by a proxy where there is one on the way.
 
@@ -285,7 +291,7 @@ def make_pool(access: Access, credential: Credential) -> urllib3.PoolManager:
     settings: dict[str, Any] = {"ssl_context": tls_context(access, credential), "maxsize": CONNECTIONS, "block": True}
     if access.server_name:
         settings |= {"server_hostname": access.server_name}
-    proxy = proxy_of(access.server, access.proxy, os.environ)
+    proxy = proxy_for(access)
     if not proxy:
         return urllib3.PoolManager(**settings)
     if urlsplit(proxy).scheme not in ("http", "https"):

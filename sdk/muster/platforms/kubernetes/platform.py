@@ -13,19 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from muster.errors import PlatformError
+from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Storage
-from muster.platforms.kubernetes import notes, pods, states
+from muster.platforms.base import Platform, Reach, Relay, Storage
+from muster.platforms.kubernetes import notes, pods, rights, states
 from muster.platforms.kubernetes.causes import pull_trouble
 from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
+from muster.platforms.kubernetes.exec_stream import Stream, open_exec
 from muster.platforms.kubernetes.guard import Guard, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
 from muster.platforms.kubernetes.place import Place, find_place
 from muster.platforms.kubernetes.refusals import asking
-from muster.platforms.kubernetes.rights import missing_rights
+from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.runtime.extras import extra
 
@@ -34,6 +35,7 @@ LOOK_SECONDS = 2.0  # between two looks at the pods
 CLOSE_SECONDS = 15.0  # that pods may take to end
 CLOSING_LOOK_SECONDS = 0.5  # between two looks meanwhile
 TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
+HERE = "127.0.0.1"
 NOBODY = Worker("", "")
 
 
@@ -51,6 +53,8 @@ class KubernetesPlatform(Platform):
         node_selector: labels of the nodes that pods may run on, as ``key=value``.
         tolerations: taints that the pods put up with, as ``key``, ``key=value`` or either with ``:effect``.
         queue: local queue of Kueue's that the pods wait in, all or none.
+        tunnel: whether agents reach the session through the cluster's exec; False if they only dial it. None if they
+            dial it, and those that cannot come through the exec.
         user: user and group id of the pods' processes; 0 for root, which many clusters refuse.
         lifetime: seconds after which a pod ends, whatever happens.
         overlay: file (YAML or JSON) with what is laid over each pod: volumes, priority, whatever pods can have.
@@ -67,6 +71,9 @@ class KubernetesPlatform(Platform):
     node_selector: tuple[str, ...] = option((), "Labels of the nodes that pods may run on", metavar="KEY=VALUE")
     tolerations: tuple[str, ...] = option((), "Taints that pods put up with", metavar="KEY[=VALUE][:EFFECT]")
     queue: str | None = option(None, "Local queue of Kueue's that the pods wait in", metavar="NAME")
+    tunnel: bool | None = option(
+        None, "Have workers reach this session through ssh, or the cluster's exec", default="where needed"
+    )
     user: int | None = option(None, "User id of the pods' processes", default="yours, or 1000 for root's", minimum=0)
     lifetime: int | None = option(
         None, "Seconds after which a pod ends, whatever happens", default="no limit", metavar="SECONDS", minimum=1
@@ -98,13 +105,18 @@ class KubernetesPlatform(Platform):
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
+        self._relays: list[Tunnels] = []
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
         """Return which cluster and namespace the pods run in, and from which image."""
-        place = self._place()
-        return f"{self.name}, namespace {place.namespace} of {self._client().access.server}, image {place.image}"
+        place, way = self._place(), ""
+        if self._is_tunnelled:
+            way = "; agents come through the cluster's exec"
+        elif self.tunnel is None:
+            way = "; agents that cannot dial this session come through the cluster's exec"
+        return f"{self.name}, namespace {place.namespace} of {self._client().access.server}, image {place.image}{way}"
 
     def check(self) -> None:
         """Raise PlatformUnsupported where no cluster answers, or there is no image that pods could run."""
@@ -113,9 +125,25 @@ class KubernetesPlatform(Platform):
         self.python = "" if place.is_mine else "python3"
 
     def reach(self) -> Reach:
-        """Return the address that this machine shows to the cluster."""
-        address = self._place().address
-        return Reach(address, address)
+        """Return the address that this machine shows to the cluster; a loopback one where nobody can dial it."""
+        address = HERE if self._is_tunnelled else self._place().address
+        return Reach(address, address, relayed=self.tunnel is not False)
+
+    def open_relay(self, host: str, port: int) -> Relay:
+        """Make what lets agents in that cannot dial the session."""
+        place, client = self._place(), self._client()
+        command = command_of(place.python, pods.HOME)
+
+        def open_stream(pod: str) -> Stream:
+            return open_exec(client, place.namespace, pod, pods.CONTAINER, command)
+
+        self._relays.append(Tunnels(open_stream, (host, port), always=self._is_tunnelled))
+        return self._relays[-1]
+
+    @property
+    def _is_tunnelled(self) -> bool:
+        """Return whether no agent can dial the session: as the user says, or as the cluster sees a loopback address."""
+        return bool(self.tunnel) or (self.tunnel is None and self._place().address.startswith("127."))
 
     def _client(self) -> Client:
         with self._lock:
@@ -132,8 +160,27 @@ class KubernetesPlatform(Platform):
 
     def missing_rights(self) -> list[str]:
         """Return the rights of the guide's Role that this user does not have, as the cluster says."""
+        namespace = self._place().namespace
+        wanted = {**rights.RUNS, **rights.LOGS, **(rights.TUNNELS if self._is_tunnelled else {})}
         with asking("The cluster could not be asked for this user's rights"):
-            return missing_rights(self._client(), self._place().namespace)
+            lacks = rights.missing(self._client(), namespace, wanted)
+        return [
+            f"no right to {verb} {resource} in the namespace {namespace}: {rights.rules({resource: [verb]})}"
+            for resource, verbs in lacks.items()
+            for verb in verbs
+        ]
+
+    def _check_rights(self, client: Client, namespace: str) -> None:
+        """Refuse to begin what could not be brought to its end. Raises LaunchRefused."""
+        wanted = {**rights.RUNS, **({"pods/exec": ("get",)} if self._is_tunnelled else {})}
+        lacks: dict[str, list[str]] = {}
+        with contextlib.suppress(PlatformError):  # whoever may not ask learns it by trying
+            lacks = rights.missing(client, namespace, wanted)
+        if lacks:
+            raise LaunchRefused(
+                f"This user has no right to {rights.in_words(lacks)} in the namespace {namespace}.",
+                advice=rights.advice(lacks, namespace),
+            )
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return the manifests of Secrets and pods, as ``kubectl apply`` takes them; the Secrets without contents."""
@@ -152,8 +199,9 @@ class KubernetesPlatform(Platform):
         place = self._place()
         place.check()
         client = self._client()
-        setting = self._setting(run_key)
+        setting = replace(self._setting(run_key), has_tunnel=any(self._relay_of(spec) for spec in specs))
         if self._guard is None:
+            self._check_rights(client, place.namespace)
             self._sweep(client, place.namespace)
             self._guard = Guard(client.access, place.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
@@ -179,6 +227,9 @@ class KubernetesPlatform(Platform):
             self._workers[handle] = Worker(handle, spec.name, created_at=now)
         self._submitted[run_key] = handles
         return handles
+
+    def _relay_of(self, spec: WorkerSpec) -> Tunnels | None:
+        return next((relay for relay in self._relays if relay.has(pods.pod_name(spec))), None)
 
     def _setting(self, run_key: str) -> pods.Setting:
         place = self._place()
@@ -274,6 +325,8 @@ class KubernetesPlatform(Platform):
         self._seen = found
         self._looked_for = frozenset(handles)
         self._looked_at = time.monotonic()
+        for relay in self._relays:
+            relay.see({handle.partition("/")[2]: pod for handle, pod in found.items()})
         for handle in handles:
             if handle in self._workers:
                 self._workers[handle] = self._now(self._workers[handle])
@@ -289,6 +342,10 @@ class KubernetesPlatform(Platform):
 
     def _now(self, worker: Worker) -> Worker:
         pod = self._seen.get(worker.id)
+        name = worker.id.partition("/")[2]
+        refusal = next((found for relay in self._relays if (found := relay.refusal(name)) is not None), None)
+        if refusal is not None and not worker.status.is_final:
+            return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
         if pod is not None and pull_trouble(pod):
             self._pull_troubles[worker.id] = pull_trouble(pod)
         return states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
@@ -392,6 +449,16 @@ class KubernetesPlatform(Platform):
             with contextlib.suppress(PlatformError):  # no reason not to submit: the next session tries again
                 remove_everything(client, namespace, label, names)
                 notes.remove(label)
+
+
+def _no_way(refusal: Refused) -> dict[str, str]:
+    """Why a worker that cannot dial the session does not come to it, and what to try."""
+    lacks = rights.refused(refusal.said)
+    reason = "Its agent cannot dial this session, and the cluster does not let the session come to it"
+    return {
+        "reason": f"{reason}. Kubernetes says: {refusal.said}",
+        "advice": rights.advice(lacks) if lacks else "a session that pods can dial, such as a notebook in the cluster",
+    }
 
 
 def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

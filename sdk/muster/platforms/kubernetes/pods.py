@@ -47,6 +47,7 @@ class Setting:
         log_cap: largest size of a worker's log in bytes.
         seconds: how long a pod may live; None for no limit.
         queue: Kueue's queue that they wait in; empty without Kueue.
+        has_tunnel: whether agents that cannot dial the session come through a tunnel.
         spec: what the pods' ``spec`` has beside what is the same everywhere.
         overlay: what is laid over each pod in the end.
     """
@@ -60,6 +61,7 @@ class Setting:
     log_cap: int
     seconds: int | None = None
     queue: str = ""
+    has_tunnel: bool = False
     spec: Mapping[str, Any] = field(default_factory=dict)
     overlay: Mapping[str, Any] = field(default_factory=dict)
 
@@ -177,7 +179,8 @@ def _config(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
     if is_symbolic(str(spec.scratch)):
         places = {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
     config = agent_config(spec, setting.log_cap, places)
-    return {**config, "news": NEWS, "engine": ENGINE, "counts_gpus": True, "has_cgroup": True}
+    known = {"news": NEWS, "engine": ENGINE, "counts_gpus": True, "has_cgroup": True}
+    return {**config, **known, "tunnel": setting.has_tunnel}
 
 
 def _secret(name: str, data: Mapping[str, bytes], setting: Setting) -> dict[str, Any]:

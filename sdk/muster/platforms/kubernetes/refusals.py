@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from muster.errors import LaunchRefused, PlatformError
+from muster.platforms.kubernetes import rights
 from muster.platforms.kubernetes.client import Refused
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
@@ -70,4 +71,7 @@ def asking(what: str, worker: str | None = None) -> Iterator[None]:
         refusal = find_refusal(REFUSALS, error.said, error.code)
         kind = LaunchRefused if worker else PlatformError
         advice = refusal.advice if refusal else error.advice
+        lacks = rights.refused(error.said) if error.code == 403 else {}
+        if lacks:
+            advice = rights.advice(lacks)
         raise kind(in_words(what, error.said, refusal, "Kubernetes"), worker=worker, advice=advice) from error

@@ -1,0 +1,233 @@
+"""Streams to programs that a cluster runs in pods: its ``exec``, over a websocket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from muster.errors import PlatformUnsupported
+from muster.platforms.kubernetes.client import Client, ClusterGone, Refused, proxy_for, tls_context
+from muster.platforms.kubernetes.credentials import Credential
+from muster.platforms.kubernetes.kubeconfig import SET_UP
+from muster.platforms.kubernetes.proxies import credentials_of
+from muster.runtime.extras import extra
+
+PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]  # of which the server takes the first that it knows
+INPUT, OUTPUT, TROUBLE, OUTCOME = range(4)  # channels: the program's files, and what became of it
+CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 15.0
+RECORD = 1 << 14  # bytes in one record of TLS
+AT_ONCE = 1 << 18  # bytes that are read until what they say has been taken
+
+
+class Stream:
+    """Input and output of a program in a pod; never waits for either.
+
+    Args:
+        connection: over which the websocket's handshake has been made.
+
+    Attributes:
+        unsent: what waits to be sent.
+        is_open: whether the program may still say something.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        with extra("kubernetes"):
+            import websocket
+        self.unsent = bytearray()
+        self.is_open = True
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._received = bytearray()
+        self._frames = websocket.frame_buffer(self._take, True)
+        self._channel: int | None = None
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._connection.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Send input to the program, as soon as possible."""
+        from websocket import ABNF
+
+        self.unsent += ABNF.create_frame(bytes([INPUT]) + data, ABNF.OPCODE_BINARY).format()
+
+    def transmit(self) -> None:
+        """Send as much of what waits as the connection takes. Raises OSError where that has ended."""
+        try:
+            while self.unsent:
+                # A send that has to be repeated must begin with the same bytes; so it does, as only the end grows.
+                del self.unsent[: self._connection.send(bytes(self.unsent[:RECORD]))]
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            pass
+
+    def receive(self) -> Iterator[tuple[int, bytes]]:
+        """Return what has come, as channels and bytes.
+
+        Raises:
+            OSError: the connection is broken.
+            ValueError: what has come is no websocket's.
+        """
+        from websocket import ABNF, WebSocketException
+
+        goes_on = self._read()
+        while self.is_open:
+            try:
+                frame = self._frames.recv_frame()
+            except _Short:
+                self.is_open = goes_on
+                return
+            except WebSocketException as error:
+                raise ValueError(str(error)) from error
+            data = frame.data.encode() if isinstance(frame.data, str) else bytes(frame.data)
+            if frame.opcode == ABNF.OPCODE_CLOSE:
+                self.is_open = False
+            elif frame.opcode == ABNF.OPCODE_PING:
+                self.unsent += ABNF.create_frame(data, ABNF.OPCODE_PONG).format()
+            elif frame.opcode == ABNF.OPCODE_CONT and self._channel is not None:
+                yield self._channel, data
+            elif frame.opcode in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and data:
+                self._channel = data[0]
+                yield data[0], data[1:]
+
+    def _read(self) -> bool:
+        """Read what is there, or some of it, and return whether more may come."""
+        try:
+            while data := self._connection.recv(RECORD):
+                self._received += data
+                if len(self._received) > AT_ONCE and not _has_more(self._connection):
+                    return True
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return True
+        return False
+
+    def _take(self, count: int) -> bytes:
+        """Return some of the bytes that have come; called by the decoder, which goes on later where there are none."""
+        if not self._received:
+            raise _Short
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+    def close(self) -> None:
+        """End it: the program's input ends."""
+        self.is_open = False
+        self._connection.close()
+
+
+class _Short(Exception):
+    """More bytes have to come first."""
+
+
+def _has_more(connection: socket.socket) -> bool:
+    """Return whether bytes are here that no selector knows of, as they are decrypted already."""
+    return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
+
+
+def outcome(data: bytes) -> str:
+    """Return, in the cluster's words, what became of a program; empty where it ended well.
+
+    >>> outcome(b'{"status": "Failure", "message": "exit code 1"}')
+    'exit code 1'
+    """
+    try:
+        said = json.loads(data)
+        return "" if said.get("status") == "Success" else str(said.get("message") or said)
+    except (ValueError, AttributeError):
+        return data.decode("utf-8", "replace")
+
+
+def open_exec(client: Client, namespace: str, pod: str, container: str, command: Sequence[str]) -> Stream:
+    """Have a cluster run a program in a pod.
+
+    Raises:
+        Refused: it says no: 404 without such a pod, 403 without the right to.
+        ClusterGone: it does not answer.
+        PlatformUnsupported: there are no credentials, or the way to it is by a proxy that cannot be used for this.
+    """
+    query = [("container", container), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?" + urlencode([*query, *(("command", w) for w in command)])
+    credential = client.credentials.current()
+    try:
+        return _open(client, path, credential)
+    except Refused as error:
+        if error.code != 401 or not client.credentials.renew(credential):
+            raise
+    return _open(client, path, client.credentials.current())
+
+
+def _open(client: Client, path: str, credential: Credential) -> Stream:
+    with extra("kubernetes"):
+        import websocket
+    server = client.access.server
+    header = [f"Authorization: {credential.header}"] if credential.header else []
+    client.requests += 1
+    try:
+        connection = _connect(client, credential)
+        connection.settimeout(ANSWER_SECONDS)
+        asking: Any = websocket.WebSocket()
+        asking.connect(
+            "ws" + server.removeprefix("http") + path,
+            socket=connection,
+            header=[*header, "User-Agent: muster"],
+            subprotocols=PROTOCOLS,
+            suppress_origin=True,
+            redirect_limit=0,
+        )
+    except websocket.WebSocketBadStatusException as error:
+        raise Refused(f"GET {path.partition('?')[0]}", error.status_code, _said(error.resp_body)) from error
+    except (websocket.WebSocketException, HTTPException, OSError) as error:
+        raise ClusterGone(
+            f"The cluster's API at {server} ({client.access.source}) opens no stream: {error}.", advice=SET_UP
+        ) from error
+    assert isinstance(asking.sock, socket.socket)
+    return Stream(asking.sock)
+
+
+def _said(body: bytes | None) -> dict[str, str]:
+    try:
+        found = json.loads(body or b"{}")
+    except ValueError:
+        return {"message": (body or b"").decode("utf-8", "replace")[:500]}
+    return found if isinstance(found, dict) else {}
+
+
+def _connect(client: Client, credential: Credential) -> socket.socket:
+    """Connect to a cluster's API, by a proxy where there is one on the way. Raises OSError, PlatformUnsupported."""
+    access = client.access
+    parts = urlsplit(access.server)
+    host = str(parts.hostname)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    proxy = urlsplit(proxy_for(access))
+    if proxy.scheme not in ("", "http"):
+        raise PlatformUnsupported(
+            f"The way to {access.server} is by the proxy {proxy.scheme}://{proxy.hostname}, of a kind that streams to "
+            "pods cannot use.",
+            advice="one of http",
+        )
+    if proxy.hostname:
+        by = HTTPConnection(proxy.hostname, proxy.port or 80, timeout=CONNECT_SECONDS)
+        login = credentials_of(proxy.geturl())
+        by.set_tunnel(host, port, _basic(login) if login else {})
+        by.connect()
+        plain = by.sock
+    else:
+        plain = socket.create_connection((host, port), CONNECT_SECONDS)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if parts.scheme != "https":
+        return plain
+    try:
+        return tls_context(access, credential).wrap_socket(plain, server_hostname=access.server_name or host)
+    except BaseException:
+        plain.close()
+        raise
+
+
+def _basic(login: str) -> dict[str, str]:
+    import urllib3
+
+    return urllib3.make_headers(proxy_basic_auth=login)

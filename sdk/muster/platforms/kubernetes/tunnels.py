@@ -1,0 +1,365 @@
+"""The session's end of the tunnels to agents that cannot dial it: one stream through the cluster's exec for each.
+
+One thread serves all of them. In a pod ``muster/agent/pod_tunnel.py`` is at the other end, and says how a connection
+travels. What breaks is made again as long as the pod runs: its agent dials again until its lease has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from muster.agent.pod_tunnel import BEAT, BEAT_SECONDS, END, HERE, LARGEST, ROOM, SILENCE, Frames, frame
+from muster.errors import MusterError
+from muster.job import WorkerSpec
+from muster.platforms.base import Relay
+from muster.platforms.kubernetes import causes, exec_stream
+from muster.platforms.kubernetes.client import Refused
+from muster.platforms.kubernetes.exec_stream import Stream
+from muster.platforms.kubernetes.pods import pod_name
+
+logger = logging.getLogger("muster")
+
+AT_ONCE = 8  # streams that are opened at the same time
+DIALS_SECONDS = 5.0  # that a pod's agent gets for reaching the session by itself, where it may be able to
+PAUSES = (0.1, 0.3, 0.6, 1.0, 2.0)  # seconds until a stream is opened again, and the last of them from then on
+
+Opener = Callable[[str], Stream]  # given a pod's name; as ``open_exec``
+
+
+class Tunnels(Relay):
+    """Carries the connections of one pool's agents through a cluster's exec, as far as they need that.
+
+    Args:
+        open_stream: has the cluster run the program at the other end in a pod, whose name it is given.
+        session: host and port that the session listens on.
+        always: whether all of them need it; else those that have not reached the session after a moment.
+    """
+
+    def __init__(self, open_stream: Opener, session: tuple[str, int], *, always: bool) -> None:
+        self._open_stream = open_stream
+        self._session = session
+        self._always = always
+        self._lock = threading.Lock()
+        self._pods: dict[str, _Pod] = {}
+        self._is_closed = False
+        self._opened: queue.SimpleQueue[tuple[_Pod, Stream | None]] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._openers = ThreadPoolExecutor(AT_ONCE, "muster-exec")
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
+        """Return the session's own address, which the agent dials where it can."""
+        with self._lock:
+            self._pods[pod_name(spec)] = _Pod(pod_name(spec), spec.name)
+        return (HERE, self._session[1]) if self._always else self._session
+
+    def has(self, pod: str) -> bool:
+        """Return whether a pod's agent comes through here, where it cannot dial the session."""
+        return pod in self._pods
+
+    def connected(self, worker: str) -> None:
+        """Note that a worker's agent has reached the session."""
+        with self._lock:
+            for pod in self._pods.values():
+                if pod.worker == worker:
+                    pod.has_come = True
+
+    def refusal(self, pod: str) -> Refused | None:
+        """Return the cluster's refusal to let the session into a pod that needs it; None where there is none."""
+        known = self._pods.get(pod)
+        return known.refusal if known is not None and (self._always or not known.has_come) else None
+
+    def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in how pods are, by their names: those whose agents wait are gone to."""
+        now = time.monotonic()
+        with self._lock:
+            for name, pod in self._pods.items():
+                found = seen.get(name)
+                is_there = found is not None and not found["metadata"].get("deletionTimestamp")
+                pod.is_running = is_there and causes.running_since(found or {}) is not None
+                if pod.is_running and pod.runs_since is None:
+                    pod.runs_since = now
+            has_work = any(pod.is_running and not pod.is_busy for pod in self._pods.values())
+        if has_work and self._thread is None and not self._is_closed:
+            self._thread = threading.Thread(target=self._run, name="muster-tunnels", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End all tunnels."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._process != os.getpid():  # a forked child's copy
+            return
+        self._wake()
+        self._openers.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(2 * BEAT_SECONDS)
+        else:
+            self._end_all()
+        self._waker.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                for key, events in self._selector.select(self._tend()):
+                    if key.data is None:
+                        self._admit()
+                    elif not key.data.is_over:
+                        key.data.serve(key.fileobj, events)
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for pod in self._pods.values():
+            if pod.tunnel is not None:
+                pod.tunnel.end()
+        self._admit(is_late=True)
+        self._selector.close()
+        self._woken.close()
+
+    def _tend(self) -> float:
+        """Open what is due, beat, drop what is torn; return the seconds until that is to be done again."""
+        now = time.monotonic()
+        with self._lock:
+            pods = list(self._pods.values())
+        needs_all = self._always or any(pod.was_carried for pod in pods)
+        for pod in pods:
+            if pod.tunnel is not None:
+                pod.tunnel.beat(now)
+                if pod.tunnel.is_over:
+                    pod.ended(now)
+            if pod.is_due(now, needs_all):
+                pod.is_busy = True
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._openers.submit(self._open, pod)
+        return 0.1
+
+    def _open(self, pod: _Pod) -> None:
+        """Open a pod's stream; runs on a thread of the openers."""
+        stream = None
+        try:
+            stream = self._open_stream(pod.name)
+        except Refused as error:
+            if error.code == 403:
+                pod.refusal = error
+            elif error.code == 404:
+                pod.is_running = False
+            pod.trouble = str(error)
+        except MusterError as error:
+            pod.trouble = str(error)
+        except Exception as error:  # of a library's: it is tried again, as others are
+            pod.trouble = repr(error)
+        self._opened.put((pod, stream))
+        self._wake()
+
+    def _admit(self, *, is_late: bool = False) -> None:
+        """Take over the streams that have been opened."""
+        with contextlib.suppress(OSError):
+            self._woken.recv(1 << 10)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                pod, stream = self._opened.get_nowait()
+                if stream is None:
+                    pod.ended(time.monotonic())
+                elif is_late:
+                    stream.close()
+                else:
+                    pod.refusal = None
+                    pod.tunnel = _Tunnel(self._selector, stream, self._session, pod)
+
+
+class _Pod:
+    """What is known of a pod and its tunnel."""
+
+    def __init__(self, name: str, worker: str) -> None:
+        self.name = name
+        self.worker = worker
+        self.has_come = False  # its agent has been connected, in whichever way
+        self.was_carried = False  # its agent has come through a tunnel
+        self.is_running = False
+        self.runs_since: float | None = None
+        self.is_busy = False  # a stream is being opened, or carries
+        self.tunnel: _Tunnel | None = None
+        self.refusal: Refused | None = None
+        self.trouble = ""
+        self._tries = 0
+        self._due_at = 0.0
+
+    def is_due(self, now: float, needs_all: bool) -> bool:
+        """Return whether its stream is to be opened now."""
+        if not self.is_running or self.is_busy or self.refusal is not None or now < self._due_at:
+            return False
+        if self.was_carried:
+            return True
+        return not self.has_come and (needs_all or (self.runs_since or now) + DIALS_SECONDS <= now)
+
+    def ended(self, now: float) -> None:
+        """Note that its stream has ended, or could not be opened."""
+        if self.tunnel is not None and self.tunnel.has_carried:
+            self._tries = 0
+        if self.tunnel is not None and self.tunnel.trouble:
+            self.trouble = self.tunnel.trouble
+        if self.trouble:
+            logger.debug("the stream to the pod %s has ended: %s", self.name, self.trouble)
+        self.tunnel = None
+        self.is_busy = False
+        self._due_at = now + PAUSES[min(self._tries, len(PAUSES) - 1)]
+        self._tries += 1
+
+
+class _Tunnel:
+    """One stream, and the connection to the session that it carries."""
+
+    def __init__(self, selector: selectors.BaseSelector, stream: Stream, session: tuple[str, int], pod: _Pod) -> None:
+        self.is_over = False
+        self.has_carried = False
+        self.trouble = ""
+        self._selector = selector
+        self._stream = stream
+        self._address = session
+        self._pod = pod
+        self._session: socket.socket | None = None
+        self._frames = Frames()
+        self._to_session = bytearray()
+        self._watched: dict[Any, int] = {}
+        self._heard_at = self._sent_at = time.monotonic()
+        self._stream.send(BEAT)
+        self._turn(self._stream.transmit)
+
+    def serve(self, side: Any, events: int) -> None:
+        """Carry what one side has, or takes."""
+        if side is self._stream:
+            if events & selectors.EVENT_WRITE:
+                self._turn(self._stream.transmit)
+            if events & selectors.EVENT_READ and not self.is_over:
+                self._turn(self._hear)
+        else:
+            if events & selectors.EVENT_WRITE:
+                self._turn(self._write_session)
+            if events & selectors.EVENT_READ and not self.is_over:
+                self._turn(self._read_session)
+
+    def beat(self, now: float) -> None:
+        """Beat where nothing else is sent, and end where nothing has come for too long."""
+        if self.is_over:
+            return
+        if len(self._to_session) >= ROOM:
+            self._heard_at = now  # it is not read, and so not to blame
+        elif now - self._heard_at > SILENCE:
+            self.trouble = f"nothing has come through it for {SILENCE:g} s"
+            self.end()
+            return
+        if now - self._sent_at >= BEAT_SECONDS and not self._stream.unsent:
+            self._sent_at = now
+            self._stream.send(BEAT)
+            self._turn(self._stream.transmit)
+
+    def end(self) -> None:
+        """End both sides."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for side in self._watched:
+            self._selector.unregister(side)
+        self._watched.clear()
+        if self._session is not None:
+            with contextlib.suppress(OSError):
+                self._stream.send(END)
+                self._stream.transmit()
+            self._session.close()
+        self._stream.close()
+
+    def _turn(self, step: Callable[[], None]) -> None:
+        """Make a step, and then watch for what can be done next."""
+        try:
+            step()
+        except (OSError, ValueError) as error:
+            self.trouble = self.trouble or str(error)
+            self.end()
+            return
+        if not self.is_over:
+            self._watch(self._stream, len(self._to_session) < ROOM, bool(self._stream.unsent))
+            if self._session is not None:
+                self._watch(self._session, len(self._stream.unsent) < ROOM, bool(self._to_session))
+
+    def _watch(self, side: Any, reads: bool, writes: bool) -> None:
+        wanted = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if writes else 0)
+        before = self._watched.get(side, 0)
+        if wanted == before:
+            return
+        if not before:
+            self._selector.register(side, wanted, self)
+        elif wanted:
+            self._selector.modify(side, wanted, self)
+        else:
+            self._selector.unregister(side)
+        self._watched[side] = wanted
+        if not wanted:
+            del self._watched[side]
+
+    def _hear(self) -> None:
+        """Take in what has come from the pod."""
+        for channel, data in self._stream.receive():
+            self._heard_at = time.monotonic()
+            if channel == exec_stream.OUTPUT:
+                self._to_session += self._frames.feed(data)
+            elif channel == exec_stream.TROUBLE:
+                self.trouble = (self.trouble + data.decode("utf-8", "replace"))[:500]
+            elif channel == exec_stream.OUTCOME:
+                self.trouble = self.trouble or exec_stream.outcome(data)
+                self._frames.has_ended = True
+        if self._to_session and self._session is None:
+            self._pod.was_carried = self.has_carried = True
+            self._session = socket.create_connection(self._address, BEAT_SECONDS)
+            self._session.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._session.setblocking(False)
+        if self._to_session:
+            self._write_session()
+        if self._frames.has_ended or not self._stream.is_open:
+            if self._session is not None and self._to_session:
+                self._session.settimeout(BEAT_SECONDS)
+                self._session.sendall(self._to_session)
+            self.end()
+
+    def _write_session(self) -> None:
+        assert self._session is not None
+        with contextlib.suppress(BlockingIOError):
+            while self._to_session:
+                del self._to_session[: self._session.send(self._to_session[:ROOM])]
+
+    def _read_session(self) -> None:
+        assert self._session is not None
+        data = self._session.recv(LARGEST)
+        if not data:
+            self.end()
+            return
+        self._sent_at = time.monotonic()
+        self._stream.send(frame(data))
+        self._stream.transmit()
+
+
+def command_of(python: str, home: str) -> Sequence[str]:
+    """Return the command of the program at the other end."""
+    return [python, "-I", "-S", f"{home}/agent/pod_tunnel.py", f"{home}/tunnel"]
