@@ -23,7 +23,7 @@ SMALL = Resources(cpu=0.1, memory=0.2)
 
 @pytest.fixture
 def platform(space: Space, run: Run) -> Iterator[Platform]:
-    platform = get_platform("kubernetes", **space.options)
+    platform = get_platform("kubernetes", **space.options, tunnel=False)
     yield platform
     platform.close()
 
