@@ -28,6 +28,8 @@ SHARED = {
     "tests/platforms/test_containers_engine.py": "containers",
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
     "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
+    "tests/platforms/kubernetes/test_rights.py": "kubernetes",
+    "tests/platforms/kubernetes/test_tunnels.py": "kubernetes",
 }
 
 

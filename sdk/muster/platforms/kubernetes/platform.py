@@ -452,7 +452,7 @@ class KubernetesPlatform(Platform):
 
 
 def _no_way(refusal: Refused) -> dict[str, str]:
-    """Why a worker that cannot dial the session does not come to it, and what to try."""
+    """Return the reason for which a worker that cannot dial the session does not come to it, and what to try."""
     lacks = rights.refused(refusal.said)
     reason = "Its agent cannot dial this session, and the cluster does not let the session come to it"
     return {

@@ -18,7 +18,7 @@ FORBIDDEN = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in 
 
 
 def review(namespace: str, resource: str, verb: str) -> dict[str, Any]:
-    """What asks a cluster whether its user has a right."""
+    """The question to a cluster whether its user has a right."""
     kind, _, part = resource.partition("/")
     asked = {"namespace": namespace, "verb": verb, "resource": kind, **({"subresource": part} if part else {})}
     return {

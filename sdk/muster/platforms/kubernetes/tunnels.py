@@ -191,7 +191,7 @@ class Tunnels(Relay):
 
 
 class _Pod:
-    """What is known of a pod and its tunnel."""
+    """A pod, as far as it is known, and its tunnel."""
 
     def __init__(self, name: str, worker: str) -> None:
         self.name = name
