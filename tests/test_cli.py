@@ -28,7 +28,7 @@ from muster.commands.wrapping import wrapped
 from muster.events import Event
 from muster.job import Resources
 from muster.platforms import machine
-from muster.records import runs
+from muster.records import runs, sessions
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
@@ -92,7 +92,7 @@ def under_way(name: str) -> runs.Run:
     """A run of this very process that has not ended."""
     run = recorded(name)
     (run.path / "result.json").unlink()
-    requested = Event("run_requested", data={"job": {"name": name}, "session": runs.this_session()})
+    requested = Event("run_requested", data={"job": {"name": name}, "session": sessions.this_session()})
     (run.path / "events.jsonl").write_text(requested.to_json() + "\n")
     runs.write_json(run.path / "control.json", {})
     return run
@@ -521,7 +521,7 @@ class TestLogs:
         run = recorded()
         result = (run.path / "result.json").read_text()
         (run.path / "result.json").unlink()
-        request = Event("run_requested", data={"job": {}, "session": runs.this_session()})
+        request = Event("run_requested", data={"job": {}, "session": sessions.this_session()})
         (run.path / "events.jsonl").write_text(request.to_json() + "\n")
         log = run.path / "logs" / "worker-0.log"
         log.write_text("first\n")

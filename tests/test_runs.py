@@ -19,7 +19,7 @@ from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
 from muster.errors import MusterError, RunNotFound
 from muster.events import Event
-from muster.records import runs
+from muster.records import runs, sessions
 
 from tests.dashboard.recording import record
 
@@ -61,7 +61,7 @@ def make(
 def a_process_that_is_gone() -> dict[str, Any]:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    return {**runs.this_session(), "pid": ended.pid}
+    return {**sessions.this_session(), "pid": ended.pid}
 
 
 SUCCEEDED = {"status": "succeeded", "seconds": 3.5}
@@ -118,7 +118,7 @@ class TestWriteJson:
 
 class TestStatus:
     def test_a_run_whose_session_lives_is_running(self) -> None:
-        run = make("x", session=runs.this_session())
+        run = make("x", session=sessions.this_session())
 
         assert run.status == "running"
         assert 0 <= run.seconds < 60
@@ -135,14 +135,14 @@ class TestStatus:
         assert run.seconds == pytest.approx(60)
 
     def test_another_process_of_the_same_pid_is_not_the_session(self) -> None:
-        assert make("x", session={**runs.this_session(), "started": 1}).status == "lost"
+        assert make("x", session={**sessions.this_session(), "started": 1}).status == "lost"
 
     def test_a_process_from_before_the_last_boot_is_not_the_session(self) -> None:
-        assert make("x", session={**runs.this_session(), "boot": "another"}).status == "lost"
+        assert make("x", session={**sessions.this_session(), "boot": "another"}).status == "lost"
 
     def test_a_zombie_is_not_the_session(self) -> None:
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            session = {**runs.this_session(), "pid": process.pid, "started": runs._start_time(process.pid)}
+            session = {**sessions.this_session(), "pid": process.pid, "started": sessions.start_time(process.pid)}
             run = make("x", session=session)
             assert run.status == "running"
             assert process.stdin is not None
@@ -151,7 +151,9 @@ class TestStatus:
             assert run.status == "lost"
 
     def test_the_result_decides_where_there_is_one(self) -> None:
-        assert make("x", session=runs.this_session(), result={"status": "stopped", "seconds": 1}).status == "stopped"
+        assert (
+            make("x", session=sessions.this_session(), result={"status": "stopped", "seconds": 1}).status == "stopped"
+        )
 
     def test_a_run_that_has_only_just_been_made_is_running(self) -> None:
         run = runs.Run(runs.create("x"))
@@ -265,7 +267,7 @@ class TestExplain:
         assert "Cause: ValueError: no data" in text
 
     def test_a_run_that_is_running(self) -> None:
-        assert " is running, since " in make("x", session=runs.this_session()).explain()
+        assert " is running, since " in make("x", session=sessions.this_session()).explain()
 
 
 class TestFind:
@@ -332,7 +334,7 @@ class TestPrune:
         assert runs.prune(keep=0, older_than_days=1.5) == [made[2].id, made[3].id]
 
     def test_never_deletes_one_that_is_running(self) -> None:
-        make("x", session=runs.this_session(), days_ago=9)
+        make("x", session=sessions.this_session(), days_ago=9)
         runs.create("y")
 
         assert runs.prune(keep=0) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.records import runs
+from muster.records import sessions
 from muster.records.scratch import OWNER, sweep
 
 GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
@@ -26,6 +26,6 @@ GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
 def test_only_what_is_certainly_left_is_removed(tmp_path: Path, changes: dict[str, Any], is_kept: bool) -> None:
     folder = tmp_path / "muster-a"
     folder.mkdir()
-    (folder / OWNER).write_text(json.dumps({**runs.this_session(), **changes}))
+    (folder / OWNER).write_text(json.dumps({**sessions.this_session(), **changes}))
     sweep(tmp_path)
     assert folder.exists() is is_kept

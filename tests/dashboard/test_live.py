@@ -24,7 +24,8 @@ from muster.errors import JobError
 from muster.events import Event
 from muster.job import Job, Resources
 from muster.records.journal import Journal
-from muster.records.runs import Run, create, this_session
+from muster.records.runs import Run, create
+from muster.records.sessions import this_session
 from muster.strategies.horovod import Horovod
 
 from tests.dashboard.scenes import at, failing, training, view_of

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from muster.records import runs
+from muster.records import sessions
 
 PREFIX = "muster-"  # the guard removes only folders named so (muster.agent.scratch)
 OWNER = "owner.json"
@@ -25,7 +25,7 @@ def make_scratch() -> Path:
     around = Path(_temporary_folder())
     sweep(around)
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=around))
-    (path / OWNER).write_text(json.dumps(runs.this_session()))
+    (path / OWNER).write_text(json.dumps(sessions.this_session()))
     return path
 
 
@@ -34,7 +34,7 @@ def scratch_of_this_session() -> list[Path]:
     found = []
     for owner in Path(_temporary_folder()).glob(f"{PREFIX}*/{OWNER}"):
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(owner.read_text()) == runs.this_session():
+            if json.loads(owner.read_text()) == sessions.this_session():
                 found.append(owner.parent)
     return found
 
@@ -45,7 +45,7 @@ def sweep(around: Path) -> None:
         with contextlib.suppress(OSError, ValueError):  # somebody else's, or just being removed
             is_ours = owner.stat().st_uid == os.geteuid()
             session = json.loads(owner.read_text())
-            if is_ours and not runs.is_alive(session) and not runs.is_out_of_sight(session):
+            if is_ours and not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
                 shutil.rmtree(owner.parent, ignore_errors=True)
 
 

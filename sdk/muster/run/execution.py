@@ -26,7 +26,7 @@ from muster.events.observers import Observers
 from muster.failure.diagnosis import mark_attempt
 from muster.platforms.base import Platform
 from muster.pools.pool import CLOSE_SECONDS, PlatformCalls
-from muster.records import runs
+from muster.records import runs, sessions
 from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
 from muster.records.scratch import make_scratch
@@ -141,7 +141,7 @@ class Execution:
             self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
             until = self._started_at + checked.limits.detached if checked.limits.detached is not None else None
-            session = runs.this_session()
+            session = sessions.this_session()
             asked = events.RunRequested(job, session, checked.job.python, self.run_id, detached_until=until)
             self._observers.tell(Event.of(asked))
             await self._control()

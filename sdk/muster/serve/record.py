@@ -24,7 +24,8 @@ from muster.agent import linux
 from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
-from muster.records.runs import is_alive, is_out_of_sight, muster_home, this_session, write_json
+from muster.records.runs import muster_home, write_json
+from muster.records.sessions import is_alive, is_out_of_sight, this_session
 from muster.serve.site import Site
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
