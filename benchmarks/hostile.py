@@ -84,6 +84,31 @@ def drip(port: int, is_over: Callable[[], bool]) -> None:
                 connection.sendall(b"x")
 
 
+def half_open(port: int, is_over: Callable[[], bool]) -> None:
+    """Begin 2,000 handshakes, and end none of them."""
+    greeting = _greeting()
+    with contextlib.ExitStack() as held:
+        for _ in range(2000):
+            with contextlib.suppress(OSError):
+                held.enter_context(_connect(port, is_over)).sendall(greeting[: len(greeting) // 2])
+            if is_over():
+                return
+        _wait(is_over)
+
+
+def guesses(port: int, is_over: Callable[[], bool]) -> None:
+    """Say hello with one token after the other, none of which is right."""
+    guess = 0
+    while not is_over():
+        with contextlib.suppress(OSError), _tls(port, is_over) as connection:
+            hello = {"type": "hello", "worker": "worker-0", "generation": 0, "token": f"{guess:064x}"}
+            connection.settimeout(1)
+            connection.sendall(json.dumps(hello).encode() + b"\n")
+            while connection.recv(1000):
+                pass
+        guess += 1
+
+
 def bodies(port: int, is_over: Callable[[], bool]) -> None:
     """Hold 40 requests without a key, each with all but the last byte of a body of 4 MB."""
     head = b"POST /api/v1/project/dashboards HTTP/1.1\r\nHost: x\r\nContent-Length: 4194304\r\n\r\n"
@@ -112,12 +137,15 @@ ON_SESSION = (
     Attack("300 idle connections", 1, idle),
     Attack("20 hellos of 3 MB that do not end", 1, hellos),
     Attack("a hello, one byte at a time", 1, drip),
+    Attack("2,000 handshakes that do not end", 1, half_open),
+    Attack("tokens that are guessed, by 4 clients", 4, guesses),
 )
 ON_SERVICE = (
     NOBODY,
     Attack("300 idle connections", 1, idle),
     Attack("40 bodies of 4 MB without a key", 1, bodies),
     Attack("a header, one byte at a time", 1, headers),
+    Attack("2,000 handshakes that do not end", 1, half_open),
 )
 
 
@@ -331,6 +359,16 @@ def _tls(port: int, is_over: Callable[[], bool]) -> ssl.SSLSocket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context.wrap_socket(_connect(port, is_over))
+
+
+def _greeting() -> bytes:
+    """Return what a client of TLS sends first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    return outgoing.read()
 
 
 def _wait(is_over: Callable[[], bool]) -> None:

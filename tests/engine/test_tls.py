@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from muster.pools import tls
 from muster.pools.listener import server_context
 from muster.pools.tls import TlsTransport
 
@@ -53,6 +54,7 @@ class Ends:
         self.far.setblocking(False)
         self.took = Took()
         self.transport = TlsTransport(self.near, contexts[0], lambda: self.took)
+        self.transport.trust()
 
     async def shake_hands(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         dialled = asyncio.open_connection(sock=self.far, ssl=self._theirs, server_hostname="")
@@ -99,6 +101,49 @@ def test_much_goes_both_ways_at_once_and_all_of_it_before_the_end(play: Callable
             await writer.wait_closed()
 
     play(test)
+
+
+def test_whoever_has_not_identified_itself_is_read_seldom_and_all_of_it_once_it_has(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def main() -> None:
+        ends = Ends(contexts)
+        ends.transport = TlsTransport(ends.near, contexts[0], lambda: ends.took)
+        _, writer = await ends.shake_hands()
+        began = asyncio.get_running_loop().time()
+        for _ in range(400):
+            writer.write(b"x")  # each is a record of its own
+        await until(ends.transport.is_resting)
+        await asyncio.sleep(0.2)
+        seconds = asyncio.get_running_loop().time() - began
+        assert len(ends.took.data) <= tls.FREE_READS + seconds / tls.REST_SECONDS + 1
+        ends.transport.trust()
+        await until(lambda: len(ends.took.data) == 400)
+        assert not ends.transport.is_resting()
+        writer.close()
+        await until(lambda: ends.transport.fileno() < 0)
+        ends.far.close()
+
+    asyncio.run(main())
+
+
+def test_a_stranger_that_is_given_up_while_nobody_reads_it_is_gone(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def main() -> None:
+        ends = Ends(contexts)
+        ends.transport = TlsTransport(ends.near, contexts[0], lambda: ends.took)
+        _, writer = await ends.shake_hands()
+        for _ in range(100):
+            writer.write(b"x")
+        await until(ends.transport.is_resting)
+        ends.transport.abort()
+        await asyncio.sleep(2 * tls.REST_SECONDS)
+        assert ends.transport.fileno() < 0
+        writer.close()
+        ends.far.close()
+
+    asyncio.run(main())
 
 
 def test_the_end_of_a_connection_is_noticed_while_much_waits_to_be_sent(play: Callable[..., None]) -> None:

@@ -270,7 +270,7 @@ class Endpoint:
             self._listener.warn("a connection to the session was refused: %s", refusal)
             connection.refuse(refusal)
             return
-        self._listener.forget(connection.guest)
+        self._listener.welcome(connection.guest)
         place = self._places[hello.worker]
         before, place.connection = place.connection, connection
         self._connected.add(hello.worker)

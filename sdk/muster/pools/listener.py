@@ -123,8 +123,14 @@ class Listener:
         for guest in list(self._guests):
             guest.send_away()
 
+    def welcome(self, guest: Guest) -> None:
+        """Let a guest that has identified itself be read as soon as it sends; it counts as none any more."""
+        self.forget(guest)
+        if guest.transport is not None:
+            guest.transport.trust()
+
     def forget(self, guest: Guest) -> None:
-        """Drop a guest that has identified itself, or is gone."""
+        """Drop a guest that is gone."""
         self._guests.pop(guest, None)
 
     def descriptors(self) -> list[int]:
@@ -162,7 +168,7 @@ class Listener:
         held = Counter(guest.address for guest in self._guests)
         now = clock.now()
         unsafe = [guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now]
-        unread = _unread(unsafe)
+        unread = _unread([guest for guest in unsafe if guest.transport is None or not guest.transport.is_resting()])
         unsafe = [guest for guest in unsafe if guest.fileno() not in unread or guest.came_at + UNREAD_SECONDS <= now]
         if not unsafe:
             self._wait_to_accept(FULL_SECONDS)  # some may leave by themselves before

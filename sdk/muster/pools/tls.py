@@ -15,6 +15,8 @@ from typing import Any
 
 RECORD = 1 << 14  # bytes that TLS hands over at once, at most
 AT_ONCE = 8  # records that are read before others have their turn
+FREE_READS = 16  # of whoever has yet to identify itself: a handshake and a hello take three or four
+REST_SECONDS = 0.02  # after each read from then on: a byte at a time costs its reader more than its sender
 
 _buffer = memoryview(bytearray(RECORD))  # all are read on one thread, the background loop's
 
@@ -45,6 +47,9 @@ class TlsTransport(asyncio.Transport):
         self._hears_nothing = False  # the other side has hung up, as far as what is sent tells
         self._is_closing = False
         self._is_lost = False
+        self._is_trusted = False
+        self._reads = 0
+        self._rest: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Wait for the first byte, as TLS keeps memory for a connection, and shake hands.
@@ -62,6 +67,13 @@ class TlsTransport(asyncio.Transport):
             if self._protocol is None:
                 self.abort()
 
+    def trust(self) -> None:
+        """Read whatever comes as soon as it comes, from now on: the other side has identified itself."""
+        self._is_trusted = True
+        if self._rest is not None:
+            self._rest.cancel()
+            self._end_rest()
+
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 once that is closed."""
         return self._socket.fileno()
@@ -69,6 +81,10 @@ class TlsTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return the socket; nothing else is known."""
         return self._socket if name == "socket" else default
+
+    def is_resting(self) -> bool:
+        """Return whether it is not read just now, since it has sent too often without identifying itself."""
+        return self._rest is not None
 
     def get_write_buffer_size(self) -> int:
         """Return how many bytes wait to be sent."""
@@ -101,6 +117,16 @@ class TlsTransport(asyncio.Transport):
 
     def _readable(self) -> None:
         self._on_readable()
+        if not self._is_trusted:
+            self._reads += 1
+            if self._reads > FREE_READS and not self._is_closing:
+                self._loop.remove_reader(self._socket.fileno())
+                self._rest = self._loop.call_later(REST_SECONDS, self._end_rest)
+
+    def _end_rest(self) -> None:
+        self._rest = None
+        if not self._is_closing:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _begin(self) -> None:
         # Where it cannot be wrapped its descriptor is closed at once: the loop would go on watching the number, and
