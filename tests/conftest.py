@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from muster.platforms.local import LocalPlatform
 
 from tests.lanes import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_make_scheduler
 from tests.platforms.containers_podman import Podman, why_not
+from tests.platforms.isolated import Isolated, isolated
 from tests.serve.service import Service, serving
 from tests.support import QUICK_KERAS, Run, StubSession, eventually
 from tests.workbench.session import WorkbenchSession
@@ -75,6 +77,19 @@ def run(tmp_path: Path) -> Iterator[Run]:
         eventually(lambda: not run.left_behind(), f"nothing left of {run.id}", timeout=5)
     finally:
         run.remove()
+
+
+@pytest.fixture(params=["shared files", "no shared files"])
+def with_and_without_shared_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Run a test twice: with this machine's workers as they are, and without files that they share with the session.
+
+    Returns whether they share them.
+    """
+    if request.param == "no shared files":
+        isolated()
+        for name in ("storage", "lease_seconds"):
+            monkeypatch.setattr(LocalPlatform, name, getattr(Isolated, name))
+    return bool(request.param == "shared files")
 
 
 @pytest.fixture

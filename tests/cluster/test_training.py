@@ -9,7 +9,7 @@ import muster
 import pytest
 from muster.errors import ScriptFailed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "worker_scripts"

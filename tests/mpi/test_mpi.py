@@ -18,7 +18,7 @@ from muster.errors import LauncherFailed, RunFailed, ScriptFailed, WorkerKilled
 from tests.mpi.conftest import Installed
 from tests.support import command_line, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
 
 SCRIPTS = Path(__file__).parents[2] / "worker_scripts"
 

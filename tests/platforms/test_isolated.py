@@ -1,9 +1,11 @@
-"""Whole runs on workers that share no files with the session: what they need is sent, what they leave is got."""
+"""Whole runs on workers that share no files with the session: what they need is sent, what they leave is got.
+
+Each strategy's own tests run a second time on such workers (``with_and_without_shared_files``).
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -253,34 +255,8 @@ def test_the_doctor_looks_at_workers_that_share_nothing(platform: Isolated, tmp_
     assert "the workers have the packages of this session" in report
 
 
-def test_ranks_that_agents_start(cluster: Callable[..., muster.Cluster]) -> None:
-    def rank() -> int:
-        import os
-
-        print("rank", os.environ["RANK"])
-        return int(os.environ["RANK"])
-
-    found = cluster(rank, strategy="processes", slots=2)
-    assert found.result.values == [0, 1, 2, 3]
-    assert (found.run_dir / "logs" / "ranks" / "rank-3.log").read_text() == "rank 3\n"
-
-
-@pytest.mark.parametrize("flavour", ["mpich", "openmpi"])
-def test_mpi(cluster: Callable[..., muster.Cluster], tmp_path: Path, flavour: str) -> None:
-    mpiexec = shutil.which(f"mpiexec.{flavour}")
-    if not mpiexec:
-        pytest.skip(f"{flavour} is not installed here")
-    (tmp_path / "rank.py").write_text(
-        "import os\nnames = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK')\n"
-        "print('rank', next(os.environ[name] for name in names if name in os.environ))\n"
-    )
-    found = cluster("rank.py", strategy="mpi", mpiexec=mpiexec)
-    assert sorted(found.logs(worker) for worker in ("worker-0", "worker-1")) == ["rank 0\n", "rank 1\n"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["horovodrun", "agents"])
-def test_horovod(cluster: Callable[..., muster.Cluster], launcher: str) -> None:
+def test_horovod_by_agents(cluster: Callable[..., muster.Cluster]) -> None:
     def total() -> float:
         import horovod.tensorflow as hvd
         import tensorflow as tf
@@ -288,19 +264,8 @@ def test_horovod(cluster: Callable[..., muster.Cluster], launcher: str) -> None:
         hvd.init()
         return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
 
-    assert cluster(total, strategy="horovod", launcher=launcher, memory=2, timeout_seconds=120).result.values == [
-        3.0,
-        3.0,
-    ]
-
-
-@pytest.mark.slow
-def test_parameter_servers(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(
-        "def run(cluster, server, task_index):\n    print('task', task_index, 'of', cluster.num_tasks('worker'))\n"
-    )
-    found = cluster("task.py", 1, n_ps=1, strategy="parameter_server", memory=2, timeout_seconds=120)
-    assert "task 0 of 1" in found.logs("worker-0")
+    found = cluster(total, strategy="horovod", launcher="agents", memory=2, timeout_seconds=120)
+    assert found.result.values == [3.0, 3.0]
 
 
 def test_a_link_that_is_cut_while_the_project_goes_along(

@@ -13,7 +13,7 @@ from muster.errors import WorkerKilled
 
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("with_and_without_shared_files")]
 
 SCRIPT = Path(__file__).parents[2] / "worker_scripts" / "mnist_multi_worker.py"
 

@@ -10,6 +10,8 @@ import muster
 import pytest
 from muster.errors import RunFailed, RunNotFound, ScriptFailed, WorkerKilled
 
+pytestmark = pytest.mark.usefixtures("with_and_without_shared_files")
+
 PLACE = ("MUSTER_RANK", "MUSTER_LOCAL_RANK", "MUSTER_WORLD_SIZE", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -18,6 +20,16 @@ def run(worker_script: Any, n_workers: int = 1, **options: Any) -> muster.Cluste
         n_workers, worker_script=worker_script, strategy="processes", memory=0.5, run_timeout=30, **options
     ).cluster
     return cluster
+
+
+def test_workers_see_the_runs_folder_only_where_files_are_shared(with_and_without_shared_files: bool) -> None:
+    def look() -> bool:
+        import os
+        from pathlib import Path
+
+        return any(Path(os.environ["HOMES"]).glob("runs/*/*"))
+
+    assert run(look, env={"HOMES": os.environ["MUSTER_HOME"]}).result.value is with_and_without_shared_files
 
 
 def test_each_rank_knows_its_place_and_its_value_comes_back() -> None:
