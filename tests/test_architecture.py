@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(muster.__file__).parent
 HEAVY = {"tensorflow", "horovod", "requests", "paramiko", "ipywidgets", "numpy", "rich", "cryptography"}
 
-# The rooms of the package from the ground up: a file imports files of its own room and of those above it in this table.
+# The subpackages from the ground up: a file imports files of its own and of those above it in this table.
 FLOORS = [
     {"text"},
     {"errors", "agent", "training"},

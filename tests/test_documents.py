@@ -58,6 +58,14 @@ def test_the_tutorial_runs_as_it_stands_there(tmp_path: Path) -> None:
     assert "rank 1 of 2: 500.0" in done.stdout
 
 
+def test_the_files_that_the_page_on_structure_names_are_there() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.(?:py|js|css))`", page))
+    files = [path.as_posix() for folder in ("sdk", "scripts", "tests") for path in (ROOT / folder).rglob("*.*")]
+    assert len(named) > 100
+    assert {name for name in named if not any(file.endswith("/" + name) for file in files)} == set()
+
+
 def blocks(document: Path) -> list[str]:
     """The Python programs, and parts of such, that stand in a document."""
     text = document.read_text(encoding="utf-8")

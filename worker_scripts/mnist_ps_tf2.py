@@ -92,8 +92,10 @@ def lenet() -> keras.Model:
 
 
 def batches(train: mnist_data.Split, size: int) -> tf.data.Dataset:
-    """Batches without end, in an order of each worker's own. The images travel to the workers inside the graph: as
-    bytes, a quarter of their size as floats."""
+    """Batches without end, in an order of each worker's own.
+
+    The images travel to the workers inside the graph: as bytes, a quarter of their size as floats.
+    """
     images, labels = train
     examples = tf.data.Dataset.from_tensor_slices(((images * 255).round().astype("uint8"), labels))
     shuffled = examples.shuffle(len(labels)).repeat().batch(size)

@@ -122,8 +122,10 @@ class Scene:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def pid(self, part: str) -> int:
-        """A process of the newest run: ``guard``, ``launcher``, ``mpiexec``, ``session``, ``rank 1``, or
-        ``agent worker-0``, ``sshd worker-0``, ``process worker-0``, ``daemon worker-0`` (mpiexec's).
+        """A process of the newest run.
+
+        ``guard``, ``launcher``, ``mpiexec``, ``session``, ``rank 1``, or ``agent worker-0``, ``sshd worker-0``,
+        ``process worker-0``, ``daemon worker-0`` (mpiexec's).
         """
         kind, _, which = part.partition(" ")
         if kind == "session":

@@ -1,5 +1,8 @@
-"""Causes of a wait, as the kernel tells them: a process has been stopped, or which of its connections have something
-to read for it, get no answer, or are what it waits for."""
+"""What a silent process waits for, as the kernel tells it.
+
+It may have been stopped; or some of its connections have something for it to read, get no answer, or are what it waits
+for.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The seam between Muster and whatever runs its workers."""
+"""The interface of platforms: whatever runs workers."""
 
 from __future__ import annotations
 

@@ -557,9 +557,7 @@ class RunState:
         return self.expected.get(worker, 1) + SPARE_PROCESSES
 
     def _may_fail(self, worker: str) -> bool:
-        """Count a failure that an agent tells of, and return whether it is recorded: it may tell of many, not of any
-        number.
-        """
+        """Count a failure that an agent tells of, and return whether it is recorded: there is a limit to them."""
         self._failures_told[worker] += 1
         has_room = self._failures_told[worker] <= FAILURES_OF_EACH * self._most_processes(worker)
         if not has_room:

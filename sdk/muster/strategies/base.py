@@ -1,4 +1,4 @@
-"""The seam between a job and the shape of the cluster that runs it."""
+"""The interface of strategies: how the workers of a job become a cluster."""
 
 from __future__ import annotations
 

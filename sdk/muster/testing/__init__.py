@@ -1,5 +1,4 @@
-"""Support for tests of Muster's engine with workers, platforms, strategies and observers: no processes, no waiting,
-and the same every time.
+"""Support for tests of Muster's engine without processes: no waiting, and the same every time.
 
 A :class:`Scene` is one run. Its workers are played (:class:`ScriptedWorker`), and so is the launcher (:class:`Program`)
 and, unless it is the one to be tested, the platform (:class:`ScriptedPlatform`); time is simulated

@@ -1,7 +1,6 @@
-"""An event loop in which time, threads, network and processes are simulated: what runs on it takes no time, and is the
-same every time.
+"""An event loop in which time, threads, network and processes are simulated.
 
-Time passes only while everybody waits, and then at once. What would run on a thread runs on the loop. Connections and
+What runs on it takes no time, and is the same every time. Time passes only while everybody waits, and then at once. What would run on a thread runs on the loop. Connections and
 servers lie in memory (:mod:`muster.testing.network`), and so do the processes (:mod:`muster.testing.programs`).
 """
 

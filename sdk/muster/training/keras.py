@@ -216,8 +216,11 @@ def _check_models(variables: Sequence[Any]) -> None:
 
 
 class AverageMetrics(keras.callbacks.Callback):
-    """At the end of an epoch, average its metrics over all ranks, in place: callbacks after this one, the history and
-    the progress bar see the same numbers on every rank. Every rank counts the same, whatever its share of the data."""
+    """Averages the metrics of an epoch over all ranks at its end.
+
+    That is done in place: callbacks after this one, the history and the progress bar see the same numbers on every rank.
+    Every rank counts the same, whatever its share of the data.
+    """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Replace the numbers in `logs`, which all callbacks share."""
@@ -229,8 +232,10 @@ class AverageMetrics(keras.callbacks.Callback):
 
 
 class SynchroniseVariables(keras.callbacks.Callback):
-    """At the end of an epoch, before anything is saved, make the model the same on all ranks where its scheme lets it
-    drift apart: averaged models, block momentum, partial synchronisation."""
+    """Makes the model the same on all ranks at the end of an epoch, before anything is saved.
+
+    Some schemes let it drift apart meanwhile: averaged models, block momentum, partial synchronisation.
+    """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Synchronise the trainable variables."""
@@ -240,8 +245,9 @@ class SynchroniseVariables(keras.callbacks.Callback):
 
 
 class CheckpointOnRankZero(keras.callbacks.Callback):
-    """At the end of each epoch rank 0 saves the model. The file is written beside and renamed, so that at any time
-    there is a whole one or none.
+    """Saves the model on rank 0 at the end of each epoch.
+
+    The file is written beside and renamed, so that at any time there is a whole one or none.
 
     Args:
         filepath: Ends in `.keras` (model and optimizer) or `.weights.h5`; may hold `{epoch:02d}` (from 1) and metrics

@@ -1,4 +1,4 @@
-"""The platform seam over an engine of containers."""
+"""The platform interface over an engine of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The platform seam over logins to hosts."""
+"""The platform interface over logins to hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The platform seam over a cluster of Kubernetes: bare pods, which nobody replaces, as runs decide themselves."""
+"""The platform interface over a cluster of Kubernetes: bare pods, which nobody replaces, as runs decide themselves."""
 
 from __future__ import annotations
 

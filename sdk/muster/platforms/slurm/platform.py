@@ -1,4 +1,4 @@
-"""The platform seam over Slurm."""
+"""The platform interface over Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The platform seam over the workbench's calls."""
+"""The platform interface over the workbench's calls."""
 
 from __future__ import annotations
 
