@@ -198,7 +198,7 @@ def job_options(command: Command) -> Command:
 def make_request(
     *, worker_script: str | None, cpu: float, memory: float, nvidia_gpu: int, module: bool, **options: Any
 ) -> RunRequest:
-    """The request that the options describe; those that are none of a request's are the strategy's or the platform's."""
+    """The request that the options describe; some are the strategy's or the platform's."""
     from muster.run.request import RunRequest
 
     names = {field.name for field in fields(RunRequest)}

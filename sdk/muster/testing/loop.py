@@ -1,7 +1,8 @@
 """An event loop in which time, threads, network and processes are simulated.
 
-What runs on it takes no time, and is the same every time. Time passes only while everybody waits, and then at once. What would run on a thread runs on the loop. Connections and
-servers lie in memory (:mod:`muster.testing.network`), and so do the processes (:mod:`muster.testing.programs`).
+What runs on it takes no time, and is the same every time. Time passes only while everybody waits, and then at once.
+What would run on a thread runs on the loop. Connections and servers lie in memory (:mod:`muster.testing.network`), and
+so do the processes (:mod:`muster.testing.programs`).
 """
 
 from __future__ import annotations

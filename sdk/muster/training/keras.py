@@ -218,8 +218,8 @@ def _check_models(variables: Sequence[Any]) -> None:
 class AverageMetrics(keras.callbacks.Callback):
     """Averages the metrics of an epoch over all ranks at its end.
 
-    That is done in place: callbacks after this one, the history and the progress bar see the same numbers on every rank.
-    Every rank counts the same, whatever its share of the data.
+    That is done in place: callbacks after this one, the history and the progress bar see the same numbers on every
+    rank. Every rank counts the same, whatever its share of the data.
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
