@@ -1,4 +1,4 @@
-"""What a silent process waits for, as the kernel tells it.
+"""The cause of a silent wait, as the kernel tells it.
 
 It may have been stopped; or some of its connections have something for it to read, get no answer, or are what it waits
 for.
