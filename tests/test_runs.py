@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,43 @@ class TestExplain:
         assert "Cause: ValueError: no data" in text
 
     def test_a_run_that_is_running(self) -> None:
-        assert " is running, since " in make("x", session=sessions.this_session()).explain()
+        run = make("x", session=sessions.this_session())
+        told = [
+            ("run_phase", None, {"phase": "connecting"}, 100),
+            ("worker_state", "worker-0", {"status": "running"}, 100),
+            ("worker_state", "worker-1", {"status": "scheduling", "reason": "Priority"}, 100),
+        ]
+        self.tell(run, told)
+        text = run.explain()
+        assert " is running, since " in text
+        assert re.search(r"^Phase: connecting, for 10\d\.\d s\.$", text, re.MULTILINE)
+        assert "Waiting for worker-1 (Priority)." in text
+        assert f"muster stacks {run.id}" in text
+        assert f"muster stop {run.id}" in text
+
+    def test_a_run_that_trains_tells_who_is_behind_and_of_whom_nothing_comes(self) -> None:
+        run = make("x", session=sessions.this_session())
+        told: list[tuple[str, str | None, dict[str, Any], float]] = [("run_phase", None, {"phase": "training"}, 90)]
+        told += [("process_started", f"worker-{rank}", {"pid": 7, "rank": rank}, 89) for rank in range(3)]
+        told.append(("stage", "worker-2", {"rank": 2, "stage": "importing tensorflow"}, 5))
+        told += [("progress", "worker-0", {"rank": 0, "step": step, "steps": 50}, 6) for step in (1, 12)]
+        told.append(("progress", "worker-1", {"rank": 1, "step": 9, "steps": 50}, 70))
+        self.tell(run, told)
+        text = run.explain()
+        assert "Step 12 of 50; rank 1 (worker-1) is at 9." in text
+        assert "No step yet of rank 2 (worker-2): importing tensorflow." in text
+        assert re.search(r"Nothing has come for up to 7\d s from rank 1 \(worker-1\)\.", text)
+        self.tell(run, [("process_exited", "worker-1", {"rank": 1, "exit_code": 0}, 0)])
+        assert "worker-1" not in run.explain()
+        self.tell(run, [("run_attempt", None, {"attempt": 2, "reason": "killed"}, 0)])
+        assert "Step 12" not in run.explain()
+
+    @staticmethod
+    def tell(run: runs.Run, told: Sequence[tuple[str, str | None, dict[str, Any], float]]) -> None:
+        """Write events of so many seconds ago."""
+        with (run.path / "events.jsonl").open("a") as file:
+            for kind, worker, data, ago in told:
+                file.write(Event(kind, worker, data, time=time.time() - ago).to_json() + "\n")
 
 
 class TestFind:

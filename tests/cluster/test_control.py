@@ -133,16 +133,31 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
         eventually(has_begun, "the run trains")
         run = runs.open_run()
         process.send_signal(signal.SIGSTOP)
+        eventually(lambda: "is suspended" in run.explain(), "it is suspended")
+        with pytest.raises(RunUnreachable, match=f"its session, process {process.pid}, is suspended") as raised:
+            run.stacks()
+        assert f"kill -CONT {process.pid}" in (raised.value.advice or "")
+        monkeypatch.setattr(runs, "suspended", lambda session: None)
         with pytest.raises(RunUnreachable, match=f"Run {run.id} does not answer: its session hangs"):
             run.stacks()
+        monkeypatch.undo()
         process.send_signal(signal.SIGCONT)
-        assert run.stacks()
+        eventually(run.stacks, "it answers")
         process.kill()
         process.wait()
         began = time.monotonic()
         run.stop()  # it has ended, if not well
         assert (run.status, run.stacks()) == ("lost", {})
         assert time.monotonic() - began < 2
+
+
+def test_a_run_whose_session_is_suspended_can_be_stopped(tmp_path: Path) -> None:
+    with session(tmp_path) as process:
+        eventually(has_begun, "the run trains")
+        run = runs.open_run()
+        process.send_signal(signal.SIGSTOP)
+        run.stop()
+        assert run.status == "stopped"
 
 
 def test_one_that_an_older_muster_started_cannot_be_asked(monkeypatch: Any) -> None:

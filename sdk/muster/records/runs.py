@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,8 @@ from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, Scrip
 from muster.records import control
 from muster.records.first_step import first_step
 from muster.records.result import Result, read_record
-from muster.records.sessions import is_alive
+from muster.records.sessions import is_alive, suspended
+from muster.records.under_way import under_way
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean, is_file_name
 
@@ -49,6 +51,7 @@ JOURNAL_END_BYTES = 64 * 1024
 NOTES = (Note, RunAttempt)  # events that tell the user something
 START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
 LOST_REASON = "its session is gone and left no result: it was killed, or its machine went down"
+WAKE = "fg in its terminal, or kill -CONT {}"  # the session's process
 LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the last of them (muster.training.checkpoint)"
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
@@ -309,7 +312,14 @@ class Run:
             time.sleep(0.05)
 
     def ask_to_stop(self, *, now: bool = False) -> None:
-        """Ask a run that is under way to end, as ``stop`` does, without waiting for it. Raises as ``stop``."""
+        """Ask a run that is under way to end, as ``stop`` does, without waiting for it. Raises as ``stop``.
+
+        A session that is suspended, as by Ctrl-Z, is woken for it: it could not end its run otherwise.
+        """
+        pid = suspended(self._asked.session)
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
         self._ask("stop", now=now)
 
     @without_inner_frames
@@ -325,6 +335,9 @@ class Run:
         """Ask its session, and return the answer; empty where the run has ended."""
         if self.status != "running":
             return {}
+        pid = suspended(self._asked.session)
+        if pid is not None:
+            raise RunUnreachable(f"Run {self.id} does not answer: {_of_suspended(pid)}.", advice=WAKE.format(pid))
         try:
             return control.ask(self.path, question, **details)
         except RunUnreachable:
@@ -345,7 +358,12 @@ class Run:
         if self.status == "succeeded":
             return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *remarks, *self._outcome()])
         if self.status == "running":
-            return "\n".join([f"{headline} is running, since {self.seconds:.1f} s.", *remarks])
+            ways = f"To see where it is: muster stacks {self.id}\nTo end it: muster stop {self.id}"
+            at = under_way(self.events(), time.time())
+            pid = suspended(self._asked.session)
+            if pid is not None:
+                at.append(f"Nothing goes on: {_of_suspended(pid)}. Try: {WAKE.format(pid)}.")
+            return "\n".join([f"{headline} is running, since {self.seconds:.1f} s.", *at, *remarks, ways])
         if self.status == "lost":
             heard = f"It was last heard of after {self.seconds:.1f} s."
             return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *self._cause(write)])
@@ -486,3 +504,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):  # one record that cannot be read must not hide the others
         return None
     return data if isinstance(data, dict) else None
+
+
+def _of_suspended(pid: int) -> str:
+    return f"its session, process {pid}, is suspended (by Ctrl-Z, or SIGSTOP)"

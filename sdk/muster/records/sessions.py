@@ -21,6 +21,14 @@ def is_alive(session: Any) -> bool:
     return started is not None and started == session.get("started")
 
 
+def suspended(session: Any) -> int | None:
+    """Return the id of the process that ``this_session`` described where it is suspended, as by Ctrl-Z; or None."""
+    if not is_alive(session):
+        return None
+    pid: int = session["pid"]
+    return pid if _stat(pid)[:1] in (["T"], ["t"]) else None
+
+
 def is_out_of_sight(session: Any) -> bool:
     """Return whether a process, if it still runs, does so on this machine where its pid cannot be seen from here."""
     own = _pid_namespace()
@@ -36,12 +44,17 @@ def _pid_namespace() -> int:
 
 def start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None where there is none, or only its remains."""
+    fields = _stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the third on, which is the state; none where there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # from field 3 on: field 2, the name, may hold spaces and parentheses
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    return stat.rpartition(")")[2].split()  # the second, the name, may hold spaces and parentheses
 
 
 def _boot_id() -> str:

@@ -1,0 +1,120 @@
+"""Account of what a run under way is at, made from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.events import Event
+from muster.events.data import (
+    Output,
+    ProcessExited,
+    ProcessStarted,
+    Progress,
+    RunAttempt,
+    RunPhase,
+    Stage,
+    WorkerReady,
+    WorkerState,
+)
+from muster.job import Status
+
+SILENT_SECONDS = 30.0  # from which on it is worth a line that nothing comes from a process
+MOST_NAMED = 4  # workers or ranks in a line
+ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # nobody waits for these
+
+Source = tuple[str, int | None]
+
+
+@dataclass
+class _Process:
+    """One rank or task: when it was last heard of, and what it is at."""
+
+    name: str
+    heard_at: float
+    stage: str = ""
+    step: int | None = None
+    steps: int | None = None
+
+
+def under_way(events: Iterable[Event], now: float) -> list[str]:
+    """Return lines that say which phase a run is in, whom it waits for, and who is behind or silent.
+
+    Args:
+        events: those of the run so far; only the last attempt counts.
+        now: time, in seconds since the epoch.
+    """
+    phase: tuple[str, float] | None = None
+    waiting: dict[str, str] = {}
+    processes: dict[Source, _Process] = {}
+    for event in events:
+        data, worker = event.data, event.worker or ""
+        if isinstance(data, RunPhase):
+            phase = data.phase, event.time
+        elif isinstance(data, RunAttempt):
+            waiting.clear()
+            processes.clear()
+        elif isinstance(data, WorkerState):
+            if data.status in ARRIVED:
+                waiting.pop(worker, None)
+            else:
+                waiting[worker] = data.reason or data.status or ""
+        elif isinstance(data, WorkerReady):
+            waiting.pop(worker, None)
+        elif isinstance(data, ProcessStarted):
+            name = worker if data.rank is None else f"rank {data.rank} ({worker})"
+            processes[worker, data.rank] = _Process(name, event.time)
+        elif isinstance(data, ProcessExited):
+            processes.pop((worker, data.rank), None)
+        elif isinstance(data, (Progress, Stage)):
+            _heard(processes.get((worker, data.rank)), data, event.time)
+        elif isinstance(data, Output):  # it is not told which of several
+            for source, process in processes.items():
+                if source[0] == worker:
+                    process.heard_at = event.time
+    lines = [f"Phase: {phase[0]}, for {max(0.0, now - phase[1]):.1f} s."] if phase else []
+    if waiting:
+        said = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
+        lines.append(f"Waiting for {_listed(said)}.")
+    return [*lines, *_training(list(processes.values()), now)]
+
+
+def _heard(process: _Process | None, data: Progress | Stage, time: float) -> None:
+    if process is None:
+        return
+    process.heard_at = time
+    if isinstance(data, Stage):
+        process.stage = data.stage
+    elif data.step is not None:
+        process.step, process.steps = data.step, data.steps
+
+
+def _training(processes: list[_Process], now: float) -> list[str]:
+    """Return lines about the processes that run."""
+    lines = []
+    stepped = [process for process in processes if process.step is not None]
+    if stepped:
+        first, last = (choose(stepped, key=lambda process: process.step or 0) for choose in (max, min))
+        of = f" of {first.steps}" if first.steps else ""
+        lines.append(
+            f"Step {first.step}{of}" + (f"; {last.name} is at {last.step}." if last.step != first.step else ".")
+        )
+    rest = [process for process in processes if process.step is None and process.stage]
+    if rest:
+        lines.append(f"No step yet of {_listed([f'{process.name}: {process.stage}' for process in rest])}.")
+    silent = sorted((process for process in processes if now - process.heard_at >= SILENT_SECONDS), key=_since)
+    if silent:
+        longest = now - silent[0].heard_at
+        lines.append(
+            f"Nothing has come for up to {longest:.0f} s from {_listed([process.name for process in silent])}."
+        )
+    return lines
+
+
+def _since(process: _Process) -> float:
+    return process.heard_at
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
