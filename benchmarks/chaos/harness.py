@@ -30,6 +30,7 @@ STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
 AWAITED = ("send", "cut", "jump", "fill", "stop", "pull")
 TIE = "nothing tells which of them came first"
 UP_SECONDS, END_SECONDS, GONE_SECONDS = 120.0, 120.0, 10.0
+EXEC_SECONDS = 0.5  # that a process may take to become another program
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,20 @@ class Stage:
             find = self.place.guard if what == "guard" else self.place.login
             return find(self.hosts.get(which, ""))
         if victim == "launcher":
-            return child_of(os.getpid(), "horovod", "mpi_rank.py", "exec_launcher.py")
+            return self._launcher()
         return child_of(self.pids[f"agent {which}"], "sshd_config")
+
+    @staticmethod
+    def _launcher() -> int:
+        """The process of the launcher, which has no command line for a moment when it becomes another program."""
+        deadline = time.monotonic() + EXEC_SECONDS
+        while True:
+            try:
+                return child_of(os.getpid(), "horovod", "mpi_rank.py", "exec_launcher.py")
+            except StopIteration:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def fault_time(self) -> float | None:
         """Return when the first fault struck, by the clock on the wall."""

@@ -222,28 +222,44 @@ def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
     def explains(cause: Failure, echo: Failure) -> bool:
         return _leads_to(cause, echo) and (cause.bearing < echo.bearing or not _leads_to(echo, cause))
 
-    found = [failure for failure in timelines if not any(explains(other, failure) for other in timelines)]
-    return found or list(timelines)
+    by_bearing: dict[
+        Bearing, list[Failure]
+    ] = {}  # the earliest first, which lead to most: ten thousand may have failed
+    for failure in sorted(timelines, key=lambda failure: failure.time):
+        by_bearing.setdefault(failure.bearing, []).append(failure)
+
+    def is_explained(echo: Failure) -> bool:
+        groups = [causes for bearing, causes in by_bearing.items() if _can_lead_to(bearing, echo)]
+        return any(explains(cause, echo) for causes in groups for cause in causes)
+
+    return [failure for failure in timelines if not is_explained(failure)] or list(timelines)
+
+
+def _can_lead_to(bearing: Bearing, echo: Failure) -> bool:
+    """Return whether failures of this bearing may have led to another by what both are, whenever they happened."""
+    if bearing >= Bearing.COLLECTIVE or echo.bearing is Bearing.OWN:
+        return False
+    if echo.bearing >= Bearing.COLLECTIVE or bearing is Bearing.OWN:
+        return True
+    if bearing in (Bearing.BROKEN, Bearing.RAISED):
+        return echo.bearing is not bearing
+    return echo.kind is FailureKind.EXCEPTION  # of two ends without a word the earlier one counts
 
 
 def _leads_to(cause: Failure, echo: Failure) -> bool:
     """Return whether one failure may have led to another: by what both are, and by when both happened."""
-    if cause is echo or cause.bearing >= Bearing.COLLECTIVE or echo.bearing is Bearing.OWN:
+    if cause is echo or not _can_lead_to(cause.bearing, echo):
         return False
     if echo.bearing >= Bearing.COLLECTIVE:
         return True
     if cause.bearing is Bearing.OWN:
         return _began(cause, LATE if echo.bearing is Bearing.RAISED else LATEST) - _slack(cause, echo) <= echo.time
     if cause.bearing is Bearing.BROKEN:
-        return echo.bearing is not Bearing.BROKEN and _was_gone(cause, echo)
+        return _was_gone(cause, echo)
     if cause.bearing is Bearing.RAISED:
         if echo.bearing is Bearing.BROKEN:
             return _began(cause, LATE) - _slack(cause, echo) <= echo.time
-        return echo.bearing is not Bearing.RAISED and (
-            _was_gone(cause, echo) or cause.time + LATE + _slack(cause, echo) < echo.time
-        )
-    if echo.kind is not FailureKind.EXCEPTION:
-        return False  # of two ends without a word the earlier one counts
+        return _was_gone(cause, echo) or cause.time + LATE + _slack(cause, echo) < echo.time
     has_outlived = echo.ended is not None and echo.ended + _slack(cause, echo) < cause.time
     late = LATEST if echo.bearing is Bearing.BROKEN else LATE
     return not has_outlived and _began(cause, late) - _slack(cause, echo) <= echo.time

@@ -61,7 +61,7 @@ class Arrival:
         asked about them for as long as a start may take counts as lost.
         """
         state, limits = self._state, self._limits
-        queued, missing = state.queued, state.missing
+        queued, missing = set(state.queued), state.missing
         deadlines = [self.submitted_at + limits.queue] if queued and limits.queue else []
         if limits.start:
             if queued and self._watch.silent_since is not None:

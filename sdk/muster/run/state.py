@@ -100,6 +100,7 @@ class RunState:
         self.expected: dict[str, int] = {}
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
+        self._failures_of: dict[str | None, list[Failure]] = {}  # the same, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
@@ -297,7 +298,7 @@ class RunState:
         Args:
             known: the worker as its platform knows it, which may say what ended it, and what to try.
         """
-        if worker in self.missing and self.can_spare(1) and not self.ending:
+        if self.can_spare(1) and not self.ending and worker in self.missing:
             self.leave_out([worker], reason)
             return
         when = self.disconnected_at.get(worker, clock.now())
@@ -305,7 +306,7 @@ class RunState:
         kind = FailureKind(known.cause) if known and known.cause else gone
         advice = known.advice if known else None
         # An agent that goes of itself ends what it has started first: what came of that came of its loss.
-        began = [failure.time - LATE for failure in self.ended_unasked() if failure.worker == worker]
+        began = [failure.time - LATE for failure in _ended_unasked(self._failures_of.get(worker, ()))]
         heard = min([self._heard_at.get(worker, when), *began])
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
 
@@ -322,9 +323,7 @@ class RunState:
 
     def ended_unasked(self) -> list[Failure]:
         """The processes that their agents have ended, and neither the session nor the end of a login was why."""
-        hung_up = {failure.source for failure in self.failures if failure.kind is FailureKind.HUNG_UP}
-        stopped = [failure for failure in self.failures if failure.kind is FailureKind.STOPPED]
-        return [failure for failure in stopped if failure.source not in hung_up]
+        return _ended_unasked(self.failures)
 
     # -- from agents --------------------------------------------------------------------------------------------------
 
@@ -413,8 +412,7 @@ class RunState:
     def _outcome(self, worker: str) -> Status:
         """Return the status of a worker whose processes have all ended. One that raised may have been stopped then."""
         processes = self.processes[worker].values()
-        exceptions = [failure for failure in self.failures if failure.kind is FailureKind.EXCEPTION]
-        has_raised = any(failure.worker == worker for failure in exceptions)
+        has_raised = any(failure.kind is FailureKind.EXCEPTION for failure in self._failures_of.get(worker, ()))
         if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
             return Status.FAILED
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
@@ -576,6 +574,7 @@ class RunState:
         """Record a failure; not once everything is being ended."""
         if not self.ending:
             self.failures.append(failure)
+            self._failures_of.setdefault(failure.worker, []).append(failure)
             self.changed.set()
 
     def move(self, name: str, status: Status, **changes: Any) -> None:
@@ -604,3 +603,9 @@ class RunState:
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:
                 process.heard_at = now
+
+
+def _ended_unasked(failures: Iterable[Failure]) -> list[Failure]:
+    hung_up = {failure.source for failure in failures if failure.kind is FailureKind.HUNG_UP}
+    stopped = [failure for failure in failures if failure.kind is FailureKind.STOPPED]
+    return [failure for failure in stopped if failure.source not in hung_up]

@@ -98,9 +98,12 @@ class PlatformWatch:
 
         One that is still at work on its answer is given a moment longer.
         """
+        if not (self._hung_up or self._cut):
+            return
         limit = self._hurried_seconds if self._is_at_work else self._platform.explain_seconds
+        known = self._state.ends_known()  # what is told of one of them here says nothing of the others
         for worker, since in list(self._hung_up.items()):
-            is_known = worker in self._state.ends_known()
+            is_known = worker in known
             is_late = clock.now() - since > limit
             if is_late and not is_known:
                 also = f", and the platform cannot be asked: {self.trouble}" if self.trouble else ""
@@ -112,7 +115,7 @@ class PlatformWatch:
             # Others that fail meanwhile may do so because of it: then nobody waits for its lease.
             if self._state.failures and clock.now() - since > self._platform.explain_seconds:
                 del self._cut[worker]
-                if worker not in self._state.ends_known():
+                if worker not in known:
                     self._state.lost(worker, "its connection ended, and has not come back")
                 self._state.changed.set()
 

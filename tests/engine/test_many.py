@@ -1,0 +1,116 @@
+"""What the engine does for a run grows no faster than the number of its workers, whatever becomes of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import muster
+import pytest
+from muster.job import Limits
+from muster.testing import Scene
+
+PACKAGE = Path(muster.__file__).parent
+PLAYED = ("testing", "agent")  # rooms of what a test plays, and not the engine
+FOREIGN = "of others"
+FEW, MANY = 12, 48
+SPREAD = 0.2  # seconds over which workers do the same
+GATHERED = 0.05  # seconds in which the session takes what comes together, as its loop does
+AT = 12.0
+
+
+def all_end_well(scene: Scene) -> None:
+    """Every process ends by itself."""
+
+
+def one_fails(scene: Scene) -> None:
+    scene.at(AT, scene.workers["worker-1"].exit, 3, rank=1)
+
+
+def all_fail(scene: Scene) -> None:
+    for rank, worker in enumerate(scene.workers.values()):
+        scene.at(AT, worker.exit, 3, rank=rank)
+
+
+def all_are_lost(scene: Scene) -> None:
+    for worker in scene.workers.values():
+        scene.at(AT, worker.hang_up)
+
+
+def all_raise(scene: Scene) -> None:
+    for rank, worker in enumerate(scene.workers.values()):
+        scene.at(AT, worker.say, "raised", rank=rank, type="ValueError", message="x", traceback="", monotonic=None)
+        scene.at(AT + GATHERED, worker.exit, 1, rank=rank)
+
+
+def is_stopped(scene: Scene) -> None:
+    scene.at(AT, scene.stop)
+
+
+def nobody_gets_a_place(scene: Scene) -> None:
+    scene.platform.queued.update(scene.workers)
+    scene.at(AT, scene.stop)
+
+
+@pytest.mark.parametrize(
+    "happens", [all_end_well, one_fails, all_fail, all_are_lost, all_raise, is_stopped, nobody_gets_a_place]
+)
+def test_four_times_the_workers_are_four_times_the_work(happens: Callable[[Scene], None]) -> None:
+    few, many = operations(FEW, happens), operations(MANY, happens)
+    ratio = MANY / FEW
+    worst = {name: (few[name], count) for name, count in many.items() if count > 1.3 * ratio * few[name] + 2000}
+    assert not worst
+    assert sum(many.values()) < 1.2 * ratio * sum(few.values())
+
+
+def operations(n_workers: int, happens: Callable[[Scene], None]) -> Counter[str]:
+    """How many of the interpreter's operations each function of the engine has taken for a run of so many workers."""
+    counts: Counter[str] = Counter()
+    names: dict[CodeType, str] = {}
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        name = names.get(frame.f_code) or names.setdefault(frame.f_code, name_of(frame.f_code))
+        if name == FOREIGN:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+
+        def count(frame: FrameType, event: str, arg: Any) -> Any:
+            counts[name] += event == "opcode"
+            return count
+
+        return count
+
+    with Scene(n_workers, limits=Limits(start=60, stall=500, run=500)) as scene:
+        for index, worker in enumerate(scene.workers.values()):
+            later = GATHERED * round(SPREAD * index / n_workers / GATHERED)
+            worker.manners.hello_after = 0.1 + later
+            worker.manners.runs_for = 20 + later
+            worker.manners.stops_after = worker.manners.leaves_after = 0.1 + later / 10
+            for step in range(1, 4):
+                scene.at(5 + step + later, report, worker, index, step)
+        happens(scene)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            scene.play()
+        finally:
+            sys.settrace(before)
+    return counts
+
+
+def name_of(code: CodeType) -> str:
+    """A function of the engine by its file and line, or ``FOREIGN``."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(PACKAGE) or path.relative_to(PACKAGE).parts[0] in PLAYED:
+        return FOREIGN
+    return f"{path.relative_to(PACKAGE)}: {code.co_name}, {code.co_firstlineno}"
+
+
+def report(worker: Any, rank: int, step: int) -> None:
+    """Have a rank tell of a step."""
+    told = {"kind": "progress", "time": 0.0, "rank": rank, "step": step, "steps": 10, "metrics": {"loss": 1.0}}
+    worker.say("report", report=told)
