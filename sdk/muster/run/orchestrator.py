@@ -31,6 +31,7 @@ from muster.run.ending import Ending
 from muster.run.exchange import Exchange
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
+from muster.run.milestones import Milestones
 from muster.run.reasons import Reasons
 from muster.run.request import RunContext
 from muster.run.settling import SETTLE_SECONDS, Settling
@@ -129,9 +130,9 @@ class Orchestrator:
         try:
             await self._launch()
             await self._connect()
-            await self._start()
+            milestones = await self._start()
             self._on_up()
-            await self._train()
+            await self._train(milestones)
         except MusterError as error:
             self.stay = self._tasks.error is None and is_tried_again(error)
             raise
@@ -202,7 +203,7 @@ class Orchestrator:
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
 
-    async def _start(self) -> None:
+    async def _start(self) -> Milestones:
         self._enter("starting")
         if self._asks_who_is_reached():
             self.state.members.update(await with_reachable_sshd(self.state.members))
@@ -230,8 +231,10 @@ class Orchestrator:
                 self.pool.send(name, order)
         for name, port in plan.servers.items():
             self.pool.send(name, wire.Watch(port))
-        if not await self._until(self._is_up, self._arrival.deadline):
+        milestones = Milestones(plan, self.state, self._launcher, self.limits.stall if self.job.script else None)
+        if not await self._until(milestones.is_up, self._arrival.deadline):
             raise await self._reasons.not_up(plan)
+        return milestones
 
     def _asks_who_is_reached(self) -> bool:
         """Return whether it matters that the workers' sshd is reached from here, and is not certain."""
@@ -255,26 +258,26 @@ class Orchestrator:
         """Return whether each rank of a worker gets a log of its own."""
         return self.state.expected.get(worker, 1) > 1
 
-    async def _train(self) -> None:
+    async def _train(self, milestones: Milestones) -> None:
         self._enter("training")
         deadline = clock.deadline_in(self.limits.run)
         if deadline is not None:
             deadline -= self.context.checked.trained
-        await self._train_until(self._has_returned, deadline)
-        for name in self._planned().processes:
+        await self._train_until(milestones.has_returned, milestones, deadline)
+        for name in milestones.plan.processes:
             self.pool.send(name, wire.Release())
-        await self._train_until(self._is_decided, deadline)
+        await self._train_until(milestones.is_decided, milestones, deadline)
 
-    async def _train_until(self, done: Callable[[], bool], deadline: float | None) -> None:
-        while not await self._until(done, lambda: min(filter(None, (deadline, self._stalls_at())), default=None)):
+    async def _train_until(self, done: Callable[[], bool], milestones: Milestones, deadline: float | None) -> None:
+        while not await self._until(done, lambda: min(filter(None, (deadline, milestones.stalls_at())), default=None)):
             now = clock.now()
             if deadline and now >= deadline:
                 raise await self._reasons.timed_out(await self.stacks())
             # Where this process itself was suspended it has yet to read what the workers said meanwhile.
             await asyncio.sleep(CATCH_UP_SECONDS)
-            stalls_at = self._stalls_at()
+            stalls_at = milestones.stalls_at()
             if stalls_at and now >= stalls_at:
-                raise await self._stalled()
+                raise await self._stalled(milestones.by_silence())
 
     def _enter(self, phase: str) -> None:
         self._leave_phase()
@@ -455,47 +458,6 @@ class Orchestrator:
         if self._stop_reason:
             raise RunStopped(f"The run was stopped ({self._stop_reason}).", log=self._logs())
 
-    def _is_up(self) -> bool:
-        plan, state = self._planned(), self.state
-        has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
-        if plan.starter:
-            return has_all_ranks
-        has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
-        # One that has ended well is no failure, and nobody needs to reach it any more.
-        return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
-
-    def _has_returned(self) -> bool:
-        plan, state = self._planned(), self.state
-        if plan.starter:
-            return self._is_decided()
-        return bool(plan.completed_by) and all(state.has_returned(name) for name in plan.completed_by)
-
-    def _is_decided(self) -> bool:
-        plan, state = self._planned(), self.state
-        if plan.starter:
-            return self._launcher.has_succeeded and len(state.exits) >= len(plan.ranks)
-        return bool(plan.completed_by) and all(state.is_over(name) for name in plan.completed_by)
-
-    def _by_silence(self) -> list[tuple[float, Source]]:
-        """The processes that train and when each was last heard of, longest ago first."""
-        plan = self._planned()
-        completing = plan.completed_by or tuple(plan.processes)
-        heard = [
-            (process.heard_at, source)
-            for source, process in self.state.running.items()
-            if source[0] in completing and not process.has_returned
-        ]
-        return sorted(heard, key=lambda item: item[0])
-
-    def _stalls_at(self) -> float | None:
-        """Return when the run will count as stalled if nothing more is heard of some process that trains."""
-        silent = self._by_silence() if self.limits.stall and self.job.script else None
-        return silent[0][0] + self.limits.stall if silent and self.limits.stall else None
-
-    def _planned(self) -> Plan:
-        assert self.plan is not None, "the plan is made before anything is started"
-        return self.plan
-
     # -- errors -------------------------------------------------------------------------------------------------------
 
     async def _cause(self) -> MusterError:
@@ -512,9 +474,9 @@ class Orchestrator:
     async def _workers_missing(self) -> MusterError:
         return await self._reasons.workers_missing(self._arrival.submitted_at, self.watch.trouble)
 
-    async def _stalled(self) -> MusterError:
+    async def _stalled(self, by_silence: list[tuple[float, Source]]) -> MusterError:
         now, limit = clock.now(), self.limits.stall or 0.0
-        silent = [source for heard_at, source in self._by_silence() if now - heard_at >= limit / 2]
+        silent = [source for heard_at, source in by_silence if now - heard_at >= limit / 2]
         return await self._reasons.stalled(silent, await self.stacks())
 
     def _log(self, name: str) -> Path:

@@ -1,0 +1,67 @@
+"""The milestones of a run with a plan: whether it is up, has returned, is decided, or will count as stalled."""
+
+from __future__ import annotations
+
+from muster.job import Plan
+from muster.run.launcher import RunLauncher
+from muster.run.state import RunState, Source
+
+
+class Milestones:
+    """The progress of a run, by its plan and the state of its processes. It changes nothing.
+
+    Args:
+        plan: everything that the run starts.
+        state: what is known of its workers.
+        launcher: what starts its ranks, where something does.
+        stall: for how many seconds nothing may be heard of a process that trains; None for any number.
+
+    Attributes:
+        plan: everything that the run starts.
+    """
+
+    def __init__(self, plan: Plan, state: RunState, launcher: RunLauncher, stall: float | None) -> None:
+        self.plan = plan
+        self._state = state
+        self._launcher = launcher
+        self._stall = stall
+
+    def is_up(self) -> bool:
+        """Return whether every server listens or every rank runs."""
+        plan, state = self.plan, self._state
+        has_all_ranks = {rank for _, rank in state.started} >= set(plan.ranks)
+        if plan.starter:
+            return has_all_ranks
+        has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
+        # One that has ended well is no failure, and nobody needs to reach it any more.
+        return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
+
+    def has_returned(self) -> bool:
+        """Return whether the processes that complete the run have ended, or only serve others any more."""
+        plan, state = self.plan, self._state
+        if plan.starter:
+            return self.is_decided()
+        return bool(plan.completed_by) and all(state.has_returned(name) for name in plan.completed_by)
+
+    def is_decided(self) -> bool:
+        """Return whether the processes that complete the run have ended."""
+        plan, state = self.plan, self._state
+        if plan.starter:
+            return self._launcher.has_succeeded and len(state.exits) >= len(plan.ranks)
+        return bool(plan.completed_by) and all(state.is_over(name) for name in plan.completed_by)
+
+    def by_silence(self) -> list[tuple[float, Source]]:
+        """The processes that train and when each was last heard of, longest ago first."""
+        plan = self.plan
+        completing = plan.completed_by or tuple(plan.processes)
+        heard = [
+            (process.heard_at, source)
+            for source, process in self._state.running.items()
+            if source[0] in completing and not process.has_returned
+        ]
+        return sorted(heard, key=lambda item: item[0])
+
+    def stalls_at(self) -> float | None:
+        """Return when the run will count as stalled if nothing more is heard of some process that trains."""
+        silent = self.by_silence() if self._stall else None
+        return silent[0][0] + self._stall if silent and self._stall else None
