@@ -108,6 +108,30 @@ def test_what_the_engine_logs_is_seen(tmp_path: Path) -> None:
     assert done.stderr == f"{'x' * 100}\n" * 3
 
 
+NO_THREAD = """
+import threading
+start, refused = threading.Thread.start, []
+
+def start_at_the_second_call(thread):
+    if thread.name == refusing and not refused:
+        refused.append(thread)
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+threading.Thread.start = start_at_the_second_call
+"""
+
+
+@pytest.mark.parametrize("thread", ["muster-log", "muster-outlet"])
+def test_what_is_logged_while_the_system_has_no_thread_left_is_seen_later(tmp_path: Path, thread: str) -> None:
+    program = f"refusing = {thread!r}\n{NO_THREAD}{LOGS.replace('1000', '1')}"
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, f"{'x' * 100}\n")
+
+
 class StuckView:
     """A live view whose kernel takes nothing."""
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 
 from muster.runtime.forks import in_forked_children
-from muster.runtime.outlet import OutletHandler
+from muster.runtime.outlet import OutletHandler, started
 from muster.text.cleaning import clean
 
 MOST_RECORDS = 1000  # that wait for handlers that take nothing; later ones are left out
@@ -54,6 +54,9 @@ class HandOver(logging.Filter):
     def wait(self, seconds: float) -> None:
         """Wait until handlers have been told of all that was handed over, but no longer than ``seconds``."""
         deadline = time.monotonic() + seconds
+        with self._news:
+            if self._waiting:
+                self._provide_thread()
         while not self.is_done() and time.monotonic() < deadline:
             time.sleep(0.002)
 
@@ -67,10 +70,12 @@ class HandOver(logging.Filter):
                 self._left_out += 1
                 return
             self._waiting.append(record)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="muster-log", daemon=True)
-                self._thread.start()
+            self._provide_thread()
             self._news.notify()
+
+    def _provide_thread(self) -> None:
+        if self._thread is None:
+            self._thread = started(self._run, "muster-log")
 
     def _run(self) -> None:
         while True:

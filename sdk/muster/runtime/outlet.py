@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TextIO
 
 SECONDS_AT_EXIT = 1.0
@@ -57,6 +58,16 @@ def _descriptor(stream: TextIO) -> int | None:
         return None
 
 
+def started(run: Callable[[], object], name: str) -> threading.Thread | None:
+    """Start a thread that the end of the process does not wait for; None where the system has none left now."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
 class Outlet:
     """Takes texts at once, and writes them to ``stream`` from a thread of its own."""
 
@@ -78,14 +89,15 @@ class Outlet:
                 self._texts.popleft()
                 self._left_out += 1
             if self._thread is None or not self._thread.is_alive():  # it stays behind in the parent of a fork
-                self._thread = threading.Thread(target=self._run, name="muster-outlet", daemon=True)
-                self._thread.start()
+                self._thread = started(self._run, "muster-outlet")
             self._news.notify()
 
     def close(self, seconds: float) -> None:
         """Take nothing more, and wait until all is written, but no longer than ``seconds``. Idempotent."""
         with self._news:
             self._closing = True
+            if self._texts and self._thread is None:
+                self._thread = started(self._run, "muster-outlet")
             self._news.notify()
         if self._thread is not None:
             self._thread.join(seconds)
