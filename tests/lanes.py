@@ -21,11 +21,13 @@ MACHINE = Path(__file__).open("rb")  # noqa: SIM115 - open as long as the proces
 TURN = Path(__file__).with_name("conftest.py").open("rb")  # noqa: SIM115
 # What takes longest comes first, and what is short fills the gaps at the end.
 FIRST = ("tests/notebooks/", "tests/browser/", "tests/test_demo.py", "tests/test_benchmarks.py", "tests/faults/")
-# One engine for them all.
+# One engine for them all; and what containers leave on this machine is looked for after each test.
 SHARED = {
     "tests/platforms/test_contract.py": "containers",
     "tests/platforms/test_containers.py": "containers",
+    "tests/platforms/test_containers_docker.py": "containers",
     "tests/platforms/test_containers_engine.py": "containers",
+    "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
     "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
     "tests/platforms/kubernetes/test_rights.py": "kubernetes",

@@ -79,14 +79,26 @@ def pack_python(target: Path) -> None:
 class Podman:
     """A service that answers on a socket of its own.
 
+    Args:
+        disk: how large its disk is, such as ``4m``; empty where it is the machine's.
+
     Attributes:
         url: address of the socket.
         folder: holds everything that is its own.
+        root: holds its images and containers.
         environment: what its commands need.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, disk: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-podman-"))
+        self.root = self.folder / "root"
+        self.root.mkdir()
+        self._has_disk = bool(disk)
+        if disk:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", str(self.root)]
+            if subprocess.run(mount, capture_output=True).returncode:
+                shutil.rmtree(self.folder)
+                pytest.skip("root may mount no disk here")
         self.url = f"unix://{self.folder}/podman.sock"
         (self.folder / "containers.conf").write_text(
             CONFIG.format(folder=self.folder, runtime="runc" if find("runc") else "crun")
@@ -152,6 +164,17 @@ class Podman:
         self.run("import", str(archive), name)
         return name
 
+    def add_not_executable(self) -> str:
+        """Make an image whose Python may not be executed, and return its name."""
+        name = "localhost/muster-tests-not-executable"
+        archive = self.folder / "not-executable.tar"
+        with tarfile.open(archive, "w") as tar:
+            python = tarfile.TarInfo("usr/bin/python3")
+            python.mode = 0o644
+            tar.addfile(python)
+        self.run("import", "--change", f"ENV PATH={PATH}", str(archive), name)
+        return name
+
     def left_behind(self) -> Sequence[str]:
         """Return what is there of containers, networks, volumes and containers' homes."""
         containers = self.run("ps", "--all", "--noheading", "--format", "container {{.Names}}").splitlines()
@@ -167,10 +190,11 @@ class Podman:
             self.run("network", "prune", "--force")
         finally:
             self.stop()
-            subprocess.run(["umount", "--lazy", str(self.folder / "root" / "overlay")], stderr=subprocess.DEVNULL)
+            for mounted in (self.root / "overlay", *([self.root] if self._has_disk else [])):
+                subprocess.run(["umount", "--lazy", str(mounted)], stderr=subprocess.DEVNULL)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a command of podman's, to be run with ``environment``."""
-        own = ("--root", str(self.folder / "root"), "--runroot", str(self.folder / "runroot"))
+        own = ("--root", str(self.root), "--runroot", str(self.folder / "runroot"))
         return ["podman", *own, "--tmpdir", str(self.folder / "tmp"), *arguments]

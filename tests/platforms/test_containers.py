@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,9 +15,11 @@ from typing import Any
 import muster
 import pytest
 from muster.errors import MusterError, WorkerLost, WorkerOutOfMemory
+from muster.platforms.containers.engine import connect
+from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 
-from tests.platforms.containers_podman import Podman
+from tests.platforms.containers_podman import Podman, why_not
 from tests.support import environment, eventually
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
@@ -175,9 +178,74 @@ def test_an_image_without_python(project: Path, engine: Podman) -> None:
         run("train.py", 1, image=empty)
 
 
+def test_an_image_whose_python_may_not_be_executed(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("print('never')\n")
+    with pytest.raises(MusterError, match="may not be executed"):
+        run("train.py", 1, image=engine.add_not_executable())
+
+
+def test_the_disk_of_the_engine_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why_not():
+        pytest.skip(why_not())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('done')\n")
+    small = Podman(disk="4m")
+    try:
+        filler = os.open(small.root / "filler", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(filler, bytes(4096)):
+                pass
+        os.close(filler)
+        with pytest.raises(MusterError, match="the engine's disk is full"):
+            run("train.py", 1, engine=small.url)
+        (small.root / "filler").unlink()
+        assert run("train.py", 1, engine=small.url).logs("worker-0") == "done\n"
+    finally:
+        small.remove()
+
+
+def test_a_session_that_is_in_a_container_itself(project: Path, engine: Podman) -> None:
+    (project / "train.py").write_text("import os\nprint(os.environ['RANK'], os.uname().nodename)\n")
+    program = (
+        "import sys, muster\n"
+        "options = {'platform': 'containers', 'strategy': 'processes', 'memory': 0.5, 'timeout_seconds': 120}\n"
+        "try:\n"
+        "    muster.run_cluster(1, worker_script='train.py', **options)\n"
+        "except muster.MusterError as error:\n"
+        "    print(error)\n"
+        "found = muster.run_cluster(2, worker_script='train.py', image=sys.argv[1], network='training', **options)\n"
+        "print(*(found.cluster.logs(f'worker-{index}') for index in range(2)))\n"
+    )
+    seen = [f"--volume={folder}:{folder}:ro" for folder in (*own_folders(), str(Path(muster.__file__).parents[1]))]
+    socket = f"--volume={engine.url.removeprefix('unix://')}:/run/podman/podman.sock"
+    image, tiny = engine.add_python(), tiny_image(connect(engine.url))
+    engine.run("network", "create", "training")
+    try:
+        inside = [*seen, socket, f"--volume={project}:/work", "--workdir=/work", "--network=training"]
+        inside += ["--env", f"PYTHONPATH={environment()['PYTHONPATH']}", tiny, sys.executable, "-c", program, image]
+        said = engine.run("run", "--rm", "--init", *inside)
+    finally:
+        engine.run("network", "rm", "--force", "training")
+    assert "does not see this machine's files" in said  # and what to try
+    assert said.split()[-4:] == ["0", "worker-0", "1", "worker-1"]
+
+
+def test_a_user_who_may_not_use_the_socket(engine: Podman) -> None:
+    program = (
+        "import os, sys; from muster.platforms.containers.engine import connect\n"
+        "connect(sys.argv[1])  # with everything imported that an ordinary user may not read here\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "connect(sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", program, engine.url]
+    said = subprocess.run(command, env=environment(), capture_output=True, text=True).stderr
+    assert "This user may not use the container engine at" in said
+    assert "usermod -aG docker" in said
+
+
 def test_an_image_that_cannot_be_had(project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
-    with pytest.raises(MusterError, match=r"The image localhost:1/nowhere:1 could not be pulled"):
+    with pytest.raises(MusterError, match=r"localhost:1/nowhere:1 could not be pulled: the registry does not answer"):
         run("train.py", 1, image="localhost:1/nowhere:1")
 
 

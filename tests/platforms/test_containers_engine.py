@@ -68,6 +68,8 @@ def test_an_engine_that_does_not_run(tmp_path: Path) -> None:
         ("pull access denied for my/image, repository does not exist or may require 'docker login'", "gives the image"),
         ("manifest for python:nope not found: manifest unknown: manifest unknown", "has no such image"),
         ("no such image: localhost/x: image not known", "no such image here"),
+        ('Get "http://127.0.0.1:5/v2/": dial tcp 127.0.0.1:5: connect: connection refused', "registry does not answer"),
+        ("initializing source docker://x:1: pinging container registry x: EOF", "registry does not answer"),
         ("network nowhere not found", "no such network"),
         ("unable to find network with name or ID nowhere: network not found", "no such network"),
         ('exec: "python3": executable file not found in $PATH', "does not have the program"),

@@ -106,7 +106,8 @@ class PlatformWatch:
             is_known = worker in known
             is_late = clock.now() - since > limit
             if is_late and not is_known:
-                also = f", and the platform cannot be asked: {self.trouble}" if self.trouble else ""
+                trouble = self.trouble.partition("\n")[0]  # without what to try, which stands in the warning
+                also = f", and the platform cannot be asked: {trouble}" if trouble else ""
                 self._state.lost(worker, f"its agent closed the connection{also}")
             if is_late or is_known:
                 del self._hung_up[worker]

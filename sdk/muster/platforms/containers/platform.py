@@ -194,8 +194,12 @@ class ContainersPlatform(Platform):
         made: list[str] = []
         try:
             gpus = self._claim_gpus(engine, specs)
-            _at_once(lambda spec: made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ()))), specs)
-            _at_once(lambda spec: containers.start(engine, spec), specs)
+
+            def launch(spec: WorkerSpec) -> None:
+                made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ())))
+                containers.start(engine, spec)  # without waiting for the others' creation
+
+            _at_once(launch, specs)
         except BaseException:
             for name in made:
                 with contextlib.suppress(PlatformError):

@@ -42,6 +42,11 @@ REFUSALS = (
         ArgumentText(Argument("image", ""), " NAME:TAG, as docker pull takes it"),
     ),
     Refusal(
+        r"connection refused|dial tcp|no such host|pinging container registry|request canceled while waiting",
+        "the registry does not answer",
+        ArgumentText("whether this machine reaches it, or ", Argument("image", ""), " another name"),
+    ),
+    Refusal(
         r"no such image|image not known",
         "there is no such image here",
         ArgumentText(Argument("image", ""), " one that docker images lists"),

@@ -1,0 +1,177 @@
+"""A Docker of the tests' own, and a registry to pull from: Debian's, fetched once and unpacked into a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from muster.platforms.containers.guard import HOMES, homes_of
+
+from tests.platforms.containers_podman import PATH, find, pack_python
+
+PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
+FETCH_SECONDS, START_SECONDS = 120, 60
+REGISTRY = """\
+version: 0.1
+storage:
+  filesystem:
+    rootdirectory: {folder}/registry
+http:
+  addr: 127.0.0.1:{port}
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no Docker here; nothing where there can be."""
+    if os.geteuid():
+        return "a Docker of the tests' own needs root"
+    missing = [program for program in ("apt-get", "apt-cache", "dpkg", "runc", "iptables") if not find(program)]
+    return f"{missing[0]} is not installed here" if missing else ""
+
+
+@functools.lru_cache(maxsize=1)
+def fetch() -> Path | None:
+    """Return the folder in which Debian's packages are unpacked; None where they cannot be had."""
+    shown = subprocess.run(["apt-cache", "policy", PACKAGES[0]], capture_output=True, text=True).stdout
+    version = shown.partition("Candidate:")[2].split()
+    if not version or version[0] == "(none)":
+        return None
+    root = CACHE / f"docker-{version[0].replace('/', '_')}"
+    if not root.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="docker-", dir=CACHE) as made:
+            folder = Path(made)
+            try:
+                fetched = ["apt-get", "download", "-q", *PACKAGES]
+                subprocess.run(fetched, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
+            except subprocess.SubprocessError:
+                return None
+            for package in folder.glob("*.deb"):
+                subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+            with contextlib.suppress(OSError):  # other tests were quicker
+                (folder / "root").rename(root)
+    tried = subprocess.run([root / "usr/sbin/dockerd", "--version"], capture_output=True)
+    return None if tried.returncode else root
+
+
+class Docker:
+    """A daemon that answers on a socket of its own, with all its state in one folder.
+
+    Attributes:
+        url: address of the socket.
+        folder: holds everything that is its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="muster-docker-", dir="/var/tmp"))  # no overlay on an overlay
+        self.url = f"unix://{self.folder}/docker.sock"
+        self._root = root
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "DOCKER"))}
+        folders = f"{root}/usr/sbin:{root}/usr/bin:{os.environ['PATH']}:/usr/sbin:/sbin"
+        self.environment = {**own, "PATH": folders, "DOCKER_HOST": self.url, "DOCKER_CONFIG": str(self.folder)}
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._registry: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the daemon, and wait until it answers."""
+        options = ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec", "-H", self.url]
+        # Nothing of the machine's own is changed: no rules of its firewall, no bridge, no forwarding.
+        options += ["--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false", "--ip-masq=false"]
+        self._daemon = self._run("dockerd", *options, "--ip-forward=false", "--shutdown-timeout=3")
+        deadline = time.monotonic() + START_SECONDS
+        while subprocess.run(["docker", "version"], env=self.environment, capture_output=True).returncode:
+            if self._daemon.poll() is not None or time.monotonic() > deadline:
+                said = (self.folder / "dockerd.log").read_text()[-500:]
+                self.remove()
+                pytest.skip(f"Docker does not start here: {said}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End the daemon, which ends the containers."""
+        _end(self._daemon)
+        self._daemon = None
+
+    def start_registry(self) -> str:
+        """Start a registry, or start it again, and return its address: host and port."""
+        settings = self.folder / "registry.yml"
+        if not settings.exists():
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            settings.write_text(REGISTRY.format(folder=self.folder, port=port))
+        address = settings.read_text().rpartition("addr: ")[2].strip()
+        self._registry = self._run("docker-registry", "serve", str(settings))
+        host, _, port = address.partition(":")
+        deadline = time.monotonic() + START_SECONDS
+        while self._registry.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+                return address
+            time.sleep(0.05)
+        pytest.skip(f"no registry starts here: {(self.folder / 'docker-registry.log').read_text()[-500:]}")
+
+    def stop_registry(self) -> None:
+        """End the registry; what was pushed stays in it."""
+        _end(self._registry)
+        self._registry = None
+
+    def run(self, *arguments: str) -> str:
+        """Run a command of docker's, and return what it prints."""
+        command = ["docker", *arguments]
+        return subprocess.run(command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def add_python(self, name: str) -> None:
+        """Make an image of the system's Python alone."""
+        archive = self.folder / "python.tar"
+        pack_python(archive)
+        self.run("import", "--change", f"ENV PATH={PATH}", str(archive), name)
+        archive.unlink()
+
+    def left_behind(self) -> Sequence[str]:
+        """Return what is there of containers, networks, volumes and containers' homes."""
+        containers = self.run("ps", "--all", "--format", "container {{.Names}}").splitlines()
+        networks = self.run("network", "ls", "--format", "network {{.Name}}").splitlines()
+        volumes = self.run("volume", "ls", "--format", "volume {{.Name}}").splitlines()
+        homes = [f"home {path.name}" for path in homes_of("").parent.glob(f"{HOMES}*")]
+        return [
+            line for line in (*containers, *networks, *volumes, *homes) if line not in ("network none", "network host")
+        ]
+
+    def remove(self) -> None:
+        """End everything and remove it."""
+        if self._daemon is not None and self._daemon.poll() is None:
+            for line in self.run("ps", "--all", "--quiet").split():
+                self.run("rm", "--force", "--volumes", line)
+            self.run("network", "prune", "--force")
+        self.stop_registry()
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{command[0]}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    """Have a daemon end, and see that it does."""
+    if process is None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(START_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

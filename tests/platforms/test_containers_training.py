@@ -1,0 +1,105 @@
+"""Every strategy on two and three containers that share nothing but the network between them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import muster
+import pytest
+
+from tests.platforms.containers_podman import Podman
+
+
+@pytest.fixture
+def train(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., muster.Cluster]:
+    """Trains in containers."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(n: int, script: Any, **options: Any) -> muster.Cluster:
+        cluster: muster.Cluster = muster.run_cluster(
+            n, worker_script=script, memory=2, timeout_seconds=240, platform="containers", **options
+        ).cluster
+        return cluster
+
+    return run
+
+
+@pytest.mark.parametrize(("workers", "launcher"), [(3, "horovodrun"), (2, "agents")])
+def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: str) -> None:
+    def total() -> tuple[str, float]:
+        import os
+
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        return os.uname().nodename, float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
+
+    values = train(workers, total, strategy="horovod", launcher=launcher).result.values
+    expected = workers * (workers + 1) / 2
+    assert [tuple(value) for value in values] == [(f"worker-{index}", expected) for index in range(workers)]
+
+
+def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(
+        "import os, time\n"
+        "import tensorflow as tf\n"
+        "tf1 = tf.compat.v1\n"
+        "\n"
+        "def run(cluster, server, task_index):\n"
+        "    with tf.Graph().as_default():\n"
+        "        with tf.device('/job:ps/task:0'):\n"
+        "            total = tf1.get_variable('total', initializer=0.0, use_resource=True)\n"
+        "        add, missing = total.assign_add(1.0, use_locking=True), tf1.report_uninitialized_variables()\n"
+        "        with tf1.Session(server.target) as session:\n"
+        "            if not task_index:\n"
+        "                session.run(total.initializer)\n"
+        "            while session.run(missing).size:\n"
+        "                time.sleep(0.1)\n"
+        "            session.run(add)\n"
+        "            while session.run(total) < 2:\n"
+        "                time.sleep(0.1)\n"
+        "            print('both have added in', os.uname().nodename, flush=True)\n"
+    )
+    found = train(2, "task.py", n_ps=1, strategy="parameter_server")
+    ends = [found.logs(f"worker-{index}").rstrip().rpartition("\n")[2] for index in range(2)]
+    assert ends == ["both have added in worker-0", "both have added in worker-1"]
+
+
+@pytest.mark.slow
+def test_multi_worker_mirrored(train: Callable[..., muster.Cluster]) -> None:
+    def total() -> float:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        def rank() -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, context.replica_id_in_sync_group + 1)
+
+        return float(strategy.run(rank))
+
+    assert train(2, total, strategy="multi_worker").result.values == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "mpich"])
+def test_mpi(train: Callable[..., muster.Cluster], tmp_path: Path, flavour: str) -> None:
+    mpiexec = shutil.which(f"mpiexec.{flavour}")
+    if not mpiexec:
+        pytest.skip(f"mpiexec.{flavour} is not installed here")
+    variable = "OMPI_COMM_WORLD_RANK" if flavour == "openmpi" else "PMI_RANK"
+    (tmp_path / "train.py").write_text(f"import os\nprint(os.environ[{variable!r}], os.uname().nodename)\n")
+    found = train(3, "train.py", strategy="mpi", mpiexec=mpiexec)
+    assert [found.logs(f"worker-{index}") for index in range(3)] == [f"{index} worker-{index}\n" for index in range(3)]
+
+
+def test_processes(train: Callable[..., muster.Cluster]) -> None:
+    def where() -> str:
+        import os
+
+        return os.uname().nodename
+
+    assert train(3, where, strategy="processes").result.values == ["worker-0", "worker-1", "worker-2"]
