@@ -6,12 +6,11 @@ of it is there and has the hash that was announced. Memory is bounded: few chunk
 hashed in pieces, between which the agent does its other work.
 """
 
-import hashlib
 import itertools
 import json
 import os
 
-from . import wire
+from . import digest, wire
 from .loop import Loop
 from .parts import SLICE, PartFile
 from .places import MOST_FILES, find, listing, open_file, open_folder, open_folder_in, split
@@ -192,7 +191,7 @@ class Outgoing:
 
     def __init__(self, order: wire.Get, root: str) -> None:
         self._number = order.transfer
-        self._hash = hashlib.sha256()
+        self._hash = digest.sha256()
         self._hashed = 0
         self._sent = 0
         self._has_begun = False
@@ -260,7 +259,7 @@ class Matches(Outgoing):
 
     def __init__(self, order: wire.Find, root: str) -> None:
         self._number = order.transfer
-        self._hash = hashlib.sha256()
+        self._hash = digest.sha256()
         self._hashed = self._sent = 0
         self._has_begun = False
         self._file = -1

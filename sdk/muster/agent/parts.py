@@ -5,10 +5,10 @@ need not come again. Raises OSError where it cannot be written, and ValueError w
 announced. One thread may close it while another is at work on it, which then ends.
 """
 
-import hashlib
 import os
 import threading
 
+from . import digest
 from .places import open_file, open_folder, part_name
 
 SLICE = 1 << 22  # bytes that are hashed at once
@@ -34,7 +34,7 @@ class PartFile:
         self._root, self._parts = root, parts
         self._size, self._sha256 = size, sha256
         self._part = part_name(sender, parts[-1], sha256)
-        self._hash = hashlib.sha256()
+        self._hash = digest.sha256()
         self._file = -1
         self._folder = -1
         self._is_closed = False
@@ -117,7 +117,7 @@ class PartFile:
         return False
 
     def _open_part(self) -> None:
-        self._hash, self.offset = hashlib.sha256(), 0
+        self._hash, self.offset = digest.sha256(), 0
         self._file = -1
         self._file = open_file(self._folder, self._part, os.O_RDWR | os.O_CREAT)
         found = os.fstat(self._file)

@@ -6,13 +6,12 @@ somebody has left there, or leaves there at this very moment, leads anywhere els
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import re
 import stat
-import tempfile
 
+from . import digest
 from .fields import clean, relative_path
 
 TYPE_CHECKING = False
@@ -30,7 +29,7 @@ PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that h
 def part_name(worker: str, name: str, sha256: str) -> str:
     """Return the name of a file that has not come in full: of the same length however long its own will be."""
     text = "\0".join((worker, name, sha256))
-    return ".muster-{}.part".format(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32])
+    return ".muster-{}.part".format(digest.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32])
 
 
 def symbol(place: str) -> str:
@@ -61,6 +60,8 @@ def settle(config: "dict[str, Any]") -> "dict[str, Any]":
         return config
     places = dict(config["places"])
     if "scratch" not in places:
+        import tempfile  # only here, as every launch waits for a guard's imports
+
         around = tempfile.gettempdir()
         is_short = len(around) <= LONGEST_TEMPORARY and " " not in around
         places["scratch"] = tempfile.mkdtemp(prefix="muster-", dir=around if is_short else "/tmp")

@@ -7,12 +7,11 @@ the order of the list. Each file takes its name once all of it is there and has 
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import stat
 
-from . import fields, wire
+from . import digest, fields, wire
 from .places import open_file, open_folder, part_name, split
 
 TYPE_CHECKING = False
@@ -69,7 +68,7 @@ class ProjectCopy:
         self._cache = cache
         self._folder: "Tuple[List[str], int] | None" = None  # the one that was last opened
         self._file = -1
-        self._hash = hashlib.sha256()
+        self._hash = digest.sha256()
         self._offset = 0
         self._missing_here = 0  # bytes of the file that comes
         self._contents: "Dict[str, List[Entry]]" = {}
@@ -156,7 +155,7 @@ class ProjectCopy:
         entry = self._contents[self._missing[-1]][0]
         folder, name = self._place_of(entry)
         self._file = open_file(folder, self._part(name), os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self._hash = hashlib.sha256()
+        self._hash = digest.sha256()
         self._missing_here = entry.size
 
     def _finish_file(self) -> None:
@@ -357,7 +356,7 @@ def _read_list(lists: str, path: str) -> "List[Entry]":
 
 def _digest(source: int, target: int = -1) -> str:
     """The SHA-256 of an open file, which is copied to ``target`` meanwhile."""
-    found = hashlib.sha256()
+    found = digest.sha256()
     offset = 0
     while True:
         data = os.pread(source, PIECE, offset)

@@ -1,0 +1,12 @@
+"""SHA-256 of what comes and goes. Loaded when it is first asked for: every launch waits for a guard's imports."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import hashlib
+
+
+def sha256(data: bytes = b"") -> "hashlib._Hash":
+    """Return a new hash, of this to begin with."""
+    import hashlib
+
+    return hashlib.sha256(data)
