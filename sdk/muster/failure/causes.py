@@ -222,9 +222,8 @@ def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
     def explains(cause: Failure, echo: Failure) -> bool:
         return _leads_to(cause, echo) and (cause.bearing < echo.bearing or not _leads_to(echo, cause))
 
-    by_bearing: dict[
-        Bearing, list[Failure]
-    ] = {}  # the earliest first, which lead to most: ten thousand may have failed
+    # By bearing, and the earliest first, which lead to most: ten thousand may have failed.
+    by_bearing: dict[Bearing, list[Failure]] = {}
     for failure in sorted(timelines, key=lambda failure: failure.time):
         by_bearing.setdefault(failure.bearing, []).append(failure)
 
