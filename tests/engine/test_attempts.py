@@ -163,7 +163,7 @@ def test_a_run_is_tried_again_until_it_succeeds_or_it_is_enough(
     assert [data["attempt"] for data in again] == list(range(2, len(killed) + 1))
     assert all("worker-1" in data["reason"] for data in again)
     starts = [fields for kind, fields in attempted.player.orders if kind == "start"]
-    assert [fields["env"]["MUSTER_ATTEMPT"] for fields in starts] == ["1", "2", "3"][: len(killed)]
+    assert [fields["env"].get("MUSTER_ATTEMPT", "1") for fields in starts] == ["1", "2", "3"][: len(killed)]
 
 
 class Refusing(ScriptedPlatform):

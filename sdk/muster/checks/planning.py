@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -148,17 +148,22 @@ def describe(plan: Plan, job: Job) -> dict[str, Any]:
 def _named(data: Any) -> Any:
     """The same with symbols of places in angle brackets."""
     if isinstance(data, str):
-        return re.sub("\0(.*?)\0", r"<\1>", data)
+        return re.sub("\0(.*?)\0", r"<\1>", data) if "\0" in data else data
     if isinstance(data, dict):
         return {key: _named(value) for key, value in data.items()}
     return [_named(value) for value in data] if isinstance(data, list) else data
 
 
 def _describe(plan: Plan, job: Job) -> dict[str, Any]:
+    processes = {name: _process(process, job.env) for name, process in plan.processes.items()}
+    common = _in_common([process["env"] for process in processes.values()])
+    for process in processes.values():
+        process["env"] = {name: value for name, value in process["env"].items() if name not in common}
     return {
         "resources": asdict(job.resources),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
-        "processes": {name: _process(process, job.env) for name, process in plan.processes.items()},
+        "environment": common,
+        "processes": processes,
         "launcher": _launcher(plan.launcher, job.env) if plan.launcher else None,
         "command": command_line(plan),
         "notes": list(plan.notes),
@@ -194,6 +199,14 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
         "python": job.python,
         "cwd": job.cwd,
     }
+
+
+def _in_common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The variables that all of several processes have alike; none of a single one."""
+    if len(environments) < 2:
+        return {}
+    first, *others = environments
+    return {name: value for name, value in first.items() if all(env.get(name) == value for env in others)}
 
 
 def _launcher(launcher: Launcher, secret: Mapping[str, str]) -> dict[str, Any]:

@@ -52,17 +52,22 @@ def as_text(data: dict[str, Any]) -> str:
     """A plan as people read it."""
     lines = [f"{'project':<10} {data['project']}"] if data["project"] else []
     lines += [f"{role:<10} {', '.join(addresses)}" for role, addresses in data["cluster_spec"].items()]
+    if data["environment"]:
+        lines += ["", "every process:", *_environment_lines(data["environment"])]
+    ranks_of: dict[str, list[str]] = {}
+    for rank, worker in data["ranks"].items():
+        ranks_of.setdefault(worker, []).append(rank)
     for name, process in data["processes"].items():
-        ranks = [rank for rank, worker in data["ranks"].items() if worker == name]
+        ranks = ranks_of.get(name, [])
         lines += ["", name + (f" (rank {', '.join(ranks)})" if ranks else "") + f": {_equipment(data)}"]
-        lines += _environment_lines(process)
+        lines += _environment_lines(process["env"])
         for rank in ranks if data["rank_env"] else ():
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in data["rank_env"][rank].items())
             lines += [f"  rank {rank}: {settings}"]
         lines += [f"  $ {shlex.join(process['argv'])}"]
     if data["launcher"]:
         what = "starts every rank over ssh" if data["launcher"]["starts_ranks"] else "serves the ranks"
-        lines += ["", f"{data['launcher']['where']}: {what}", *_environment_lines(data["launcher"])]
+        lines += ["", f"{data['launcher']['where']}: {what}", *_environment_lines(data["launcher"]["env"])]
         lines += [f"  $ {shlex.join(data['launcher']['argv'])}"]
     for name, text in data["files"].items():
         if text is not None:
@@ -81,5 +86,5 @@ def _equipment(data: dict[str, Any]) -> str:
     return ", ".join([*parts, *([f"sshd on port {SSH_PORT}"] if logs_in else [])])
 
 
-def _environment_lines(process: dict[str, Any]) -> list[str]:
-    return [f"  {variable}={shlex.quote(value)}" for variable, value in sorted(process["env"].items())]
+def _environment_lines(env: dict[str, str]) -> list[str]:
+    return [f"  {variable}={shlex.quote(value)}" for variable, value in sorted(env.items())]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -223,11 +223,13 @@ class Orchestrator:
             await self._ship(self.exchange)
         if plan.starter:
             for name, process in plan.processes.items():
-                self.pool.send(name, wire.Expect(process.argv, dict(process.env), process.cwd, self._splits(name)))
+                env = self._own_env(name, process.env)
+                self.pool.send(name, wire.Expect(process.argv, env, process.cwd, self._splits(name)))
         await self._launcher.go(plan)
         if not plan.starter:
             for name, rank, process in plan.starts():
-                order = wire.Start(process.argv, dict(process.env), process.cwd, rank, self._splits(name))
+                env = self._own_env(name, process.env)
+                order = wire.Start(process.argv, env, process.cwd, rank, self._splits(name))
                 self.pool.send(name, order)
         for name, port in plan.servers.items():
             self.pool.send(name, wire.Watch(port))
@@ -253,6 +255,11 @@ class Orchestrator:
             deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
             await self._until(lambda: False, lambda: deadline)
             raise error
+
+    def _own_env(self, worker: str, env: Mapping[str, str]) -> dict[str, str]:
+        """Those variables of a process that its worker's agent does not have from its launch."""
+        known = self.state.specs[worker].env
+        return {name: value for name, value in env.items() if known.get(name) != value}
 
     def _splits(self, worker: str) -> bool:
         """Return whether each rank of a worker gets a log of its own."""
