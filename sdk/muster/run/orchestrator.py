@@ -257,7 +257,7 @@ class Orchestrator:
             raise error
 
     def _own_env(self, worker: str, env: Mapping[str, str]) -> dict[str, str]:
-        """Those variables of a process that its worker's agent does not have from its launch."""
+        """Return the variables of a process that its worker's agent does not have from its launch."""
         known = self.state.specs[worker].env
         return {name: value for name, value in env.items() if known.get(name) != value}
 
