@@ -10,7 +10,7 @@ import pytest
 from muster.errors import WorkerLost
 from muster.job import Status, Worker
 from muster.run.ending import Ending
-from muster.run.orchestrator import Orchestrator
+from muster.run.milestones import Milestones
 from muster.run.state import RunState
 from muster.run.tasks import Tasks
 from muster.run.watch import PlatformWatch
@@ -80,7 +80,7 @@ def test_a_platform_that_launches_slowly_is_not_asked_meanwhile(caplog: pytest.L
 
 def test_a_defect_when_the_launcher_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scene(strategy="horovod") as scene:
-        monkeypatch.setattr(Orchestrator, "_is_decided", raising)
+        monkeypatch.setattr(Milestones, "is_decided", raising)
         for rank, worker in enumerate(scene.workers.values()):
             scene.at(3, worker.start, rank)
         scene.at(4, scene.launcher.exit)
