@@ -29,6 +29,7 @@ SHARED = {
     "tests/platforms/test_containers_engine.py": "containers",
     "tests/platforms/test_containers_training.py": "containers",
     "tests/platforms/kubernetes/test_contract.py": "kubernetes",
+    "tests/platforms/kubernetes/test_disruptions.py": "kubernetes",
     "tests/platforms/kubernetes/test_inside.py": "kubernetes",
     "tests/platforms/kubernetes/test_kubernetes.py": "kubernetes",
     "tests/platforms/kubernetes/test_rights.py": "kubernetes",

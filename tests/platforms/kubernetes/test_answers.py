@@ -49,9 +49,10 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
     assert worker.status is Status.SCHEDULING
     fake.otherwise = lambda method, path: Answer(200, {"items": []})
     (worker,) = platform.reattach(["ml/p"])
-    assert (worker.status, len(fake.asked)) == (Status.FAILED, 4)
+    assert (worker.status, len(fake.asked)) == (Status.FAILED, 5)
+    assert fake.asked[-1][1] == "/api/v1/namespaces/ml/events?fieldSelector=involvedObject.name%3Dp"
     platform.poll(["ml/p"])
-    assert len(fake.asked) == 4
+    assert len(fake.asked) == 5
 
 
 def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake) -> None:

@@ -14,7 +14,7 @@ from tests.platforms.kubernetes.accounts import change_rules, guide_role, kubeco
 from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.conftest import Space
 
-GUIDE = {**rights.RUNS, **rights.LOGS, **rights.TUNNELS}
+GUIDE = {**rights.RUNS, **rights.TOLD, **rights.TUNNELS}
 ONE_BY_ONE = [(resource, verb) for resource, verbs in rights.RUNS.items() for verb in verbs]
 
 
@@ -57,8 +57,8 @@ def test_a_user_without_rights_is_told_all_of_them(
     monkeypatch.setenv("KUBECONFIG", kubeconfig_of(space, make_account(space, []), tmp_path))
     with pytest.raises(LaunchRefused, match="get pods, list pods, create pods, delete pods, create secrets, delete s"):
         space.run("print('done')\n", 1)
-    assert len(get_platform("kubernetes", **space.options).missing_rights()) == 7
-    assert len(get_platform("kubernetes", **space.options, tunnel=True).missing_rights()) == 9
+    assert len(get_platform("kubernetes", **space.options).missing_rights()) == 8
+    assert len(get_platform("kubernetes", **space.options, tunnel=True).missing_rights()) == 10
 
 
 def test_without_the_right_to_exec_the_tunnel_is_refused_and_logs_are_not_needed(

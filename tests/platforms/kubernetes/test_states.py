@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from muster.job import EndCause, Status, Worker
+from muster.platforms.kubernetes.causes import end_of_events
 from muster.platforms.kubernetes.pods import WORKER
-from muster.platforms.kubernetes.states import DELETED, GONE, seen
+from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, seen
 
 START = "2026-11-22T18:00:00Z"
 PLACED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START}
@@ -190,3 +191,22 @@ def test_a_running_pod_has_an_address_and_times() -> None:
     worker = look(pod("Running", {"running": {"startedAt": START}}, podIP="10.1.2.3"))
     assert (worker.status, worker.address, worker.reason) == (Status.RUNNING, "10.1.2.3", None)
     assert worker.created_at == worker.placed_at == worker.running_at
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cause"),
+    [
+        (["Scheduled", "Killing"], None),
+        (["Killing", "Preempted"], EndCause.PREEMPTED),
+        (["NodeNotReady", "TaintManagerEviction"], EndCause.LOST),
+    ],
+)
+def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | None) -> None:
+    deleted = seen(Worker("ml/p", "worker-0"), None, was_stopped=False)
+    assert is_unexplained(deleted)
+    found = end_of_events([{"reason": reason, "message": "so it was"} for reason in reasons])
+    assert (found is None) is (cause is None)
+    if found is not None:
+        told = explained(deleted, found)
+        assert (told.cause, told.status) == (cause, Status.FAILED)
+        assert "Kubernetes says: so it was" in str(told.reason)

@@ -41,6 +41,14 @@ DISRUPTIONS = {
     "DeletionByPodGC": Cause("node lost", "Its node is gone", RESTART),
     "TerminationByKubelet": Cause("evicted", "Its node ended it, for want of something or to shut down", RESTART),
 }
+# Reasons of events about a pod that is deleted, for clusters without that condition; the first that is there counts.
+EVENTS = {
+    "Preempted": DISRUPTIONS["PreemptionByScheduler"],
+    "TaintManagerEviction": DISRUPTIONS["DeletionByTaintManager"],
+    "DeletingNode": DISRUPTIONS["DeletionByPodGC"],
+    "NodeNotReady": Cause("node lost", "Its node does not answer any more", RESTART),
+    "Evicted": Cause("evicted", "Its node evicted it", RESTART),
+}
 # Reasons of a pod's own status.
 REASONS = {
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
@@ -94,6 +102,14 @@ LACKS = (
 def end_of(pod: Pod) -> Cause | None:
     """Return why a pod has ended or is about to; None where nothing out of the ordinary is known."""
     return _disruption(pod) or _of_reason(pod) or _of_container(pod)
+
+
+def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
+    """Return why a pod is being deleted, as the events about it tell; None where none does."""
+    said = {str(event.get("reason")): str(event.get("message") or "") for event in events}
+    return next(
+        (_with_words(cause, said[reason] or reason) for reason, cause in EVENTS.items() if reason in said), None
+    )
 
 
 def never_runs(pod: Pod, said: str = "") -> Cause | None:

@@ -203,7 +203,7 @@ class Client:
         """Send a request once, and return the answer, of which one byte more than so many is read at most."""
         import urllib3
 
-        headers = {"Accept": "application/json", "User-Agent": "muster"}
+        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "muster"}
         if credential.header:
             headers["Authorization"] = credential.header
         if body is not None:

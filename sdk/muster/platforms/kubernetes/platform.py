@@ -19,7 +19,7 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
-from muster.platforms.kubernetes.causes import pull_trouble
+from muster.platforms.kubernetes.causes import Cause, end_of_events, pull_trouble
 from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
 from muster.platforms.kubernetes.exec_stream import Stream, open_exec
 from muster.platforms.kubernetes.guard import Guard, remove_everything, secrets_of
@@ -32,6 +32,7 @@ from muster.runtime.extras import extra
 
 AT_ONCE = 8  # requests to the cluster at the same time
 LOOK_SECONDS = 2.0  # between two looks at the pods
+IDLE_LOOK_SECONDS = 6.0  # the same while nothing changes: agents that are connected say what becomes of them
 CLOSE_SECONDS = 15.0  # that pods may take to end
 CLOSING_LOOK_SECONDS = 0.5  # between two looks meanwhile
 TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
@@ -83,7 +84,7 @@ class KubernetesPlatform(Platform):
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )
     name = "kubernetes"
-    poll_seconds = (LOOK_SECONDS, LOOK_SECONDS)
+    poll_seconds = (LOOK_SECONDS, IDLE_LOOK_SECONDS)
     explain_seconds = 6.0
     storage = Storage.NOTHING
     python = "python3"
@@ -106,6 +107,7 @@ class KubernetesPlatform(Platform):
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
         self._relays: list[Tunnels] = []
+        self._taken: dict[str, Cause] = {}  # why pods are being deleted
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class KubernetesPlatform(Platform):
     def missing_rights(self) -> list[str]:
         """Return the rights of the guide's Role that this user does not have, as the cluster says."""
         namespace = self._place().namespace
-        wanted = {**rights.RUNS, **rights.LOGS, **(rights.TUNNELS if self._is_tunnelled else {})}
+        wanted = {**rights.RUNS, **rights.TOLD, **(rights.TUNNELS if self._is_tunnelled else {})}
         with asking("The cluster could not be asked for this user's rights"):
             lacks = rights.missing(self._client(), namespace, wanted)
         return [
@@ -348,7 +350,24 @@ class KubernetesPlatform(Platform):
             return worker.moved(Status.FAILED, finished_at=time.time(), **_no_way(refusal))
         if pod is not None and pull_trouble(pod):
             self._pull_troubles[worker.id] = pull_trouble(pod)
-        return states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
+        now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
+        if not states.is_unexplained(now):
+            return now
+        cause = self._taken.get(worker.id) or self._ask_events(worker.id)
+        return now if cause is None else states.explained(now, cause)
+
+    def _ask_events(self, handle: str) -> Cause | None:
+        """Return why a pod is being deleted, as far as events tell, and this user may see them."""
+        namespace, _, name = handle.partition("/")
+        try:
+            selector = f"involvedObject.name={name}"
+            listed = self._client().get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector)["items"]
+        except (PlatformError, KeyError):
+            return None
+        cause = end_of_events(listed)
+        if cause is not None:
+            self._taken[handle] = cause
+        return cause
 
     def stop(self, handles: Sequence[str]) -> None:
         """Delete the pods of workers: their agents end their processes, and then themselves."""

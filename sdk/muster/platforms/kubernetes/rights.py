@@ -11,7 +11,8 @@ from muster.platforms.kubernetes.client import Client
 Rights = Mapping[str, Sequence[str]]  # verbs by resource
 
 RUNS: Rights = {"pods": ("get", "list", "create", "delete"), "secrets": ("create", "delete")}
-LOGS: Rights = {"pods/log": ("get",)}  # of workers that have ended without a session
+# Logs of workers that have ended without a session; why a pod was deleted, on clusters older than 1.26.
+TOLD: Rights = {"pods/log": ("get",), "events": ("list",)}
 TUNNELS: Rights = {"pods/exec": ("get", "create")}  # create since Kubernetes 1.35, get before
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 FORBIDDEN = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group ""')

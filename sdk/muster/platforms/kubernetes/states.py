@@ -25,6 +25,11 @@ CAUSES = {
 }
 
 
+def is_unexplained(worker: Worker) -> bool:
+    """Return whether a worker's pod is being deleted, or is gone, and nobody has said why."""
+    return worker.reason in (GONE, DELETED)
+
+
 def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said: str = "") -> Worker:
     """Return a worker as its pod shows it now.
 
@@ -100,6 +105,12 @@ def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
         advice=cause.advice or None,
         finished_at=finished,
     )
+
+
+def explained(worker: Worker, cause: causes.Cause) -> Worker:
+    """Return a worker of which ``is_unexplained`` is true with what events tell of it."""
+    worker = replace(worker, reason=cause.text, cause=CAUSES.get(cause.kind), advice=cause.advice or None)
+    return replace(worker, status=Status.FAILED) if worker.status.is_final else worker
 
 
 def seconds(text: object) -> float | None:

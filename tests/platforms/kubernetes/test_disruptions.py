@@ -1,0 +1,54 @@
+"""Pods that the cluster takes away: told from failures, so that they may be tried again. On a real Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted
+
+from tests.platforms.kubernetes.cluster import until
+from tests.platforms.kubernetes.conftest import Space
+
+ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+
+
+def started(space: Space, **options: Any) -> Any:
+    """A run of two workers that both have started."""
+    running = space.run(ENDLESS, 2, wait=False, **options)
+    for worker in ("worker-0", "worker-1"):
+        until(lambda worker=worker: "started" in running.logs(worker), "it has started", 90)
+    return running
+
+
+def test_an_evicted_pod(space: Space) -> None:
+    running = started(space)
+    name = space.cluster.pods(space.name)[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": name, "namespace": space.name}}
+    space.cluster.client.create(f"/api/v1/namespaces/{space.name}/pods/{name}/eviction", eviction)
+    # Kubernetes 1.26 and later say more; before, nothing tells an eviction from a deletion.
+    with pytest.raises((WorkerCancelled, WorkerLost), match="by the cluster to make room|was evicted"):
+        running.wait()
+
+
+def test_a_pod_of_higher_priority_takes_a_worker_s_place(space: Space) -> None:
+    if not space.cluster.is_own:
+        pytest.skip("somebody else's cluster may have room for both")
+    client = space.cluster.client
+    kind = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    high = f"high-{space.name}"
+    client.create(kind, {"metadata": {"name": high}, "value": 1000})
+    try:
+        node = client.get("/api/v1/nodes")["items"][0]["status"]["allocatable"]
+        running = started(space, cpu=0.4)
+        container: dict[str, Any] = {"name": "c", "image": space.cluster.image, "command": ["sleep", "600"]}
+        cores = f"{int(node['cpu']) * 1000 - 500}m"
+        container["resources"] = {"requests": {"cpu": cores}}
+        spec = {"priorityClassName": high, "containers": [container], "terminationGracePeriodSeconds": 1}
+        path = f"/api/v1/namespaces/{space.name}/pods"
+        client.create(path, {"metadata": {"name": "important"}, "spec": spec})
+        with pytest.raises(WorkerPreempted, match="A pod of higher priority took its place"):
+            running.wait()
+        client.delete(f"{path}/important", gracePeriodSeconds="0")
+    finally:
+        client.delete(f"{kind}/{high}")
