@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,20 +111,19 @@ def test_what_the_engine_logs_is_seen(tmp_path: Path) -> None:
 
 NO_THREAD = """
 import threading
-start, refused = threading.Thread.start, []
+start = threading.Thread.start
 
-def start_at_the_second_call(thread):
-    if thread.name == refusing and not refused:
-        refused.append(thread)
+def start_or_refuse(thread):
+    if thread.name == refusing:
         raise RuntimeError("can't start new thread")
     start(thread)
 
-threading.Thread.start = start_at_the_second_call
+threading.Thread.start = start_or_refuse
 """
 
 
 @pytest.mark.parametrize("thread", ["muster-log", "muster-outlet"])
-def test_what_is_logged_while_the_system_has_no_thread_left_is_seen_later(tmp_path: Path, thread: str) -> None:
+def test_what_is_logged_when_no_thread_can_be_started_any_more_is_seen(tmp_path: Path, thread: str) -> None:
     program = f"refusing = {thread!r}\n{NO_THREAD}{LOGS.replace('1000', '1')}"
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     done = subprocess.run(
@@ -152,7 +152,8 @@ def seconds_in_the_background(function: Callable[[], object]) -> float:
 
 
 def test_a_notebook_that_takes_nothing_holds_up_the_engine_for_a_moment_at_most(monkeypatch: Any) -> None:
-    monkeypatch.setattr("IPython.display.display", lambda *args, **options: None)
+    handle = SimpleNamespace(update=lambda *args, **options: None)
+    monkeypatch.setattr("IPython.display.display", lambda *args, **options: handle)
     released = threading.Event()
     dashboard = NotebookDashboard(lambda *_: StuckView(released), Path, Controls())
     dashboard.show()
@@ -165,6 +166,7 @@ def test_a_notebook_that_takes_nothing_holds_up_the_engine_for_a_moment_at_most(
         assert seconds_in_the_background(events) < 2
     finally:
         released.set()
+        dashboard.close()  # or it would go on, and log, in the tests that follow
 
 
 class StuckStream:

@@ -54,9 +54,8 @@ class HandOver(logging.Filter):
     def wait(self, seconds: float) -> None:
         """Wait until handlers have been told of all that was handed over, but no longer than ``seconds``."""
         deadline = time.monotonic() + seconds
-        with self._news:
-            if self._waiting:
-                self._provide_thread()
+        while self._thread is None and self._waiting:  # none could be started
+            self._tell(self._waiting.popleft())
         while not self.is_done() and time.monotonic() < deadline:
             time.sleep(0.002)
 
@@ -70,12 +69,9 @@ class HandOver(logging.Filter):
                 self._left_out += 1
                 return
             self._waiting.append(record)
-            self._provide_thread()
+            if self._thread is None:
+                self._thread = started(self._run, "muster-log")
             self._news.notify()
-
-    def _provide_thread(self) -> None:
-        if self._thread is None:
-            self._thread = started(self._run, "muster-log")
 
     def _run(self) -> None:
         while True:

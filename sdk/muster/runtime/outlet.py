@@ -59,13 +59,22 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def started(run: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a thread that the end of the process does not wait for; None where the system has none left now."""
+    """Start a thread that the end of the process does not wait for.
+
+    None where that cannot be: the system has none left, or the interpreter is about to end (Python 3.12 and later).
+    """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError:
         return None
     return thread
+
+
+def _takes_more(stream: TextIO, seconds: float) -> bool:
+    """Return whether a stream takes something within so many seconds."""
+    descriptor = _descriptor(stream)
+    return descriptor is None or bool(select.select([], [descriptor], [], seconds)[1])
 
 
 class Outlet:
@@ -96,11 +105,11 @@ class Outlet:
         """Take nothing more, and wait until all is written, but no longer than ``seconds``. Idempotent."""
         with self._news:
             self._closing = True
-            if self._texts and self._thread is None:
-                self._thread = started(self._run, "muster-outlet")
             self._news.notify()
         if self._thread is not None:
             self._thread.join(seconds)
+        elif _takes_more(self._stream, seconds):
+            self._run()
 
     def _run(self) -> None:
         while (text := self._next()) is not None:
