@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from muster.platforms.containers.guard import HOMES, homes_of
 
-from tests.platforms.containers_podman import PATH, find, pack_python
+from tests.platforms.containers_podman import PATH, find, homes_left, pack_python
 
 PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
@@ -143,9 +142,10 @@ class Docker:
         containers = self.run("ps", "--all", "--format", "container {{.Names}}").splitlines()
         networks = self.run("network", "ls", "--format", "network {{.Name}}").splitlines()
         volumes = self.run("volume", "ls", "--format", "volume {{.Name}}").splitlines()
-        homes = [f"home {path.name}" for path in homes_of("").parent.glob(f"{HOMES}*")]
         return [
-            line for line in (*containers, *networks, *volumes, *homes) if line not in ("network none", "network host")
+            line
+            for line in (*containers, *networks, *volumes, *homes_left())
+            if line not in ("network none", "network host")
         ]
 
     def remove(self) -> None:

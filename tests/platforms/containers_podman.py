@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from muster.platforms.containers.guard import HOMES, homes_of
+from muster.platforms.session_guard import is_orphaned, owner
 
 # Where the hard limits are low, Podman's own defaults cannot be set; and cgroups v1 know no systemd without systemd.
 CONFIG = """
@@ -74,6 +75,13 @@ def pack_python(target: Path) -> None:
         threads = Path(min(linked)).parent / "libgcc_s.so.1"  # loaded where a thread is cancelled
         for path in sorted({*linked, str(threads)}):
             tar.add(Path(path).resolve(), f"usr/{path.lstrip('/').removeprefix('usr/')}")
+
+
+def homes_left() -> list[str]:
+    """Return what is there of containers' homes, but for those of other sessions that live."""
+    found = [path.name for path in homes_of("").parent.glob(f"{HOMES}*")]
+    owners = {name: name.removeprefix(HOMES).rpartition(".")[0] for name in found}
+    return [f"home {name}" for name, label in owners.items() if label == owner() or is_orphaned(label)]
 
 
 class Podman:
@@ -180,8 +188,7 @@ class Podman:
         containers = self.run("ps", "--all", "--noheading", "--format", "container {{.Names}}").splitlines()
         networks = self.run("network", "ls", "--noheading", "--format", "network {{.Name}}").splitlines()
         volumes = self.run("volume", "ls", "--noheading", "--format", "volume {{.Name}}").splitlines()
-        homes = [f"home {path.name}" for path in homes_of("").parent.glob(f"{HOMES}*")]
-        return [line for line in (*containers, *networks, *volumes, *homes) if line != "network podman"]
+        return [line for line in (*containers, *networks, *volumes, *homes_left()) if line != "network podman"]
 
     def remove(self) -> None:
         """End everything and remove it."""
