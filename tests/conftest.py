@@ -18,7 +18,7 @@ from tests.lanes import pytest_collection_modifyitems, pytest_runtest_protocol, 
 from tests.platforms.containers_podman import Podman, why_not
 from tests.platforms.isolated import Isolated, isolated
 from tests.serve.service import Service, serving
-from tests.support import QUICK_KERAS, Run, StubSession, eventually
+from tests.support import QUICK_KERAS, Run, StubSession, eventually, guards_and_logins
 from tests.workbench.session import WorkbenchSession
 
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
@@ -90,6 +90,24 @@ def with_and_without_shared_files(request: pytest.FixtureRequest, monkeypatch: p
         for name in ("storage", "lease_seconds"):
             monkeypatch.setattr(LocalPlatform, name, getattr(Isolated, name))
     return bool(request.param == "shared files")
+
+
+@pytest.fixture
+def ends_its_guards() -> Iterator[None]:
+    """Fail a test that leaves a guard or a login running which was not there before, as those of a whole file are."""
+    before = guards_and_logins().keys()
+    yield
+    left: dict[int, str] = {}
+
+    def has_ended() -> bool:
+        left.clear()
+        left.update({pid: command for pid, command in guards_and_logins().items() if pid not in before})
+        return not left
+
+    try:
+        eventually(has_ended, "all guards and logins have ended", 30)
+    except AssertionError:
+        pytest.fail(f"left running: {left}")
 
 
 @pytest.fixture

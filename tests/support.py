@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -335,3 +336,17 @@ def descendants_of(pid: int) -> list[int]:
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment with changes, for children that import muster."""
     return {**os.environ, "PYTHONPATH": IMPORT_PATH, **changes}
+
+
+# The guard of this machine's workers, that of a session, and a login to a host; by their command lines.
+OWN_PROCESSES = re.compile(r"/agent/__main__\.py guard |-m muster\.platforms\.\S*guard|-o ControlPath=\S+ .*-T -- ")
+
+
+def guards_and_logins() -> dict[int, str]:
+    """The guards and logins that this process has started and that still run: command lines by process id."""
+    children: list[int] = []
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # that thread has ended
+            children += map(int, listed.read_text().split())
+    commands = {pid: command_line(pid) for pid in children}
+    return {pid: command for pid, command in commands.items() if OWN_PROCESSES.search(command + " ")}

@@ -16,6 +16,11 @@ from muster.strategies import get_strategy
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(ends_its_guards: None) -> None:
+    """Tests of this folder fail where they leave a guard or a login behind."""
+
+
 @pytest.fixture
 def loop() -> Iterator[SimulatedLoop]:
     loop = SimulatedLoop()

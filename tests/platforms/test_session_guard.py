@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import muster
+from muster.platforms.guard_process import GuardProcess
+
+from tests.support import eventually, guards_and_logins
 
 GUARD = """
 import pathlib, sys
@@ -22,3 +25,12 @@ def test_a_guard_cleans_up_where_the_session_is_killed_while_it_says_something(t
     environ = {**os.environ, "PYTHONPATH": str(Path(muster.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", GUARD], input=facts + told, env=environ, check=False)
     assert (done.returncode, (tmp_path / "cleaned").read_text()) == (0, "[1]")
+
+
+def test_the_tests_see_a_guard_that_somebody_forgets() -> None:
+    guard = GuardProcess()
+    try:
+        eventually(lambda: guard.pid in guards_and_logins(), "it is seen")
+    finally:
+        guard.close()
+    assert guard.pid not in guards_and_logins()

@@ -11,6 +11,11 @@ from muster.runtime.background import call_in_background
 from tests.listening import Listening
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(ends_its_guards: None) -> None:
+    """Tests of this folder fail where they leave a guard or a login behind."""
+
+
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Listening]:
     made = Listening(tmp_path)

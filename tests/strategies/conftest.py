@@ -9,6 +9,11 @@ import pytest
 ANSWERS = {"Open MPI": "mpiexec (OpenRTE) 4.1.4", "MPICH": "HYDRA build details:\\n    Version: 4.0.2"}
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_running(ends_its_guards: None) -> None:
+    """Tests of this folder fail where they leave a guard or a login behind."""
+
+
 @pytest.fixture
 def mpiexecs(tmp_path: Path) -> dict[str, str]:
     """Programs that say what they are as the launchers of each MPI do, for machines that have none; path by name."""
