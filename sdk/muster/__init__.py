@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is imported when Muster is
     from muster.api import attach as attach
+    from muster.api import detach as detach
     from muster.api import run_cluster as run_cluster
     from muster.board.tensorboard import tensorboard as tensorboard
     from muster.errors import MusterError as MusterError
@@ -43,6 +44,7 @@ _PUBLIC = {
     "RunFailed": "muster.errors",
     "attach": "muster.api",
     "await_workers": "muster.workbench.workers",
+    "detach": "muster.api",
     "launch_workers": "muster.workbench.workers",
     "list_runs": "muster.records.runs",
     "list_workers": "muster.workbench.workers",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
@@ -310,6 +310,32 @@ def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
             atexit.register(shown.close)  # which gives the terminal back
             threading.Thread(target=follow, args=(opened, shown), name="muster-follow", daemon=True).start()
     return opened
+
+
+def detach(name: str | None = None) -> NoReturn:
+    """Say why a run that lives in this session cannot be moved out of it, and what to do in its place.
+
+    Its workers are connected to this process and its launcher is a child of it, which end with it so that nothing is
+    left behind; another process could take over neither.
+
+    Args:
+        name: of the run; None for any that is under way.
+
+    Raises:
+        JobError: always, with what to do.
+    """
+    living = running_clusters(name)
+    if not living:
+        which = f" called {name!r}" if name else ""
+        raise JobError(
+            f"No run{which} is under way in this session.", advice="muster.attach() for one that was detached"
+        )
+    raise JobError(
+        f"Run {living[0].run_id} cannot be moved out of this session: its workers are connected to this process, and "
+        "end with it, as they do where the kernel is restarted.",
+        advice="leave this session alone until it has ended; or, where the script keeps a checkpoint, stop it and "
+        'start it again with detach="8h": it goes on from there',
+    )
 
 
 def _detached(checked: CheckedRun, dashboard: bool) -> Run:

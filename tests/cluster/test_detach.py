@@ -256,3 +256,18 @@ def test_what_lives_in_this_session_cannot_be_handed_on(here: Path) -> None:
     with pytest.raises(JobError, match="observers="):
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=9, observers=iter([print]))
     assert not runs.list_runs()
+
+
+def test_a_run_of_the_session_is_not_moved_out_of_it_and_that_is_said(here: Path) -> None:
+    with pytest.raises(JobError, match="No run is under way in this session"):
+        muster.detach()
+    cluster = muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, wait=False).cluster
+    try:
+        with pytest.raises(JobError, match=f"Run {cluster.run_id} cannot be moved") as refused:
+            muster.detach()
+        assert "detach=" in str(refused.value)
+        with pytest.raises(JobError, match="No run called 'another'"):
+            muster.detach("another")
+        assert cluster.is_running
+    finally:
+        cluster.stop()

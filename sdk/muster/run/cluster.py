@@ -474,9 +474,9 @@ class Cluster:
 _live: set[Cluster] = set()
 
 
-def running_clusters(name: str) -> list[Cluster]:
-    """The clusters of this session by that name which have been started and have not ended."""
-    return [cluster for cluster in list(_live) if cluster.job.name == name and cluster.is_running]
+def running_clusters(name: str | None = None) -> list[Cluster]:
+    """The clusters of this session which have been started and have not ended: all, or those by that name."""
+    return [cluster for cluster in list(_live) if cluster.is_running and name in (None, cluster.job.name)]
 
 
 in_forked_children(_live.clear)  # they are the parent's, and so is their background thread
