@@ -38,8 +38,8 @@ FLOORS = [
 def test_the_public_names() -> None:
     assert muster.__all__ == [
         "Cluster", "Horovod", "Job", "MPI", "MultiWorker", "MusterError", "ParameterServer", "Processes", "Resources",
-        "RunFailed", "attach", "await_workers", "detach", "launch_workers", "list_runs", "list_workers", "open_run", "pool",
-        "run_cluster", "stop_workers", "tensorboard",
+        "RunFailed", "attach", "await_workers", "detach", "launch_workers", "list_runs", "list_workers", "open_run",
+        "pool", "run_cluster", "stop_workers", "tensorboard",
     ]  # fmt: skip
     for name in muster.__all__:
         assert getattr(muster, name).__doc__, name
