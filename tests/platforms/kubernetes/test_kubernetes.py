@@ -25,7 +25,7 @@ from tests.platforms.kubernetes.conftest import Space
 from tests.support import environment
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
-TENSORFLOW = {"memory": 2, "cpu": 0.5, "timeout_seconds": 200}
+TENSORFLOW = {"memory": 2, "cpu": 0.8, "timeout_seconds": 200}
 
 
 def test_two_pods_train_and_share_nothing(space: Space) -> None:

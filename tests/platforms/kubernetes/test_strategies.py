@@ -6,7 +6,7 @@ import pytest
 
 from tests.platforms.kubernetes.conftest import Space
 
-TENSORFLOW = {"memory": 2, "cpu": 0.5, "timeout_seconds": 200}
+TENSORFLOW = {"memory": 2, "cpu": 0.8, "timeout_seconds": 200}
 HOROVOD = (
     "import horovod.tensorflow as hvd, tensorflow as tf\n"
     "hvd.init()\n"
