@@ -67,6 +67,15 @@ def test_one_that_does_not_read_what_has_come_holds_up_the_others() -> None:
     assert find_blocker([ZERO, TWO, ONE], {**answers, ZERO: answer(1, 1)}).source == ZERO  # nobody stands out
 
 
+def test_words_of_a_framework_that_are_about_to_be_read_blame_nobody_while_another_one_is_in_its_own_code() -> None:
+    answers = {
+        ZERO: Stacks(OWN, connections=(Connection("a:1", "b:1"),)),
+        ONE: Stacks(LIBRARY, connections=(Connection("b:1", "a:1", 64),)),
+    }
+    assert find_blocker([ONE, ZERO], answers) == Verdict(ZERO)
+    assert find_blocker([ONE, ZERO], {**answers, ZERO: Stacks(LIBRARY)}).source == ONE
+
+
 def test_the_two_ends_of_a_link_that_is_cut_are_named() -> None:
     answers = {
         ZERO: Stacks(OWN, connections=(Connection("h0:1", "h2:5", 4096), Connection("h0:2", "h1:3"))),

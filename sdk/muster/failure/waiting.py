@@ -42,9 +42,11 @@ def find_blocker(
     unread = {source: sum(bool(c.unread) for c in answers[source].connections) for source in known}
     most = max(unread.values(), default=0)
     readers = [source for source in silent if unread.get(source) == most]
-    if most and len(readers) == 1:
-        return Verdict(readers[0], "It does not read what the others have sent.")
     stuck = [source for source in known if is_in_own_code(answers[source].text)]
+    # Where another one alone is in its own code, what lay there unread was only about to be read: frameworks send
+    # each other words all the time, on threads of their own.
+    if most and len(readers) == 1 and (len(stuck) != 1 or stuck == readers):
+        return Verdict(readers[0], "It does not read what the others have sent.")
     return Verdict((stuck or list(silent))[0])
 
 
