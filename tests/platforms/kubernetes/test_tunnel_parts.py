@@ -207,6 +207,24 @@ def test_agents_that_dial_the_session_need_no_stream(run: Run, tmp_path: Path, m
         rig.close()
 
 
+def test_a_refusal_counts_only_once_an_agent_that_may_dial_has_had_its_time(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels, "DIALS_SECONDS", 0.0)
+    rig = Rig(run, tmp_path, always=False)
+    try:
+        rig.answers += [Refused("exec", 403, {"message": "no"})]
+        rig.tunnels.see({rig.pod: RUNS})
+        eventually(lambda: not rig.answers, "it was refused", 30)
+        assert rig.tunnels.refusal(rig.pod) is None
+        monkeypatch.setattr(tunnels, "PATIENCE", 0.0)
+        eventually(lambda: rig.tunnels.refusal(rig.pod) is not None, "its time is over", 30)
+        rig.tunnels.connected(rig.worker)
+        assert rig.tunnels.refusal(rig.pod) is None
+    finally:
+        rig.close()
+
+
 def read(connection: socket.socket, count: int) -> bytes:
     """Read so many bytes."""
     connection.settimeout(30)

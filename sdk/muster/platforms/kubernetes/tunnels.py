@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from muster.agent.pod_tunnel import BEAT, BEAT_SECONDS, END, HERE, LARGEST, ROOM, SILENCE, Frames, frame
+from muster.agent.pod_tunnel import BEAT, BEAT_SECONDS, END, HERE, LARGEST, PATIENCE, ROOM, SILENCE, Frames, frame
 from muster.errors import MusterError
 from muster.job import WorkerSpec
 from muster.platforms.base import Relay
@@ -80,9 +80,16 @@ class Tunnels(Relay):
                     pod.has_come = True
 
     def refusal(self, pod: str) -> Refused | None:
-        """Return the cluster's refusal to let the session into a pod that needs it; None where there is none."""
+        """Return the cluster's refusal to let the session into a pod that needs it; None where there is none.
+
+        An agent that may be able to dial the session by itself is given as long as its pod waits for a tunnel: on a
+        busy machine it takes its time.
+        """
         known = self._pods.get(pod)
-        return known.refusal if known is not None and (self._always or not known.has_come) else None
+        if known is None or known.refusal is None or self._always:
+            return known.refusal if known is not None else None
+        is_late = known.runs_since is not None and time.monotonic() - known.runs_since > PATIENCE
+        return known.refusal if is_late and not known.has_come else None
 
     def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in how pods are, by their names: those whose agents wait are gone to."""
