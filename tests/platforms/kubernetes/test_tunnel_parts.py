@@ -114,6 +114,7 @@ class Rig:
 
     def close(self) -> None:
         self.tunnels.close()
+        self.session.shutdown(socket.SHUT_RDWR)  # closing alone leaves the thread that accepts waiting for ever
         self.session.close()
         self.relay.communicate()
         for connection in self.come:
