@@ -37,7 +37,7 @@ class Journal:
         self._waiting = bytearray()
         self._trouble: OSError | None = None
         self._lost = 0
-        self._held: dict[tuple[str | None, str], Event] = {}
+        self._held: dict[str | None, dict[str, Event]] = {}  # by worker, and by its ranks
         self._flushed_at = float("-inf")
         self._last: dict[tuple[str | None, str], tuple[float, int | None]] = {}
 
@@ -46,14 +46,17 @@ class Journal:
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
         if type(event.data) is Progress:
-            source = (event.worker, str(event.data.rank))
+            rank = str(event.data.rank)
+            source = (event.worker, rank)
             written, epoch = self._last.get(source, (float("-inf"), None))
             interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
             if event.time - written < interval and event.data.epoch == epoch:
-                self._held[source] = event
+                self._held.setdefault(event.worker, {})[rank] = event
                 return
             self._last[source] = (event.time, event.data.epoch)
-            self._held.pop(source, None)
+            self._held.get(event.worker, {}).pop(rank, None)
+        elif event.worker is None:
+            self._write_all_held()
         else:
             self._write_held(event.worker)
         self._write(event)
@@ -62,7 +65,7 @@ class Journal:
         """Write what was held back or waits, and close the file."""
         if self._descriptor is None:
             return
-        self._write_held(None)
+        self._write_all_held()
         with contextlib.suppress(OSError):
             self._reserve.unlink()
         self._flush()
@@ -73,8 +76,12 @@ class Journal:
         self._descriptor = None
 
     def _write_held(self, worker: str | None) -> None:
-        for source in [key for key in self._held if worker in (None, key[0])]:
-            self._write(self._held.pop(source))
+        for event in self._held.pop(worker, {}).values():
+            self._write(event)
+
+    def _write_all_held(self) -> None:
+        for worker in list(self._held):
+            self._write_held(worker)
 
     def _write(self, event: Event) -> None:
         line = event.to_json().encode() + b"\n"
