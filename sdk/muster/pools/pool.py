@@ -240,8 +240,9 @@ class Pool:
 
     async def _wait_until_gone(self) -> None:
         deadline = clock.now() + GONE_SECONDS
+        own = set(self.handles)
         while clock.now() < deadline:
             polled = await self.poll(self.handles, CLOSE_SECONDS)
-            if all(worker.status.is_final for worker in polled if worker.id in self.handles):
+            if all(worker.status.is_final for worker in polled if worker.id in own):
                 return
             await asyncio.sleep(self.platform.poll_seconds[0] / FASTER_AT_THE_END)

@@ -49,7 +49,7 @@ class Ending:
         serves = plan is not None and plan.starter is None  # then ranks that lose it would complain
         if not serves:
             await self._stop_launcher(deadline)
-        completing = list(plan.completed_by or plan.processes) if plan else []
+        completing = dict.fromkeys((plan.completed_by or plan.processes) if plan else ())  # in order, quick to look up
         for names in (completing, [name for name in self._state.members if name not in completing]):
             await self._stop_those_of(names, deadline)
         if serves:

@@ -55,7 +55,8 @@ class Reasons:
         queued = state.queued
         if queued and limits.queue and clock.now() >= submitted_at + limits.queue:
             return diagnosis.still_queued(queued, len(state.specs), limits.queue, state.waits_of(queued))
-        late = [name for name in state.missing if name not in queued]
+        without_place = set(queued)
+        late = [name for name in state.missing if name not in without_place]
         known = {name: worker.status for name, worker in state.workers.items()}
         missing = {name: known.get(name) for name in [*late, *queued]}
         explained = partial(diagnosis.workers_missing, waits=state.waits_of([*missing]), is_here=self._is_here)
