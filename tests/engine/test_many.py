@@ -94,6 +94,7 @@ def operations(n_workers: int, happens: Callable[[Scene], None], journal: Journa
                 scene.at(5 + step / 4 + later, report, worker, index, step)  # too often for all to be journalled
         happens(scene)
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 heeds that of other frames only if it was set before
         sys.settrace(trace)
         try:
             scene.play()
