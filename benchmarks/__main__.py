@@ -31,6 +31,7 @@ NAMES = (
     "sync",
     "hosts_ready",
     "containers_ready",
+    "containers_throughput",
     "kubernetes_ready",
     "slurm_ready",
     "thousand_agents",

@@ -1,8 +1,9 @@
-"""The live view in tmux: what a person sees in the end, after Ctrl-C and its echo."""
+"""The live view in tmux: what a person sees when the window has another size, and after Ctrl-C and its echo."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ class Tmux:
 
     def __init__(self, folder: Path) -> None:
         self._server = ["tmux", "-f", "/dev/null", "-S", str(folder / "tmux")]
-        self("new-session", "-d", "-x", "80", "-y", "24", "-c", str(folder), "env PS1='$ ' sh")
+        self("new-session", "-d", "-x", "80", "-y", "24", "-c", str(folder), "env -u COLUMNS -u LINES PS1='$ ' sh")
 
     def __call__(self, *command: str) -> str:
         done = subprocess.run([*self._server, *command], capture_output=True, text=True, check=True, timeout=10)
@@ -52,22 +53,44 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
     terminal("kill-server")
 
 
-def test_after_keys_and_ctrl_c_the_last_picture_is_the_only_one(tmux: Tmux, tmp_path: Path) -> None:
+@pytest.fixture
+def running(tmux: Tmux, tmp_path: Path) -> Tmux:
+    """The terminal in which a run of four workers is shown."""
     (tmp_path / "sleeps.py").write_text("import time\nprint('here we are', flush=True)\ntime.sleep(600)\n")
     (tmp_path / "program.py").write_text(MUSTER)
     path = f"{IMPORT_PATH}{os.pathsep}{TESTS}"
     environment = f"MUSTER_DASHBOARD= MUSTER_HOME={shlex.quote(str(runs.muster_home()))} PYTHONPATH={shlex.quote(path)}"
     tmux.type(f"{environment} {shlex.quote(sys.executable)} program.py; echo ended: $?", "Enter")
     eventually(lambda: tmux.shows().count("here we are") == 4, "all workers print")
+    return tmux
 
-    tmux.type("x", "Enter", "Enter")
-    eventually(lambda: "4 running" in tmux.shows(), "painted again")
-    tmux.type("C-c")
 
-    eventually(lambda: "ended: 130" in tmux.shows(), "ended")
-    shown = tmux.shows()
+def test_after_keys_and_ctrl_c_the_last_picture_is_the_only_one(running: Tmux) -> None:
+    running.type("x", "Enter", "Enter")
+    eventually(lambda: "4 running" in running.shows(), "painted again")
+    running.type("C-c")
+
+    eventually(lambda: "ended: 130" in running.shows(), "ended")
+    shown = running.shows()
     assert "● " not in shown
     assert shown.count("plain  stopped") == 1
     assert shown.count("■ stopped") == 4
-    tmux.type("echo typed", "Enter")
-    eventually(lambda: "$ echo typed\ntyped" in tmux.shows(), "keys are shown again")
+    running.type("echo typed", "Enter")
+    eventually(lambda: "$ echo typed\ntyped" in running.shows(), "keys are shown again")
+
+
+def test_a_window_of_another_size_has_one_picture(running: Tmux) -> None:
+    for width in (50, 110, 64):
+        resized_after = max(seconds_shown(running))
+        running("resize-window", "-x", str(width))
+        eventually(lambda: max(seconds_shown(running)) > resized_after + 1, "painted again")  # noqa: B023
+        shown = running("capture-pane", "-p")
+        assert shown.count("● sleeps") == 1
+        assert shown.count("status") == 1
+    running.type("C-c")
+    eventually(lambda: "ended: 130" in running.shows(), "ended")
+
+
+def seconds_shown(tmux: Tmux) -> list[float]:
+    """How long the run takes already, in every picture that is seen."""
+    return [float(found) for found in re.findall(r"([\d.]+) s  4", tmux("capture-pane", "-p"))] or [0.0]

@@ -15,8 +15,10 @@ from typing import NamedTuple, TextIO
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -55,6 +57,7 @@ class TerminalDashboard:
         self._live = Live(self._screen, console=self._console, auto_refresh=False, redirect_stderr=False)
         self._is_closed = False
         self._painted = (-1, float("-inf"))
+        self._width = self._console.width
         self._ticker = Ticker(self._tick, self._finish)
 
     def __call__(self, event: Event) -> None:
@@ -81,11 +84,26 @@ class TerminalDashboard:
             self._live.start()
         if self.view.version != version or now - painted_at >= IDLE_SECONDS:
             self._painted = (self.view.version, now)
+            self._fit()
             self._live.refresh()
         self._frames.pass_on()
 
+    def _fit(self) -> None:
+        """Erase what stands below the last frame's first lines since a narrower terminal has wrapped them.
+
+        Rich goes up as many lines as it has painted. A terminal that cuts lines where others wrap them loses as many
+        of those above the frame.
+        """
+        width = self._console.width
+        if width < self._width:
+            more = sum((painted - 1) // width for painted in self._screen.widths if painted)
+            for _ in range(more):
+                self._console.control(Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)))
+        self._width = width
+
     def _finish(self) -> None:
         self._screen.is_last = True
+        self._fit()
         self._live.stop()  # paints once more
         if self.view.logs_command:
             self._console.print(Text(f"Logs: {self.view.logs_command}"), soft_wrap=True)
@@ -126,6 +144,9 @@ class Screen:
 
     Below it the cursor has a line to itself unless ``is_last``: there a terminal shows ``^C``, which at the end of a
     full line would move everything. ``lock`` guards the view, where it changes meanwhile.
+
+    Attributes:
+        widths: of its lines when it was painted last, in characters' cells.
     """
 
     def __init__(
@@ -133,11 +154,17 @@ class Screen:
     ) -> None:
         self.view = view
         self.is_last = is_last
+        self.widths: list[int] = []
         self._lock = lock or nullcontext()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._lock:
-            return self._parts(console, options)
+            lines = console.render_lines(Group(*self._parts(console, options)), options, pad=False)
+        lines = [_stripped(line) for line in lines]
+        self.widths = [Segment.get_line_length(line) for line in lines]
+        for line in lines:
+            yield from line
+            yield Segment.line()
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
         top = Group(*heading(self.view, options.max_width))
@@ -145,6 +172,16 @@ class Screen:
         rows = (options.height or console.height) - used - 3  # the column titles, "and N more", the cursor
         table = workers_table(self.view, max(rows, 1), options.max_width) if self.view.workers else []
         return [top, *table, *([] if self.is_last else [Text("")])]
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    """The line without the blanks at its end, which a narrower terminal would wrap as well."""
+    line = list(line)
+    while line and not line[-1].text.rstrip():
+        line.pop()
+    if line:
+        line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+    return line
 
 
 def heading(view: RunView, width: int) -> list[RenderableType]:

@@ -1,0 +1,120 @@
+"""Steps per second while LeNet trains with Horovod in two containers, beside a bare horovodrun in two like them.
+
+Both have the same image, mounts, limits and numbers of threads, on the tests' own Podman. Of the bare ones each runs an
+sshd on port 2222, and horovodrun is started in the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import muster
+from muster.platforms.containers.engine import connect
+from muster.platforms.containers.images import own_folders, tiny_image
+from muster.platforms.machine import ssh_server
+from muster.security.ssh import generate_key_pair, write_private
+
+from benchmarks.bare_horovod import PORT, SSHD_CONFIG, THREADS
+from benchmarks.measuring import Figure, Target, Unavailable, by_turns, fresh, main, private_home
+from benchmarks.training import SCRIPT, WORKERS
+from tests.platforms.containers_podman import Podman, why_not
+
+STEPS = 50  # in an epoch; the first epoch is not counted
+LIMIT = 0.98
+MEMORY = 2  # GB
+NETWORK = "bare"
+BENCHMARKS, SDK = SCRIPT.parent, Path(muster.__file__).parents[1]
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Short runs by turns."""
+    if why_not():
+        raise Unavailable(why_not())
+    options = ("--steps", str(10 if quick else STEPS), "--epochs", str(2 if quick else 4))
+    podman = Podman()
+    try:
+        with private_home(), tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+            taken = by_turns(
+                1 if quick else 8,
+                {
+                    "muster": lambda: fresh(by_muster, podman.url, *options),
+                    "bare": lambda: by_horovodrun(podman, Path(folder), *options),
+                },
+            )
+    finally:
+        podman.remove()
+    title = f"training LeNet with Horovod in {WORKERS} containers"
+    target = Target(LIMIT, at_least=True)
+    return [Figure(title, "steps/s", taken["muster"], "bare `horovodrun` in as many", taken["bare"], target)]
+
+
+def by_muster(url: str, *options: str) -> float:
+    """Steps per second, in a new session."""
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        script = Path(folder, SCRIPT.name)
+        script.write_bytes(SCRIPT.read_bytes())
+        os.chdir(folder)
+        found = muster.run_cluster(
+            WORKERS, strategy="horovod", worker_script=script.name, args=["measured.json", *options], memory=MEMORY,
+            platform="containers", engine=url, collect="measured.json",
+        )  # fmt: skip
+        os.chdir("/")
+        return steps_per_second(found.cluster.run_dir / "collected" / "worker-0" / "measured.json")
+
+
+def by_horovodrun(podman: Podman, folder: Path, *options: str) -> float:
+    """The same by a bare horovodrun."""
+    out = folder / "measured.json"
+    out.unlink(missing_ok=True)
+    with bare_containers(podman, folder) as (first, addresses):
+        where = ",".join(f"{address}:1" for address in addresses)
+        command = ["horovodrun", "--gloo", "--disable-cache", "-np", str(WORKERS), "-H", where, "-p", str(PORT)]
+        command += ["-i", str(folder / "identity"), "--network-interfaces", "eth0", sys.executable]
+        inside = podman.command("exec", first, *command, str(SCRIPT), str(out), *options)
+        done = subprocess.run(inside, env=podman.environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"horovodrun ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return steps_per_second(out)
+
+
+@contextlib.contextmanager
+def bare_containers(podman: Podman, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Containers with an sshd each; yields the first one's id, and all addresses."""
+    key = generate_key_pair()
+    write_private(folder / "identity", key.private)
+    write_private(folder / "authorized_keys", key.public + "\n")
+    write_private(folder / "sshd_config", SSHD_CONFIG.format(port=PORT, address="0.0.0.0", folder=folder))
+    ssh = f"/usr/bin/ssh -F none -o StrictHostKeyChecking=no -o UserKnownHostsFile={folder}/known_hosts"
+    write_private(folder / "bin" / "ssh", f'#!/bin/sh\nexec {ssh} "$@"\n')
+    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), "/usr/bin:/bin"])
+    environment = {"PATH": path, "PYTHONPATH": str(SDK), "CUDA_VISIBLE_DEVICES": "-1", "HOME": str(folder), **THREADS}
+    limits = ["--cpus=1", f"--memory={MEMORY}g", f"--memory-swap={MEMORY}g", f"--shm-size={MEMORY}g"]
+    seen = [f"--volume={each}:{each}:ro" for each in (*own_folders(), str(SDK), str(BENCHMARKS))]
+    options = [*limits, *seen, f"--volume={folder}:{folder}", f"--network={NETWORK}", "--init", "--detach"]
+    options += [f"--env={name}={value}" for name, value in environment.items()]
+    sshd = [ssh_server().path, "-D", "-f", str(folder / "sshd_config")]
+    image = tiny_image(connect(podman.url))
+    podman.run("network", "create", NETWORK)
+    try:
+        ids = [podman.run("run", *options, image, *sshd).strip() for _ in range(WORKERS)]
+        shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        yield ids[0], [podman.run("inspect", "--format", shown, name).strip() for name in ids]
+    finally:
+        podman.run("rm", "--all", "--force", "--time", "0")
+        podman.run("network", "rm", NETWORK)
+
+
+def steps_per_second(out: Path) -> float:
+    """What the script measured."""
+    return float(json.loads(out.read_text())["steps_per_second"])
+
+
+if __name__ == "__main__":
+    main("containers_throughput")
