@@ -148,6 +148,18 @@ def test_fractions() -> None:
     assert fraction(step=30, steps=0) is None
 
 
+def test_who_has_told_how_far_it_is_is_said_where_others_have_not() -> None:
+    def tellers(*told: str, **ended: str) -> str:
+        steps = [at(20, "progress", name, rank=0, step=10, steps=10) for name in told]
+        return view_of([*starting(3), *steps, *([at(30, "run_ended", **ended)] if ended else [])]).tellers
+
+    assert tellers() == ""
+    assert tellers("worker-0") == "told by 1 of 3 workers"
+    assert tellers("worker-0", "worker-1", "worker-2") == ""
+    assert tellers("worker-0", status="failed") == ""
+    assert tellers("chief-0") == ""  # parameter servers and workers leave that to it
+
+
 def test_the_rate_follows_a_change_of_speed_and_a_count_that_begins_anew() -> None:
     events = [at(second, "progress", "w-0", rank=0, examples=10 * second) for second in range(60)]
     events += [at(60 + second, "progress", "w-0", rank=0, examples=590 + 50 * second) for second in range(1, 20)]

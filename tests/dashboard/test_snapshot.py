@@ -115,7 +115,7 @@ def test_a_long_name_leaves_room_for_the_values() -> None:
 def test_a_rank_is_shown_with_its_own_step_and_metrics() -> None:
     events = [*starting(2), at(1, "run_phase", phase="training")]
     events += [at(2, "progress", "worker-0", rank=0, step=15, steps=15, metrics={"loss": 0.0667})]
-    assert "step 15/15 · loss 0.0667" in to_html(view_of(events))
+    assert "step 15/15 · told by 1 of 2 workers · loss 0.0667" in to_html(view_of(events))
 
     events += [at(3, "progress", "worker-1", rank=1, step=4, steps=15, metrics={"loss": 0.25})]
     events += [at(4, "run_ended", status="failed")]

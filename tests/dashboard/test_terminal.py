@@ -69,8 +69,27 @@ def test_failed_ones_come_first_below_the_cause_and_the_advice() -> None:
     assert re.match(r"worker-1 r1 +✗ failed .* exit 1 .* ValueError: no data$", lines[7])
 
 
+def test_all_of_the_work_of_one_is_not_all_of_the_work() -> None:
+    lines = painted(view_of([*starting(2), at(20, "progress", "worker-0", rank=0, step=10, steps=10)]))
+
+    assert lines[1].endswith("100 %  step 10/10  told by 1 of 2 workers")
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+@pytest.mark.parametrize("scene", [starting, training, failing])
+def test_nothing_that_matters_is_cut_in_a_narrow_terminal(scene: object, width: int) -> None:
+    view = view_of(scene(3))  # type: ignore[operator]
+    above, _, table = "\n".join(painted(view, width)).partition("\n\n")
+
+    assert "…" not in above
+    assert all(word in above for word in view.census.split())
+    for worker in view.workers.values():
+        assert any(line.startswith(f"{worker.name} {worker.rank_names}".strip()) for line in table.splitlines())
+        assert worker.leading.position in table
+
+
 @pytest.mark.parametrize("height", [16, 24, 50])
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 @pytest.mark.parametrize("scene", [starting, training, failing])
 def test_forty_workers_fit_the_screen(scene: object, width: int, height: int) -> None:
     lines = painted(view_of(scene(40)), width, height)  # type: ignore[operator]

@@ -93,4 +93,4 @@ def test_a_window_of_another_size_has_one_picture(running: Tmux) -> None:
 
 def seconds_shown(tmux: Tmux) -> list[float]:
     """How long the run takes already, in every picture that is seen."""
-    return [float(found) for found in re.findall(r"([\d.]+) s  4", tmux("capture-pane", "-p"))] or [0.0]
+    return [float(found) for found in re.findall(r"([\d.]+) s\s+4 running", tmux("capture-pane", "-p"))] or [0.0]

@@ -216,6 +216,7 @@ def aggregates_of(view: RunView) -> dict[str, Any]:
         "slowest": slowest.name if slowest else "",
         "uneven": view.status == "running" and any(progress.fraction != fraction for progress in told),
         "fraction": fraction,
+        "tellers": view.tellers,
         "left": slowest.leading.time_left(view.clock()) if slowest and view.status == "running" else None,
         "rate": view.rate,
         "efficiency": view.efficiency,

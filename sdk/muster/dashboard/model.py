@@ -128,6 +128,14 @@ class RunView:
         return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
     @property
+    def tellers(self) -> str:
+        """How many have told how far they are, where others like them have not and may be anywhere; else empty."""
+        told = [worker for worker in self.workers.values() if worker.leading.has_begun]
+        roles = {worker.role for worker in told}
+        alike = sum(worker.role in roles for worker in self.workers.values())
+        return f"told by {len(told)} of {alike} workers" if self.status == "running" and len(told) < alike else ""
+
+    @property
     def time_left(self) -> float | None:
         """Seconds until the worker that is furthest back is done, if it goes on like this; None where unknown."""
         slowest = self.slowest

@@ -148,6 +148,7 @@ def _progress(view: RunView) -> str:
     facts = [
         behind,
         where,
+        view.tellers,
         *(f"{name} {number(value)}" for name, value in view.metrics.items()),
         f"{rate(view.rate)} examples/s" if view.rate is not None else "",
         f"scaling efficiency {100 * view.efficiency:.0f} %" if view.efficiency is not None else "",

@@ -31,6 +31,8 @@ from muster.runtime import outlet
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
 MAX_CAUSE_LINES = 6
 CURVE_WIDTH = 12  # characters
+SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
+NARROW = 60  # characters: less has no room for a bar for each worker, nor for what it printed last
 
 
 class TerminalDashboard:
@@ -192,12 +194,13 @@ def heading(view: RunView, width: int) -> list[RenderableType]:
         (f"  {view.strategy}" if view.strategy else ""),
         (f"  {view.doing if view.status == 'running' else view.status}", style),
         (f"  {duration(view.elapsed)}", "bold"),
-        (f"  {view.census}", "bright_black"),
-        no_wrap=True,
-        overflow="ellipsis",
     )
-    lines: list[RenderableType] = [title, *cause(view, width)]
-    bar = overall(view)
+    census = Text(view.census, style="bright_black")
+    if title.cell_len + 2 + census.cell_len <= width:
+        title = Text.assemble(title, "  ", census)
+        census = Text()
+    lines: list[RenderableType] = [title, *([census] if census else []), *cause(view, width)]
+    bar = overall(view, width)
     if bar is not None:
         lines.append(bar)
     if view.curves:
@@ -221,20 +224,26 @@ def _cut_to(text: Text, characters: int) -> Text:
     return text
 
 
-def overall(view: RunView) -> RenderableType | None:
+def overall(view: RunView, width: int) -> RenderableType | None:
     """A bar for the worker that is furthest back, since the others will wait for it; None before training.
 
-    As long as the project is on its way to the workers, the bar is for that.
+    As long as the project is on its way to the workers, the bar is for that. A narrow terminal has a shorter bar, and
+    then fewer words: the rate goes first. Who has told so is said where others have not.
     """
     if view.fraction is None:
         return None
-    words = [f"{100 * view.fraction:.0f} %", view.slowest.position if view.slowest else ""]
-    if view.rate is not None:
-        words.append(f"{rate(view.rate)} examples/s")
-    if view.time_left is not None:
-        words.append(f"{duration(view.time_left)} left")
+    part = f"{100 * view.fraction:.0f} %"
+    position = view.slowest.position if view.slowest else ""
+    speed = f"{rate(view.rate)} examples/s" if view.rate is not None else ""
+    left = f"{duration(view.time_left)} left" if view.time_left is not None else ""
+    told = view.tellers
+    choices = [
+        (part, position, told, speed, left), (part, position, told, left), (part, told, left), (part, told), (part,)
+    ]  # fmt: skip
+    texts = ["  ".join(filter(None, words)) for words in choices]
+    text = next((text for text in texts if len(text) + 2 + SHORTEST_BAR <= width), texts[-1])
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(_bar(view.fraction, 40), _line("  ".join(filter(None, words))))
+    grid.add_row(_bar(view.fraction, max(SHORTEST_BAR, min(LONGEST_BAR, width - len(text) - 2))), _line(text))
     return grid
 
 
@@ -267,6 +276,7 @@ class Column(NamedTuple):
     title: str
     cell: Callable[[RunView, WorkerView], RenderableType]
     from_width: int = 0
+    below_width: float = float("inf")
     min_width: int | None = None
     ratio: int | None = None
     where: Callable[[WorkerView], object] | None = None
@@ -285,8 +295,12 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
+def _position(view: RunView, worker: WorkerView) -> RenderableType:
+    return _line(worker.leading.position)
+
+
 def _progress(view: RunView, worker: WorkerView) -> RenderableType:
-    text = _line(worker.leading.position)
+    text = _position(view, worker)
     if worker.fraction is None:
         return text
     grid = Table.grid(padding=(0, 1))
@@ -307,13 +321,14 @@ COLUMNS = (
     Column("status", _status, min_width=11),
     Column("address", lambda view, worker: Text(worker.address), from_width=110),
     Column("phase", _phase, from_width=90),
-    Column("progress", _progress, min_width=10),
+    Column("progress", _position, below_width=NARROW),
+    Column("progress", _progress, from_width=NARROW, min_width=10),
     Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100, where=lambda worker: worker.rate),
     Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
     Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
     Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),
     Column("memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)), from_width=80),
-    Column("last line", _last_line, from_width=60, min_width=12, ratio=1),
+    Column("last line", _last_line, from_width=NARROW, min_width=12, ratio=1),
 )
 
 
@@ -325,7 +340,7 @@ def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
     columns = [
         column
         for column in COLUMNS
-        if width >= column.from_width and (column.where is None or any(map(column.where, shown)))
+        if column.from_width <= width < column.below_width and (column.where is None or any(map(column.where, shown)))
     ]
     for column in columns:
         table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)

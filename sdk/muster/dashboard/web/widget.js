@@ -300,6 +300,7 @@ class View {
     setText(this.pace, [
       `${Math.round(100 * run.fraction)} %`,
       row < 0 ? "" : position(this.store.worker(row)),
+      run.status === "running" ? run.tellers : "",
       run.left == null || run.status !== "running" || this.isStill(run) ? "" : `${duration(run.left)} left`,
       run.rate == null ? "" : `${perSecond(run.rate)} examples/s`,
       run.efficiency == null ? "" : `scaling efficiency ${Math.round(100 * run.efficiency)} %`,
