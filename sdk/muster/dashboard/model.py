@@ -129,7 +129,7 @@ class RunView:
 
     @property
     def tellers(self) -> str:
-        """How many have told how far they are, where others like them have not and may be anywhere; else empty."""
+        """The number that has told how far it is, in words, where others like them may be anywhere; else empty."""
         told = [worker for worker in self.workers.values() if worker.leading.has_begun]
         roles = {worker.role for worker in told}
         alike = sum(worker.role in roles for worker in self.workers.values())

@@ -58,10 +58,11 @@ class Store {
     return worker;
   }
 
+  // How many workers have each status: in one order, wherever they stand, as in a terminal.
   counts() {
     const counts = new Map();
     for (const status of this.columns.status ?? []) counts.set(status, (counts.get(status) ?? 0) + 1);
-    return counts;
+    return new Map([...counts].sort());
   }
 
   // The session has ended, and with it all workers that had not.
