@@ -47,6 +47,14 @@ def test_the_public_names() -> None:
         muster.no_such_name  # noqa: B018
 
 
+def test_what_documents_call_by_its_module_needs_no_import_of_that() -> None:
+    program = "import muster; muster.training.report; muster.errors.MusterError; muster.report"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "AttributeError: module 'muster' has no attribute 'report': it is muster.training.report"
+    )
+
+
 def test_importing_muster_loads_nothing_heavy() -> None:
     program = "import sys, json, muster; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

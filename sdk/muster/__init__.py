@@ -55,20 +55,25 @@ _PUBLIC = {
     "tensorboard": "muster.board.tensorboard",
 }
 
+_SUBPACKAGES = ("doctor", "errors", "events", "testing", "training")  # that the reference calls by these names
+
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for, so that ``import muster`` costs nothing."""
+    if name in _SUBPACKAGES:
+        return import_module(f"muster.{name}")
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+        place = f": it is muster.training.{name}" if name in import_module("muster.training").__all__ else ""
+        raise AttributeError(f"module 'muster' has no attribute {name!r}{place}")
     value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PUBLIC, "__version__"])
+    return sorted([*_PUBLIC, *_SUBPACKAGES, "__version__"])
 
 
 def _show_in_notebooks() -> None:
