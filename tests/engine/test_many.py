@@ -11,9 +11,10 @@ from typing import Any
 
 import muster
 import pytest
-from muster.job import Limits
+from muster.job import Limits, Worker
+from muster.platforms.base import PollBackoff
 from muster.records.journal import Journal
-from muster.testing import Scene
+from muster.testing import Scene, ScriptedPlatform
 
 PACKAGE = Path(muster.__file__).parent
 PLAYED = ("testing", "agent")  # rooms of what a test plays, and not the engine
@@ -65,6 +66,14 @@ def test_four_times_the_workers_are_four_times_the_work(happens: Callable[[Scene
     worst = {name: (few[name], count) for name, count in many.items() if count > 1.3 * ratio * few[name] + 2000}
     assert not worst
     assert sum(many.values()) < 1.2 * ratio * sum(few.values())
+
+
+def test_very_many_workers_are_polled_less_often() -> None:
+    def pause(n_workers: int) -> float:
+        return PollBackoff(ScriptedPlatform()).seconds([Worker(str(n), f"worker-{n}") for n in range(n_workers)])
+
+    assert pause(100) == ScriptedPlatform.poll_seconds[0]
+    assert pause(10_000) == 2
 
 
 def operations(n_workers: int, happens: Callable[[Scene], None], journal: Journal) -> Counter[str]:

@@ -14,6 +14,7 @@ from muster.errors import PlatformError
 from muster.job import Resources, Worker, WorkerSpec
 
 BACKOFF = 1.3  # times as long until the next poll, where the last one has found nothing new
+POLLED_PER_SECOND = 5000  # workers: to look at each costs microseconds, and agents tell by themselves
 
 
 class Storage(str, Enum):
@@ -75,7 +76,7 @@ def read_log(path: Path) -> Iterator[str]:
 
 
 class PollBackoff:
-    """Seconds between two polls: few after a change, and ever more while nothing changes.
+    """Seconds between two polls: few after a change, and ever more while nothing changes, or of very many workers.
 
     Args:
         platform: the platform, which says how often it likes to be polled.
@@ -90,7 +91,7 @@ class PollBackoff:
         """Return the seconds to wait for the next poll, given what the last one has found (None: it failed)."""
         self._seconds = self._least if found != self._last else min(BACKOFF * self._seconds, self._most)
         self._last = found
-        return self._seconds
+        return max(self._seconds, len(found or ()) / POLLED_PER_SECOND)
 
 
 class Platform(ABC):
