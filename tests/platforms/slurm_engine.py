@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster.agent import linux
@@ -26,11 +26,17 @@ from tests.support import eventually
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
-COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "salloc")
-FETCH_SECONDS, START_SECONDS = 120, 20
+# What accounting needs beside them: slurmdbd, MariaDB, and the libraries that those are linked with.
+ACCOUNTING_PACKAGES = (
+    "slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server-core", "libmariadb3", "libaio1", "liburing2", "libsnappy1v5",
+    "liblz4-1",
+)  # fmt: skip
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "salloc")
+FETCH_SECONDS, START_SECONDS = 120, 60
 CPUS, MEMORY = 4, 8000
 PROBE = "mount --make-rprivate / && mount --bind /etc/hosts /etc/hosts && ip link add br0 type bridge"
 DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm")
+ACCOUNTING_DAEMONS = ("mariadbd",)  # slurmdbd wants a configuration even for its version
 PROGRAMS = ("unshare", "nsenter", "ip", "apt-get", "dpkg", "apt-cache")
 
 CONFIG = """\
@@ -57,10 +63,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-PreemptType=preempt/partition_prio
+PreemptType={preempt}
 PreemptMode=CANCEL
 SlurmdParameters=config_overrides
-AccountingStorageType=accounting_storage/none
+{accounting}
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
@@ -68,10 +74,51 @@ SlurmdTimeout=5
 KillWait=2
 UnkillableStepTimeout=10
 CompleteWait=0
-MinJobAge=300
+MinJobAge={remembered}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=60 PriorityTier=10
+"""
+ACCOUNTING_CONFIG = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={port_of_accounting}
+AccountingStoragePass={folder}/munge/socket
+AccountingStorageEnforce=associations,limits,qos"""
+DAEMON_CONFIG = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=localhost
+DbdPort={port_of_accounting}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageUser=root
+StorageLoc=slurm
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+PluginDir={plugins}:{accounts}/slurm-wlm
+"""
+# MariaDB asks nobody who he is, and is reached by a socket in a folder that only root sees. Its system tables are made
+# first: Slurm keeps a procedure there, without which no user inherits the QOS of his account.
+ACCOUNTING_SETUP = """\
+export LD_LIBRARY_PATH={plugins}:{accounts} MYSQL_UNIX_PORT={folder}/database.socket
+mkdir -p {folder}/database/mysql
+database() {{
+    {accounting_root}/usr/sbin/mariadbd --no-defaults --basedir={accounting_root}/usr --datadir={folder}/database \\
+        --lc-messages-dir={accounting_root}/usr/share/mysql --plugin-dir={folder} --user=root --skip-log-bin \\
+        --innodb-buffer-pool-size=16M --innodb-log-file-size=4M --innodb-use-native-aio=0 --innodb-doublewrite=0 \\
+        --innodb-flush-log-at-trx-commit=0 "$@"
+}}
+(echo 'use mysql;'; cat {accounting_root}/usr/share/mysql/mysql_system_tables.sql) | database --bootstrap
+database --skip-grant-tables --skip-networking --socket={folder}/database.socket &
+until [ -S {folder}/database.socket ]; do sleep 0.02; done
+SLURM_CONF={folder}/slurm.conf {accounting_root}/usr/sbin/slurmdbd -D &
+until {folder}/bin/sacctmgr -n show cluster >/dev/null 2>&1; do sleep 0.1; done
+{folder}/bin/sacctmgr -i add cluster tests
+{folder}/bin/sacctmgr -i add qos first Priority=100
+{folder}/bin/sacctmgr -i add qos single MaxJobsPerUser=1
+{folder}/bin/sacctmgr -i modify qos first set Preempt=normal
+{folder}/bin/sacctmgr -i modify account root set qos+=first,single
 """
 SETUP = """\
 set -e
@@ -91,12 +138,12 @@ ip link set {veth} up
 {root}/usr/sbin/munged --foreground --key-file={folder}/munge/key --socket={folder}/munge/socket \\
     --pid-file={folder}/munge/pid --log-file={folder}/munge/log --seed-file={folder}/munge/seed --force &
 until [ -S {folder}/munge/socket ]; do sleep 0.01; done
-{root}/usr/sbin/slurmctld-wlm -D -f {folder}/slurm.conf &
+{accounting_setup}{folder}/sbin/slurmctld -D -f {folder}/slurm.conf &
 number=2
 for node in {names}; do
     unshare --net --uts sh -c "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done; ip link set lo up
         ip addr add {subnet}.$number/24 dev eth0; ip link set eth0 up; hostname $node; export LD_LIBRARY_PATH={plugins}
-        exec {root}/usr/sbin/slurmd-wlm -D -N $node -f {folder}/slurm.conf -d {root}/usr/sbin/slurmstepd-wlm" &
+        exec {folder}/sbin/slurmd -D -N $node -f {folder}/slurm.conf -d {folder}/sbin/slurmstepd" &
     apart $!
     ip link add eth0 netns $! type veth peer name port$number netns $switch
     nsenter -t $switch -n ip link set port$number master br0 up
@@ -120,33 +167,43 @@ def why_not() -> str:
 
 @functools.lru_cache(maxsize=1)
 def fetch() -> Path | None:
-    """Return the folder in which Debian's packages are unpacked; None where they cannot be had."""
+    """Return the folder in which Debian's packages of Slurm are unpacked; None where they cannot be had."""
+    return _unpacked("slurm", PACKAGES, DAEMONS, [])
+
+
+@functools.lru_cache(maxsize=1)
+def fetch_accounting() -> Path | None:
+    """Return the folder in which those of its accounting are unpacked; None where they cannot be had."""
+    root = fetch()
+    return _unpacked("slurm-accounting", ACCOUNTING_PACKAGES, ACCOUNTING_DAEMONS, [root]) if root else None
+
+
+def _unpacked(name: str, packages: Sequence[str], daemons: Sequence[str], others: Sequence[Path]) -> Path | None:
     shown = subprocess.run(["apt-cache", "policy", PACKAGES[0]], capture_output=True, text=True).stdout
     version = shown.partition("Candidate:")[2].split()
     if not version or version[0] == "(none)":
         return None
-    root = CACHE / f"slurm-{version[0].replace('/', '_')}"
-    if root.exists():
-        return root if _starts(root) else None
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir=CACHE) as made:
-        folder = Path(made)
-        with contextlib.suppress(subprocess.SubprocessError):
-            fetched = ["apt-get", "download", "-q", *PACKAGES]
-            subprocess.run(fetched, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
-            for package in folder.glob("*.deb"):
-                subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
-            with contextlib.suppress(OSError):  # other tests were quicker
-                (folder / "root").rename(root)
-    return root if root.exists() and _starts(root) else None
+    root = CACHE / f"{name}-{version[0].replace('/', '_')}"
+    if not root.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=CACHE) as made:
+            folder = Path(made)
+            with contextlib.suppress(subprocess.SubprocessError):
+                fetched = ["apt-get", "download", "-q", *packages]
+                subprocess.run(fetched, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
+                for package in folder.glob("*.deb"):
+                    subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True)
+                with contextlib.suppress(OSError):  # other tests were quicker
+                    (folder / "root").rename(root)
+    return root if root.exists() and _starts([root / "usr/sbin" / each for each in daemons], [root, *others]) else None
 
 
-def _starts(root: Path) -> bool:
-    """Return whether this machine has the libraries that the daemons are linked with."""
-    libraries = os.pathsep.join(map(str, root.glob("usr/lib/*/slurm-wlm")))
-    environ = {**os.environ, "LD_LIBRARY_PATH": libraries}
-    asked = [subprocess.run([root / "usr/sbin" / name, "-V"], env=environ, capture_output=True) for name in DAEMONS]
-    return not any(done.returncode for done in asked)
+def _starts(daemons: Sequence[Path], roots: Sequence[Path]) -> bool:
+    """Return whether this machine, with what is unpacked, has the libraries that daemons are linked with."""
+    patterns = ("usr/lib/*-linux-gnu*", "usr/lib/*/slurm-wlm")
+    folders = [path for root in roots for pattern in patterns for path in root.glob(pattern)]
+    environ = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))}
+    return not any(subprocess.run([each, "-V"], env=environ, capture_output=True).returncode for each in daemons)
 
 
 class Engine:
@@ -157,7 +214,7 @@ class Engine:
         address: this machine's, as its nodes see it.
     """
 
-    def __init__(self, root: Path, names: Sequence[str] = ("n1", "n2")) -> None:
+    def __init__(self, root: Path, names: Sequence[str] = ("n1", "n2"), *, accounting: Path | None = None) -> None:
         self.names = names
         self._off: dict[str, tuple[list[str], int, subprocess.Popen[bytes]]] = {}
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -177,16 +234,35 @@ class Engine:
         facts = {
             "host": os.uname().nodename, "subnet": subnet, "port": 16000 + secrets.randbelow(8000), "root": root,
             "folder": self.folder, "plugins": plugins, "veth": f"mss{secrets.token_hex(3)}", "names": " ".join(names),
+            "accounting": "AccountingStorageType=accounting_storage/none", "accounting_setup": "",
+            "preempt": "preempt/partition_prio", "remembered": 300,
         }  # fmt: skip
+        if accounting:
+            facts.update(self._with_accounting(accounting, facts))
         (self.folder / "slurm.conf").write_text(CONFIG.format(nodes="\n".join(nodes), **facts))
         known = ["127.0.0.1 localhost", *(f"{subnet}.{number} {name}" for number, name in enumerate(names, 2))]
         (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (self.folder / "sbin").mkdir()
+        for name in ("slurmctld", "slurmd", "slurmstepd"):  # as which one Slurm runs, it knows by this name alone
+            (self.folder / "sbin" / name).symlink_to(root / "usr/sbin" / f"{name}-wlm")
         for command in COMMANDS:
             program = f"#!/bin/sh\necho {command} >> {self.folder}/asked\n"
             program += f"export LD_LIBRARY_PATH={plugins} SLURM_CONF={self.folder}/slurm.conf\n"
             write_private(self.folder / "bin" / command, f'{program}exec {root}/usr/bin/{command} "$@"\n')
         self._start(SETUP.format(**facts), plugins)
+
+    def _with_accounting(self, accounting: Path, facts: Mapping[str, object]) -> dict[str, object]:
+        """Return the facts of an engine that keeps accounts, forgets jobs soon, and has QOS that preempt."""
+        own = {
+            "port_of_accounting": 24000 + secrets.randbelow(6000), "accounting_root": accounting,
+            "accounts": next(accounting.glob("usr/lib/*-linux-gnu*")),
+        }  # fmt: skip
+        write_private(self.folder / "slurmdbd.conf", DAEMON_CONFIG.format(**facts, **own))
+        return {
+            "accounting": ACCOUNTING_CONFIG.format(**facts, **own),
+            "accounting_setup": ACCOUNTING_SETUP.format(**{**facts, **own}), "preempt": "preempt/qos", "remembered": 2,
+        }  # fmt: skip
 
     def _start(self, script: str, plugins: Path) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "SLURM"))}
@@ -246,7 +322,7 @@ class Engine:
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 wanted = [b"-D", b"-N", node.encode(), b"-f", f"{self.folder}/slurm.conf".encode()]
-                if words[0].endswith(b"slurmd-wlm") and words[1:6] == wanted:
+                if words[0].endswith(b"/slurmd") and words[1:6] == wanted:
                     return pid
         raise AssertionError(f"no slurmd of {node}")
 

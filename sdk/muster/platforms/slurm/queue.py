@@ -164,12 +164,19 @@ def end_of(job: str) -> End | None:
     code, out, _ = commands.run("scontrol", "-o", "show", "job", job)
     if code == 0 and "JobState=" in out:
         said = dict(word.split("=", 1) for word in out.split() if "=" in word)
-        return said["JobState"], said
-    with contextlib.suppress(PlatformError):  # there is none
+        state = said["JobState"]
+        by_whom = _accounted(job) if state == "CANCELLED" else None  # which only accounting knows
+        return by_whom[0] if by_whom and state_word(by_whom[0]) == state else state, said
+    return _accounted(job)
+
+
+def _accounted(job: str) -> End | None:
+    """Return what accounting says of a job's end; None where there is none, or where it has not heard of that."""
+    with contextlib.suppress(PlatformError):
         code, out, _ = commands.run("sacct", "-n", "-P", "-X", "-j", job, "-o", "State,ExitCode,Reason")
         if code == 0 and "|" in out:
             state, exit_code, reason = out.splitlines()[-1].split("|", 2)
-            if state_word(state) in OVER:  # accounting may never hear of an end
+            if state_word(state) in OVER:
                 return state, {"ExitCode": exit_code, "Reason": reason}
     return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pwd
 import re
 import time
 from collections.abc import Mapping
@@ -103,10 +105,17 @@ def how_ended(state: str, said: Mapping[str, str]) -> tuple[str, EndCause | None
     """
     word, _, by = state.partition(" ")
     words, cause, advice = ENDS.get(state_word(state), ("its job has ended", None, None))
-    if by:
-        words += f", {by}"
+    uid = by.removeprefix("by ")
+    if uid.isdecimal():
+        words = f"its job was cancelled by {_user(int(uid))}"
     beside = [f"{name} {said[name]}" for name in ("Reason", "ExitCode", "FailedNode") if _tells(said.get(name))]
     return f"{words} (Slurm says {', '.join([word, *beside])}).", cause, advice
+
+
+def _user(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return f"the user {uid}"
 
 
 def ran_out_of_memory(output: str, task: int) -> bool:

@@ -1,0 +1,107 @@
+"""Ends and limits that a real Slurm tells of by its accounting: slurmdbd with MariaDB, sacct, QOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from muster.job import EndCause, Status, Worker
+from muster.platforms.slurm.platform import SlurmPlatform
+from muster.platforms.slurm.queue import Queue
+
+from tests.platforms import slurm_engine
+from tests.platforms.slurm_engine import Engine
+from tests.support import Run, eventually, shell
+
+ENDS_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """A Slurm of two nodes that keeps accounts, and forgets what has ended within seconds."""
+    reason = slurm_engine.why_not()
+    root = None if reason else slurm_engine.fetch()
+    accounting = slurm_engine.fetch_accounting() if root else None
+    if root is None or accounting is None:
+        pytest.skip(reason or "Debian's packages of Slurm and MariaDB cannot be fetched here")
+    engine = Engine(root, accounting=accounting)
+    yield engine
+    engine.remove()
+
+
+@pytest.fixture
+def slurm(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """The Slurm whose commands are on the search path now."""
+    monkeypatch.setenv("PATH", engine.path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("muster.platforms.slurm.platform.queue", looked := Queue())
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", looked)
+    yield engine
+    engine.clean()
+
+
+class Job:
+    """A job with a worker that sleeps.
+
+    Attributes:
+        id: Slurm's.
+    """
+
+    def __init__(self, slurm: Engine, run: Run, name: str, qos: str | None = None) -> None:
+        self.slurm = slurm
+        self.platform = SlurmPlatform(qos=qos)
+        (self.handle,) = self.platform.submit([run.spec(name, process=shell("sleep 600"))], "key")
+        self.id = self.handle.partition(".")[0]
+
+    def started(self) -> Job:
+        """Wait until its worker runs."""
+        eventually(lambda: self.worker().status is Status.RUNNING, "it runs", ENDS_SECONDS)
+        return self
+
+    def worker(self) -> Worker:
+        """Look at its worker."""
+        (worker,) = self.platform.poll([self.handle])
+        return worker
+
+    def end_seen_late(self) -> Worker:
+        """Look only when scontrol has forgotten the job, as a session does that slept meanwhile."""
+        eventually(lambda: "JobState" not in self.slurm.run("scontrol", "show", "job", self.id, check=False),
+                   "scontrol has forgotten the job", ENDS_SECONDS)  # fmt: skip
+        return self.end()
+
+    def end(self) -> Worker:
+        """Wait until the worker's end is known."""
+        eventually(lambda: self.worker().status.is_final, "the end is known", ENDS_SECONDS)
+        worker = self.worker()
+        self.platform.close()
+        return worker
+
+
+def test_ends_that_only_accounting_remembers(slurm: Engine, run: Run) -> None:
+    cancelled, evicted = (Job(slurm, run, name) for name in ("worker-0", "worker-1"))
+    for job in (cancelled, evicted):
+        job.started()
+    slurm.run("scancel", cancelled.id)
+    slurm.submit("--nodes=2", "--exclusive", "--qos=first", command="true")  # whose QOS preempts theirs
+    end = cancelled.end_seen_late()
+    assert (end.status, end.cause) == (Status.FAILED, EndCause.CANCELLED)
+    assert "Its job was cancelled by root (Slurm says CANCELLED)" in str(end.reason)
+    end = evicted.end_seen_late()
+    assert (end.status, end.cause) == (Status.FAILED, EndCause.PREEMPTED)
+    assert "A job with a higher priority has taken its place (Slurm says PREEMPTED" in str(end.reason)
+
+
+def test_who_has_cancelled_a_job_is_told_at_once(slurm: Engine, run: Run) -> None:
+    job = Job(slurm, run, "worker-0").started()
+    slurm.run("scancel", job.id)
+    assert "cancelled by root" in str(job.end().reason)
+
+
+def test_a_limit_of_a_quality_of_service_is_told_while_a_job_waits(slurm: Engine, run: Run) -> None:
+    first = Job(slurm, run, "worker-0", qos="single").started()
+    second = Job(slurm, run, "worker-1", qos="single")
+    said = "The job is queued: you have as much as your quality of service lets one user have"
+    eventually(lambda: said in str(second.worker().reason), "the limit is told", ENDS_SECONDS)
+    assert "QOSMaxJobsPerUserLimit" in str(second.worker().reason)
+    first.platform.close()
+    second.started().platform.close()
