@@ -130,6 +130,19 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
     assert state_of(worker, made, task, None).cause is not EndCause.PREEMPTED
 
 
+def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_it_could_tell(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    fake.queue("7|CANCELLED|None|N/A|main|none")
+    fake.says("scontrol", "JobId=7 JobState=CANCELLED Reason=None ExitCode=143:0\n")
+    worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
+    over = state_of(worker, made, Task(node="n1", at=1.0, was_stopped=True), None)
+    assert (over.status, over.cause) == (Status.STOPPED, None)
+
+
 def test_a_user_s_filters_hide_no_jobs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")

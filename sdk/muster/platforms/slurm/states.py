@@ -105,6 +105,8 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
 
 def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     """Return a worker whose job is over, with how and why: the best of what agent, controller and accounting know."""
+    if task.was_stopped:
+        return worker.moved(Status.STOPPED, finished_at=time.time())
     may_be_slurms = not task.outcome or _may_be_slurms(task)
     found = queue.end_of(made.job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
     state, said = found or (state, {})
