@@ -8,6 +8,7 @@ import pytest
 from muster.job import EndCause, Status, Worker
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
+from muster.platforms.slurm.words import OVER, state_word
 
 from tests.platforms import slurm_engine
 from tests.platforms.slurm_engine import Engine
@@ -65,8 +66,13 @@ class Job:
 
     def end_seen_late(self) -> Worker:
         """Look only when scontrol has forgotten the job, as a session does that slept meanwhile."""
-        eventually(lambda: "JobState" not in self.slurm.run("scontrol", "show", "job", self.id, check=False),
-                   "scontrol has forgotten the job", ENDS_SECONDS)  # fmt: skip
+
+        def is_only_accounted() -> bool:
+            said = self.slurm.run("sacct", "-n", "-P", "-X", "-j", self.id, "-o", "State", check=False).strip()
+            shown = self.slurm.run("scontrol", "show", "job", self.id, check=False)
+            return state_word(said) in OVER and "JobState" not in shown
+
+        eventually(is_only_accounted, "only accounting knows the job", ENDS_SECONDS)
         return self.end()
 
     def end(self) -> Worker:
@@ -89,12 +95,6 @@ def test_ends_that_only_accounting_remembers(slurm: Engine, run: Run) -> None:
     end = evicted.end_seen_late()
     assert (end.status, end.cause) == (Status.FAILED, EndCause.PREEMPTED)
     assert "A job with a higher priority has taken its place (Slurm says PREEMPTED" in str(end.reason)
-
-
-def test_who_has_cancelled_a_job_is_told_at_once(slurm: Engine, run: Run) -> None:
-    job = Job(slurm, run, "worker-0").started()
-    slurm.run("scancel", job.id)
-    assert "cancelled by root" in str(job.end().reason)
 
 
 def test_a_limit_of_a_quality_of_service_is_told_while_a_job_waits(slurm: Engine, run: Run) -> None:

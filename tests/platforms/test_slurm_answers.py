@@ -163,6 +163,8 @@ SHOWN = "JobId=7 JobName=muster-a UserId=me(1000) QOS=normal JobState={} Reason=
         (SHOWN.format("DEADLINE", "DeadLine", "ExitCode=0:0"), "", RunTimeout, "deadline"),
         (SHOWN.format("PREEMPTED", "None", "ExitCode=0:15"), "", WorkerPreempted, "higher priority"),
         (SHOWN.format("CANCELLED", "None", "ExitCode=0:15"), "", WorkerCancelled, "somebody has cancelled"),
+        (SHOWN.format("CANCELLED", "None", ""), "CANCELLED by 0|0:0|None", WorkerCancelled, "cancelled by root"),
+        (SHOWN.format("CANCELLED", "None", ""), "RUNNING|0:0|None", WorkerCancelled, "somebody has cancelled"),
         (SHOWN.format("REVOKED", "None", "ExitCode=0:0"), "", WorkerCancelled, "revoked"),
         ("", "OUT_OF_MEMORY|0:125|OutOfMemory", WorkerOutOfMemory, "ExitCode 0:125"),
         ("", "NODE_FAIL|1:0|NodeDown", WorkerLost, "Reason NodeDown"),
