@@ -63,6 +63,9 @@ def as_kept(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     notebook.metadata.pop("widgets", None)  # what they leave behind is in the outputs
     for holder in (notebook, *notebook.cells):
         holder.metadata.pop("papermill", None)
+        holder.metadata.pop("execution", None)
+        if not holder.metadata.get("tags"):
+            holder.metadata.pop("tags", None)
     text = json.dumps(notebook)
     for folder, name in (NOTEBOOKS.parent, "~/muster"), (Path.home(), "~"):
         text = text.replace(json.dumps(str(folder))[1:-1], name)

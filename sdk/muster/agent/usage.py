@@ -26,7 +26,7 @@ class UsageMeter:
         loop: the agent's event loop.
         processes: the agent's processes.
         limit: memory in bytes that all of them together may have.
-        report: called every second with ``cpu`` (1.0 is one busy core) and ``memory`` (bytes).
+        report: called every second with ``cpu`` (1.0 is one busy core) and ``memory`` (bytes), while anything runs.
         on_excess: called with the bytes in use when they are more than ``limit``.
 
     Attributes:
@@ -67,7 +67,9 @@ class UsageMeter:
         cpu = used / linux.TICKS_PER_SECOND / (now - self._measured_at)
         self._ticks = ticks
         self._measured_at = now
-        self._report(round(cpu, 3), sum(found.rss for found in stats))
+        memory = sum(found.rss for found in stats)
+        if memory:  # else all have ended, and what they used last stays to be seen
+            self._report(round(cpu, 3), memory)
 
     def check(self) -> None:
         """See to it that no more memory is used than was given."""
