@@ -394,20 +394,22 @@ def test_files_of_the_same_content_do_not_meet_in_one_part(worker: Worker, sourc
     assert sorted(os.listdir(tmp_path / "run")) == ["a", "b", "c", "d"]
 
 
-def test_a_file_that_goes_after_it_was_listed_fails_alone(worker: Worker, tmp_path: Path) -> None:
+def test_a_file_that_goes_or_has_another_name_once_it_was_listed(worker: Worker, tmp_path: Path) -> None:
     results = tmp_path / "run" / "results"
     results.mkdir()
-    for name in ("gone", "stays"):
+    for name in ("gone", "model.part", "stays"):
         (results / name).write_text(name)
 
-    def remove(message: Any) -> Any:
+    def change(message: Any) -> Any:
         if isinstance(message, wire.Chunk):  # the listing's
             (results / "gone").unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (results / "model.part").rename(results / "model")
         return message
 
-    worker.garbles = remove
-    assert list(get_results(worker, tmp_path)) == ["gone"]
-    assert (tmp_path / "back" / "results" / "stays").exists()
+    worker.garbles = change
+    assert get_results(worker, tmp_path) == {}
+    assert sorted(os.listdir(tmp_path / "back" / "results")) == ["model", "stays"]
 
 
 def test_the_first_failure_ends_the_others(worker: Worker, tmp_path: Path, source: Path) -> None:

@@ -178,6 +178,8 @@ class Exchange:
         if skipped:
             name, why = next(iter(skipped.items()))
             raise PlatformError(f"Not all of {path} of {worker} could be got: {name} ({why}).", worker=worker)
+        if not (target / inner).exists():
+            raise PlatformError(f"{path} of {worker} went while it was got.", worker=worker)
         return target / inner
 
     async def put(self, source: Path, worker: str, to: str) -> None:

@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to 
 AT_ONCE = 8  # transfers of one worker
 ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
 MOST_LISTINGS = 100  # of one folder
+GONE = "it was gone when it was asked for"
 LISTING_BYTES = 8 << 20  # largest listing
 
 
@@ -195,6 +196,8 @@ class Transfers:
     async def get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
         """Get every file that is in a worker's folder into ``target``; none where there is no such folder.
 
+        One that is gone by the time it is asked for may have another name now: then all is listed once more.
+
         Args:
             limit: how many bytes they may have together; a file that does not fit is left out.
 
@@ -204,6 +207,9 @@ class Transfers:
         Raises:
             TransferFailed, OSError: as ``get``, but for what concerns one file alone.
         """
+        return await _until_none_goes(lambda: self._get_folder(worker, place, path, target, limit))
+
+    async def _get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
         left_out: dict[str, str] = {}
         after: str | None = None
         for _ in range(MOST_LISTINGS):
@@ -219,8 +225,12 @@ class Transfers:
 
     async def get_matching(self, worker: str, place: str, pattern: str, target: Path, limit: int) -> dict[str, str]:
         """Get every file of a worker's place that a pattern matches (``places.find``). Like ``get_folder``."""
-        listed = await self.find(worker, place, pattern)
-        return await self._get_listed(worker, place, listed, target, limit)
+
+        async def get() -> dict[str, str]:
+            listed = await self.find(worker, place, pattern)
+            return await self._get_listed(worker, place, listed, target, limit)
+
+        return await _until_none_goes(get)
 
     async def _get_listed(
         self, worker: str, place: str, listed: Files, target: Path, limit: int, folder: str = ""
@@ -231,7 +241,7 @@ class Transfers:
             try:
                 await self.get(worker, place, folder + name, target, limit=size + CHUNK)
             except FileFailed as error:  # it has gone, perhaps, or is written to
-                left_out[name] = str(error)
+                left_out[name] = GONE if error.is_absent else str(error)
 
         chosen: list[tuple[str, int]] = []
         for name, size in listed:
@@ -356,6 +366,14 @@ def _read_listing(data: bytes) -> list[tuple[str, int | None]]:
     if len(dict(files)) < len(files):
         raise ValueError("a file is in it twice")
     return files
+
+
+async def _until_none_goes(get: Callable[[], Awaitable[dict[str, str]]]) -> dict[str, str]:
+    """Get what is listed, once more where some of it goes meanwhile, and return why the rest was left out."""
+    left_out = await get()
+    if GONE in left_out.values():
+        left_out = await get()
+    return {name: why for name, why in left_out.items() if why != GONE}
 
 
 def _open(part: PartFile) -> None:
