@@ -137,10 +137,10 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
         with pytest.raises(RunUnreachable, match=f"its session, process {process.pid}, is suspended") as raised:
             run.stacks()
         assert f"kill -CONT {process.pid}" in (raised.value.advice or "")
-        monkeypatch.setattr(runs, "suspended", lambda session: None)
-        with pytest.raises(RunUnreachable, match=f"Run {run.id} does not answer: its session hangs"):
-            run.stacks()
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "suspended", lambda session: None)
+            with pytest.raises(RunUnreachable, match=f"Run {run.id} does not answer: its session hangs"):
+                run.stacks()
         process.send_signal(signal.SIGCONT)
         eventually(run.stacks, "it answers")
         process.kill()

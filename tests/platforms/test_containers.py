@@ -59,7 +59,7 @@ def test_two_containers_train_and_share_nothing(project: Path, engine: Podman) -
     assert {entry["cwd"] for entry in said} == {"/muster/project"}
     assert {entry["owner"] for entry in said} == {os.getuid()}
     assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
-    assert engine.left_behind() == []
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
@@ -269,4 +269,4 @@ def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: 
     assert {line.partition(" ")[0] for line in engine.left_behind()} == {"container", "network", "home"}
     (project / "train.py").write_text("print('done')\n")
     run("train.py", 1)
-    assert engine.left_behind() == []
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)

@@ -11,6 +11,7 @@ from tests.platforms.containers_podman import Podman
 from tests.platforms.hosts_network import Network
 from tests.platforms.recovering import recovers, take_away
 from tests.platforms.slurm_engine import Engine
+from tests.support import eventually
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_container_that_is_killed_is_replaced(engine: Podman, folder: Path) ->
         engine.run("kill", next(name for name in names if name.endswith("worker-1")))
 
     recovers(kill, platform="containers")
-    assert engine.left_behind() == []
+    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_a_task_of_slurms_that_is_told_to_end_is_replaced(slurm: Engine, folder: Path) -> None:

@@ -22,7 +22,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +33,7 @@ from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, Scrip
 from muster.records import control
 from muster.records.first_step import first_step
 from muster.records.result import Result, read_record
-from muster.records.sessions import is_alive, suspended
+from muster.records.sessions import is_alive, suspended, wake
 from muster.records.under_way import under_way
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean, is_file_name
@@ -316,10 +315,7 @@ class Run:
 
         A session that is suspended, as by Ctrl-Z, is woken for it: it could not end its run otherwise.
         """
-        pid = suspended(self._asked.session)
-        if pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
+        wake(self._asked.session)
         self._ask("stop", now=now)
 
     @without_inner_frames

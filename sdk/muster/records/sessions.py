@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ def suspended(session: Any) -> int | None:
         return None
     pid: int = session["pid"]
     return pid if _stat(pid)[:1] in (["T"], ["t"]) else None
+
+
+def wake(session: Any) -> None:
+    """Have the process that ``this_session`` described go on where it is suspended, or is just about to be."""
+    if is_alive(session):
+        with contextlib.suppress(OSError):
+            os.kill(session["pid"], signal.SIGCONT)
 
 
 def is_out_of_sight(session: Any) -> bool:

@@ -178,10 +178,10 @@ def test_a_program_that_is_killed_is_replaced(rig: Rig) -> None:
 
 
 def test_a_stream_without_a_word_is_torn_on_both_sides(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnels, "SILENCE", 0.3)
-    monkeypatch.setattr(tunnels, "BEAT_SECONDS", 0.1)
     rig.tunnels.see({rig.pod: RUNS})
-    agent, session = rig.dial()  # the program at the other end beats each 2 s: too seldom for this
+    agent, session = rig.dial()
+    monkeypatch.setattr(tunnels, "SILENCE", 0.3)  # the program at the other end beats each 2 s: too seldom for this
+    monkeypatch.setattr(tunnels, "BEAT_SECONDS", 0.1)
     assert session.recv(1) == b""
     agent.close()
 
@@ -189,8 +189,9 @@ def test_a_stream_without_a_word_is_torn_on_both_sides(rig: Rig, monkeypatch: py
 def test_a_cluster_that_is_busy_is_asked_again_and_one_that_refuses_is_not(rig: Rig) -> None:
     rig.answers += [Refused("exec", 500, {"message": "busy"}), OSError("torn")]
     rig.tunnels.see({rig.pod: RUNS})
-    rig.dial()[0].close()
+    agent, _ = rig.dial()
     rig.answers += [Refused("exec", 403, {"message": "no"})] * 50
+    agent.close()  # and a stream for the next is opened at once
     eventually(lambda: rig.tunnels.refusal(rig.pod) is not None, "it is told", 30)
     assert len(rig.answers) == 49
 
