@@ -294,6 +294,10 @@ class TestExplain:
         assert "Step 12 of 50; rank 1 (worker-1) is at 9." in text
         assert "No step yet of rank 2 (worker-2): importing tensorflow." in text
         assert re.search(r"Nothing has come for up to 7\d s from rank 1 \(worker-1\)\.", text)
+        (run.path / "logs" / "worker-1.log").write_text("it prints, and reports nothing")
+        assert "Nothing has come" not in run.explain()
+        self.tell(run, [("process_started", "ps-0", {"pid": 8}, 89)])
+        assert "ps-0" not in run.explain(), "they never say anything"
         self.tell(run, [("process_exited", "worker-1", {"rank": 1, "exit_code": 0}, 0)])
         assert "worker-1" not in run.explain()
         self.tell(run, [("run_attempt", None, {"attempt": 2, "reason": "killed"}, 0)])

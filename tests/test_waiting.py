@@ -73,6 +73,7 @@ def test_words_of_a_framework_that_are_about_to_be_read_blame_nobody_while_anoth
         ONE: Stacks(LIBRARY, connections=(Connection("b:1", "a:1", 64),)),
     }
     assert find_blocker([ONE, ZERO], answers) == Verdict(ZERO)
+    assert find_blocker([ONE, ZERO, TWO], {**answers, TWO: Stacks(OWN)}) == Verdict(ZERO)
     assert find_blocker([ONE, ZERO], {**answers, ZERO: Stacks(LIBRARY)}).source == ONE
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.checks.planning import member_names
 from muster.dashboard.replay import replay
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled
 from muster.events import Event, Progress
@@ -281,6 +282,21 @@ def test_a_worker_that_ends_before_it_has_come_is_left_out(
     made.begin(replace(checked, platform=platform, spare=1, limits=Limits(run=60)))
     assert finish(loop, made).error is None
     assert any("1 of 2 workers: its node has failed" in text for text in texts_of(made))
+
+
+def test_a_worker_that_goes_while_others_are_waited_for_is_left_out(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun
+) -> None:
+    platform = ScriptedPlatform()
+    platform.player("worker-1").manners.hello_after = None
+    loop.call_later(5, platform.player("worker-0").hang_up)
+    job = replace(checked.job, n_workers=3)
+    members = member_names(job, checked.strategy)
+    made.begin(replace(checked, job=job, members=members, platform=platform, spare=2, limits=Limits(start=20, run=60)))
+    assert finish(loop, made).error is None
+    told = " ".join(texts_of(made))
+    assert "without worker-0, with 2 of 3 workers" in told
+    assert "without worker-1, with 1 of 3 workers" in told
 
 
 def test_a_platform_that_refuses_too_many_ends_the_run(

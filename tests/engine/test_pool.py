@@ -54,6 +54,21 @@ def pooled(tmp_path: Path) -> Iterator[Pooled]:
     loop.close()
 
 
+def test_one_that_is_given_up_while_it_may_act_keeps_its_lease(pooled: Pooled) -> None:
+    async def play() -> None:
+        await pooled.launch()
+        pooled.platform.player("worker-0").cut()
+        await asyncio.sleep(1)
+        await pooled.pool.give_up("worker-0")
+        with pytest.raises(LeaseHeld):
+            pooled.endpoint.renew("worker-0")
+        await asyncio.sleep(LEASE + 5)
+        assert pooled.endpoint.renew("worker-0") == 1
+        await pooled.pool.close()
+
+    pooled.loop.run(play())
+
+
 def test_a_worker_is_replaced_once_its_lease_has_ended_and_no_sooner(pooled: Pooled) -> None:
     async def play() -> None:
         await pooled.launch()

@@ -11,11 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+DIAL_AGAIN_SECONDS = 1.0  # after which the session is dialled again, where it could not be
 
 
 def main(secrets: str, home: str) -> int:
@@ -60,9 +64,17 @@ def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
     if not trouble:
         return {}
     relay = Relay(path)
-    if not relay.has_come.wait(PATIENCE):
-        text = "muster: no way to the session at {host}:{port}: {}; nobody came through the cluster's exec for {:g} s"
-        sys.exit(text.format(trouble, PATIENCE, **session))
+    deadline = time.monotonic() + PATIENCE
+    while not relay.has_come.wait(DIAL_AGAIN_SECONDS):
+        if session["host"] != HERE:  # a pod's network, or a sidecar's, may be up only after its first program
+            trouble = trouble_with(session, DIAL_SECONDS)
+            if not trouble:
+                return {}
+        if time.monotonic() > deadline:
+            text = (
+                "muster: no way to the session at {host}:{port}: {}; nobody came through the cluster's exec for {:g} s"
+            )
+            sys.exit(text.format(trouble, PATIENCE, **session))
     return {"host": HERE, "port": relay.port}
 
 

@@ -43,9 +43,9 @@ def find_blocker(
     most = max(unread.values(), default=0)
     readers = [source for source in silent if unread.get(source) == most]
     stuck = [source for source in known if is_in_own_code(answers[source].text)]
-    # Where another one alone is in its own code, what lay there unread was only about to be read: frameworks send
-    # each other words all the time, on threads of their own.
-    if most and len(readers) == 1 and (len(stuck) != 1 or stuck == readers):
+    # Where only others are in their own code, what lay there unread was only about to be read: frameworks send each
+    # other words all the time, on threads of their own.
+    if most and len(readers) == 1 and (not stuck or readers[0] in stuck):
         return Verdict(readers[0], "It does not read what the others have sent.")
     return Verdict((stuck or list(silent))[0])
 

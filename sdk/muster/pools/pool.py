@@ -182,8 +182,12 @@ class Pool:
         self.endpoint.ended(worker)
 
     async def give_up(self, worker: str) -> None:
-        """End a worker that has not come, and refuse it if it comes all the same."""
-        self.endpoint.ended(worker)
+        """End a worker that has not come, and refuse it if it comes all the same.
+
+        One that may still act keeps its lease: until that ends nothing can take its place.
+        """
+        if self.endpoint.leases.seconds_left(worker) <= 0:
+            self.endpoint.ended(worker)
         handle, _ = self._generations[worker]
         await self._stop(handle)
 

@@ -355,7 +355,7 @@ class Run:
             return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *remarks, *self._outcome()])
         if self.status == "running":
             ways = f"To see where it is: muster stacks {self.id}\nTo end it: muster stop {self.id}"
-            at = under_way(self.events(), time.time())
+            at = under_way(self.events(), time.time(), self._printed_at())
             pid = suspended(self._asked.session)
             if pid is not None:
                 at.append(f"Nothing goes on: {_of_suspended(pid)}. Try: {WAKE.format(pid)}.")
@@ -364,6 +364,14 @@ class Run:
             heard = f"It was last heard of after {self.seconds:.1f} s."
             return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *self._cause(write)])
         return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause(write)])
+
+    def _printed_at(self) -> dict[str, float]:
+        """When each worker's log was written to last, in seconds since the epoch."""
+        found = {}
+        for path in (self.path / "logs").glob("*.log"):
+            with contextlib.suppress(OSError):
+                found[path.stem] = path.stat().st_mtime
+        return found
 
     def _remarks(self) -> list[str]:
         """Return remarks: what the first step had to wait for, and notes for the user."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from muster.events import Event
 from muster.events.data import (
-    Output,
     ProcessExited,
     ProcessStarted,
     Progress,
@@ -20,6 +19,7 @@ from muster.events.data import (
 from muster.job import Status
 
 SILENT_SECONDS = 30.0  # from which on it is worth a line that nothing comes from a process
+SERVER = "ps"  # the role of parameter servers, which never say how far they are
 MOST_NAMED = 4  # workers or ranks in a line
 ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # nobody waits for these
 
@@ -37,12 +37,13 @@ class _Process:
     steps: int | None = None
 
 
-def under_way(events: Iterable[Event], now: float) -> list[str]:
+def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float]) -> list[str]:
     """Return lines that say which phase a run is in, whom it waits for, and who is behind or silent.
 
     Args:
         events: those of the run so far; only the last attempt counts.
         now: time, in seconds since the epoch.
+        printed: when each worker has printed last: what they print is in their logs alone.
     """
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
@@ -68,15 +69,14 @@ def under_way(events: Iterable[Event], now: float) -> list[str]:
             processes.pop((worker, data.rank), None)
         elif isinstance(data, (Progress, Stage)):
             _heard(processes.get((worker, data.rank)), data, event.time)
-        elif isinstance(data, Output):  # it is not told which of several
-            for source, process in processes.items():
-                if source[0] == worker:
-                    process.heard_at = event.time
     lines = [f"Phase: {phase[0]}, for {max(0.0, now - phase[1]):.1f} s."] if phase else []
     if waiting:
         said = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
         lines.append(f"Waiting for {_listed(said)}.")
-    return [*lines, *_training(list(processes.values()), now)]
+    for (worker, _), process in processes.items():  # it is not known which of several has printed
+        process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
+    training = [process for (worker, _), process in processes.items() if worker.rpartition("-")[0] != SERVER]
+    return [*lines, *_training(training, now)]
 
 
 def _heard(process: _Process | None, data: Progress | Stage, time: float) -> None:

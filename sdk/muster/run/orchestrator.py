@@ -207,6 +207,7 @@ class Orchestrator:
         self._enter("starting")
         if self._asks_who_is_reached():
             self.state.members.update(await with_reachable_sshd(self.state.members))
+        self.state.is_planned = True
         members = [self.state.members[name] for name in self.state.specs if name in self.state.members]
         facts = self.facts
         if facts.launcher_at in self.state.left_out:

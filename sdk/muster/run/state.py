@@ -78,6 +78,7 @@ class RunState:
         metrics: values last reported, by name: of several ranks those of the lowest that reports it.
         lost_threads: which threads of scripts have ended by an exception, in words.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
+        is_planned: whether the plan has been made, or is being made, of the workers that are there.
         servers: names of the workers that never end by themselves; set once there is a plan.
         ending: whether ends are now meant to be.
         changed: wakes those who wait for one of these to change.
@@ -86,6 +87,7 @@ class RunState:
     def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None], spare: int = 0) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.left_out: set[str] = set()
+        self.is_planned = False
         self._spare = spare
         self._emit = emit
         self.workers: dict[str, Worker] = {}
@@ -298,7 +300,8 @@ class RunState:
         Args:
             known: the worker as its platform knows it, which may say what ended it, and what to try.
         """
-        if self.can_spare(1) and not self.ending and worker in self.missing:
+        if self.can_spare(1) and not (self.ending or self.is_planned or worker in self.left_out):
+            self.members.pop(worker, None)
             self.leave_out([worker], reason)
             return
         when = self.disconnected_at.get(worker, clock.now())
@@ -311,7 +314,8 @@ class RunState:
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
 
     def leave_out(self, workers: Sequence[str], reason: str) -> None:
-        """Go on without workers that have not come, for this reason."""
+        """Go on without workers that have not come, or have gone before the plan was made, for this reason."""
+        reason = reason.rstrip(".")
         self.left_out.update(workers)
         for name in workers:
             self.workers.setdefault(name, Worker("", name))  # one that could not be launched has no handle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from muster.platforms.kubernetes.client import Refused
 from muster.platforms.kubernetes.exec_stream import OUTPUT
 from muster.platforms.kubernetes.pods import pod_name
 from muster.platforms.kubernetes.tunnels import Tunnels
+from muster.pools.listener import server_context
 
 from tests.support import Run, environment, eventually
 
@@ -221,10 +223,61 @@ def test_a_refusal_counts_only_once_an_agent_that_may_dial_has_had_its_time(
         assert rig.tunnels.refusal(rig.pod) is None
         monkeypatch.setattr(tunnels, "PATIENCE", 0.0)
         eventually(lambda: rig.tunnels.refusal(rig.pod) is not None, "its time is over", 30)
+        monkeypatch.setattr(tunnels, "PATIENCE", 60.0)
+        assert rig.tunnels.refusal(rig.pod) is None
+        rig.tunnels.see({})
+        assert rig.tunnels.refusal(rig.pod) is not None, "its pod has waited for long enough"
         rig.tunnels.connected(rig.worker)
         assert rig.tunnels.refusal(rig.pod) is None
     finally:
         rig.close()
+
+
+def test_a_stream_that_is_opened_while_all_is_closed_is_closed_as_well(run: Run, tmp_path: Path) -> None:
+    rig = Rig(run, tmp_path)
+    goes_on, opens = threading.Event(), threading.Event()
+
+    def open_late(pod: str) -> Any:
+        opens.set()
+        assert goes_on.wait(30)
+        return rig._open(pod)
+
+    late = Tunnels(open_late, rig.session.getsockname()[:2], always=True)
+    late.address_for(run.spec())
+    late.see({rig.pod: RUNS})
+    assert opens.wait(30)
+    late.close()
+    goes_on.set()
+    eventually(lambda: rig.pipes and not rig.pipes[0].is_open, "it is closed", 30)
+    rig.pipes.clear()
+    rig.close()
+
+
+PROGRAM_OF_A_POD = """
+import json, sys
+import muster.agent, muster.agent.connection, muster.agent.pod_tunnel
+sys.modules.update({"agent": muster.agent, "agent.connection": muster.agent.connection,
+                    "agent.pod_tunnel": muster.agent.pod_tunnel})
+from muster.agent import pod
+print(json.dumps(pod._way(json.loads(sys.argv[1]), sys.argv[2])))
+"""
+
+
+def test_a_pod_whose_network_is_late_dials_the_session_again(tmp_path: Path) -> None:
+    context, certificate = server_context(tmp_path, "127.0.0.1")
+    with socket.create_server(("127.0.0.2", 0)) as unused:
+        port = unused.getsockname()[1]
+    session = json.dumps({"host": "127.0.0.2", "port": port, "certificate": certificate})
+    command = [sys.executable, "-c", PROGRAM_OF_A_POD, session, str(tmp_path / "way")]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as first:
+        try:
+            time.sleep(2)  # so that it has dialled once
+            with socket.create_server(("127.0.0.2", port)) as listener:
+                listener.settimeout(30)
+                with context.wrap_socket(listener.accept()[0], server_side=True):
+                    assert first.communicate(timeout=30)[0] == "{}\n"
+        finally:
+            first.kill()
 
 
 def read(connection: socket.socket, count: int) -> bytes:

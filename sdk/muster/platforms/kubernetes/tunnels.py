@@ -88,8 +88,10 @@ class Tunnels(Relay):
         known = self._pods.get(pod)
         if known is None or known.refusal is None or self._always:
             return known.refusal if known is not None else None
-        is_late = known.runs_since is not None and time.monotonic() - known.runs_since > PATIENCE
-        return known.refusal if is_late and not known.has_come else None
+        if known.runs_since is None or known.has_come:
+            return None
+        is_late = time.monotonic() - known.runs_since > PATIENCE
+        return known.refusal if is_late or not known.is_running else None  # it may have ended when its own time was up
 
     def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
         """Take in how pods are, by their names: those whose agents wait are gone to."""
@@ -108,9 +110,10 @@ class Tunnels(Relay):
 
     def close(self) -> None:
         """End all tunnels."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         if self._process != os.getpid():  # a forked child's copy
             return
         self._wake()
@@ -178,7 +181,12 @@ class Tunnels(Relay):
             pod.trouble = str(error)
         except Exception as error:  # of a library's: it is tried again, as others are
             pod.trouble = repr(error)
-        self._opened.put((pod, stream))
+        with self._lock:  # what is put once it is closed would stay there
+            if not self._is_closed:
+                self._opened.put((pod, stream))
+                stream = None
+        if stream is not None:
+            stream.close()
         self._wake()
 
     def _admit(self, *, is_late: bool = False) -> None:
