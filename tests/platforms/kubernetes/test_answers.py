@@ -55,6 +55,17 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
     assert len(fake.asked) == 5
 
 
+def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.LOOK_SECONDS", 0.0)
+    leaving = {**POD, "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    refused = Answer(403, {"message": "cannot list events"})
+    fake.otherwise = lambda method, path: refused if "/events" in path else Answer(200, {"items": [leaving]})
+    platform = KubernetesPlatform()
+    for _ in range(5):
+        platform.reattach(["ml/p"])
+    assert sum("/events" in path for _, path, _ in fake.asked) == 1
+
+
 def test_a_sweep_removes_what_is_muster_s_alone_and_holds_up_nothing(fake: Fake) -> None:
     gone = ".".join([*owner().split(".")[:3], "1", "1"])  # no process of this machine's ever was that
     reads = [{"secret": {"name": name}} for name in ("muster-a-1", "muster-a-1-0", "mine", "muster-b-1")]

@@ -108,6 +108,7 @@ class KubernetesPlatform(Platform):
         self._seen: dict[str, dict[str, Any]] = {}
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted
+        self._events_until: dict[str, float] = {}  # how long it is worth asking why, on the monotonic clock
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -357,12 +358,19 @@ class KubernetesPlatform(Platform):
         return now if cause is None else states.explained(now, cause)
 
     def _ask_events(self, handle: str) -> Cause | None:
-        """Return why a pod is being deleted, as far as events tell, and this user may see them."""
+        """Return why a pod is being deleted, as far as events tell, and this user may see them.
+
+        They come with its deletion or a moment later, and so are asked for during this moment only.
+        """
+        now = time.monotonic()
+        if now > self._events_until.setdefault(handle, now + self.explain_seconds):
+            return None
         namespace, _, name = handle.partition("/")
         try:
             selector = f"involvedObject.name={name}"
             listed = self._client().get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector)["items"]
         except (PlatformError, KeyError):
+            self._events_until[handle] = now  # a user without the right, and a cluster that is busy, are left alone
             return None
         cause = end_of_events(listed)
         if cause is not None:
