@@ -366,7 +366,7 @@ class Run:
         return "\n".join([f"{headline} {self.status} after {self.seconds:.1f} s.", *remarks, *self._cause(write)])
 
     def _printed_at(self) -> dict[str, float]:
-        """When each worker's log was written to last, in seconds since the epoch."""
+        """Return when each worker's log was written to last, in seconds since the epoch."""
         found = {}
         for path in (self.path / "logs").glob("*.log"):
             with contextlib.suppress(OSError):
