@@ -137,9 +137,12 @@ def test_a_stranger_that_is_given_up_while_nobody_reads_it_is_gone(
         for _ in range(100):
             writer.write(b"x")
         await until(ends.transport.is_resting)
+        raised: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context))
         ends.transport.abort()
-        await asyncio.sleep(2 * tls.REST_SECONDS)
+        await asyncio.sleep(3 * tls.REST_SECONDS)
         assert ends.transport.fileno() < 0
+        assert raised == []
         writer.close()
         ends.far.close()
 

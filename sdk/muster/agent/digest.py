@@ -1,4 +1,4 @@
-"""SHA-256 of what comes and goes. Loaded when it is first asked for: every launch waits for a guard's imports."""
+"""The standard library's SHA-256, imported when first used: every launch waits for a guard's imports."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -167,7 +167,7 @@ class Platform(ABC):
         return False
 
     def warm_up(self) -> None:  # noqa: B027  most platforms have nothing to warm up
-        """Start what takes time, without waiting for it, as a submission is near."""
+        """Begin to load or make what the next submission needs, without waiting for it."""
 
     @abstractmethod
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:

@@ -52,7 +52,7 @@ def _pid_namespace() -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None where there is none, or only its remains."""
+    """Return when a process started, in clock ticks since boot; None where there is none, or a zombie."""
     fields = _stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 

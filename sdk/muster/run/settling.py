@@ -43,17 +43,16 @@ class Settling:
         first_seen = clock.now()
         while True:
             cause = causes.root_cause(self._state.failures)
-            is_open = cause is None or cause.is_echo or self._will_exit(cause)
+            assert cause is not None, "only called once something has failed"
+            is_open = cause.is_echo or self._will_exit(cause)
             seconds = SETTLE_SECONDS if is_open else SETTLE_SECONDS / 4
             is_to_come = self.is_hearsay(cause) or self._is_left(cause)
             settled_at = first_seen + (HEARSAY_SECONDS if is_to_come else seconds)
             if not is_stopped():
                 settled_at = max(settled_at, self._watch.explains_until)
             if clock.now() >= settled_at or is_broken():
-                break
+                return cause
             await self._state.changed.next(settled_at)
-        assert cause is not None, "only called once something has failed"
-        return cause
 
     def is_hearsay(self, cause: Failure | None) -> bool:
         """Return whether a framework only says that another process has failed, and there is one that may have yet to.
@@ -69,10 +68,10 @@ class Settling:
         is_running = (failure.worker, failure.rank) in self._state.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self._pool.connected
 
-    def _is_left(self, cause: Failure | None) -> bool:
+    def _is_left(self, cause: Failure) -> bool:
         """Return whether there are only echoes yet, and an agent has ended its processes of itself: it is about to go.
 
         As one does whose guard was killed: what it has started gets a moment first.
         """
         leaving = {failure.worker for failure in self._state.ended_unasked()}
-        return (cause is None or cause.is_echo) and not leaving.isdisjoint(self._pool.connected)
+        return cause.is_echo and not leaving.isdisjoint(self._pool.connected)

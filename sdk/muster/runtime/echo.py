@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Have the terminal show no keys that are pressed meanwhile; who reads them next still gets them.
+    """Turn the terminal's echo off meanwhile. Keys that are pressed still reach whoever reads next.
 
     Nothing changes where standard input and output are no terminal, or this process is in its background.
     """

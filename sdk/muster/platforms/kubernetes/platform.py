@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from muster.agent.pod_tunnel import HERE
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
@@ -36,7 +37,6 @@ IDLE_LOOK_SECONDS = 6.0  # the same while nothing changes: agents that are conne
 CLOSE_SECONDS = 15.0  # that pods may take to end
 CLOSING_LOOK_SECONDS = 0.5  # between two looks meanwhile
 TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
-HERE = "127.0.0.1"
 NOBODY = Worker("", "")
 
 
@@ -175,7 +175,7 @@ class KubernetesPlatform(Platform):
 
     def _check_rights(self, client: Client, namespace: str) -> None:
         """Refuse to begin what could not be brought to its end. Raises LaunchRefused."""
-        wanted = {**rights.RUNS, **({"pods/exec": ("get",)} if self._is_tunnelled else {})}
+        wanted = {**rights.RUNS, **(rights.TUNNELS_BEFORE_LAUNCH if self._is_tunnelled else {})}
         lacks: dict[str, list[str]] = {}
         with contextlib.suppress(PlatformError):  # whoever may not ask learns it by trying
             lacks = rights.missing(client, namespace, wanted)

@@ -14,6 +14,7 @@ RUNS: Rights = {"pods": ("get", "list", "create", "delete"), "secrets": ("create
 # Logs of workers that have ended without a session; why a pod was deleted, on clusters older than 1.26.
 TOLD: Rights = {"pods/log": ("get",), "events": ("list",)}
 TUNNELS: Rights = {"pods/exec": ("get", "create")}  # create since Kubernetes 1.35, get before
+TUNNELS_BEFORE_LAUNCH: Rights = {"pods/exec": ("get",)}  # only the doctor asks for both: older Roles have just this one
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 FORBIDDEN = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group ""')
 

@@ -30,6 +30,7 @@ from muster.platforms.kubernetes.pods import pod_name
 logger = logging.getLogger("muster")
 
 AT_ONCE = 8  # streams that are opened at the same time
+TURN_SECONDS = 0.1  # between two looks at what is due
 DIALS_SECONDS = 5.0  # that a pod's agent gets for reaching the session by itself, where it may be able to
 PAUSES = (0.1, 0.3, 0.6, 1.0, 2.0)  # seconds until a stream is opened again, and the last of them from then on
 
@@ -94,7 +95,7 @@ class Tunnels(Relay):
         return known.refusal if is_late or not known.is_running else None  # it may have ended when its own time was up
 
     def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in how pods are, by their names: those whose agents wait are gone to."""
+        """Take in how pods are, by their names, and open streams to running ones that need one."""
         now = time.monotonic()
         with self._lock:
             for name, pod in self._pods.items():
@@ -133,7 +134,8 @@ class Tunnels(Relay):
     def _run(self) -> None:
         try:
             while not self._is_closed:
-                for key, events in self._selector.select(self._tend()):
+                self._tend()
+                for key, events in self._selector.select(TURN_SECONDS):
                     if key.data is None:
                         self._admit()
                     elif not key.data.is_over:
@@ -149,8 +151,8 @@ class Tunnels(Relay):
         self._selector.close()
         self._woken.close()
 
-    def _tend(self) -> float:
-        """Open what is due, beat, drop what is torn; return the seconds until that is to be done again."""
+    def _tend(self) -> None:
+        """Open what is due, beat, drop what is torn."""
         now = time.monotonic()
         with self._lock:
             pods = list(self._pods.values())
@@ -164,7 +166,6 @@ class Tunnels(Relay):
                 pod.is_busy = True
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
                     self._openers.submit(self._open, pod)
-        return 0.1
 
     def _open(self, pod: _Pod) -> None:
         """Open a pod's stream; runs on a thread of the openers."""
@@ -201,7 +202,6 @@ class Tunnels(Relay):
                 elif is_late:
                     stream.close()
                 else:
-                    pod.refusal = None
                     pod.tunnel = _Tunnel(self._selector, stream, self._session, pod)
 
 

@@ -46,10 +46,10 @@ class Guard(SessionGuard):
 
 
 def clean_up(facts: dict[str, Any]) -> None:
-    """End steps, cancel jobs, also those that Slurm takes only now, and remove files.
+    """End steps, cancel jobs, and remove files; a job whose submission was under way at the end comes a moment later.
 
     Raises:
-        PlatformError: Slurm does not do so now.
+        PlatformError: Slurm does not answer.
     """
     for pid, start in facts["steps"]:
         if linux.is_running(pid, start):
