@@ -28,6 +28,8 @@ from muster.commands.wrapping import wrapped
 from muster.events import Event
 from muster.job import Resources
 from muster.platforms import machine
+from muster.platforms.base import Cleaned
+from muster.platforms.local import LocalPlatform
 from muster.records import runs, sessions
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
@@ -707,6 +709,13 @@ def test_help_is_instant() -> None:
 def test_clean_says_where_nothing_is_kept() -> None:
     done = muster("clean", "-p", "local")
     assert (done.exit_code, done.output) == (0, "Nothing is kept for later runs.\n")
+
+
+def test_clean_fails_where_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = Cleaned(["h1: 2 MB"], ["h2: it could not be removed"])
+    monkeypatch.setattr(LocalPlatform, "clean", lambda self: cleaned)
+    done = muster("clean", "-p", "local")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "h1: 2 MB\n", "h2: it could not be removed\n")
 
 
 def test_clean_has_the_options_of_platforms_alone() -> None:

@@ -67,10 +67,14 @@ def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: P
     running = run("train.py", 1, wait=False)
     has_started(running, "worker-0")
     cleaning = ContainersPlatform()
-    assert [" could not be removed: " in words for words in cleaning.clean()] == [True]
+    removed, (why,) = cleaning.clean()
+    assert not removed
+    assert " could not be removed: " in why
     running.stop()
-    assert [words.partition("-")[0] for words in cleaning.clean()] == ["localhost/muster"]
-    assert cleaning.clean() == []
+    (removed, left) = cleaning.clean()
+    assert [name.partition("-")[0] for name in removed] == ["localhost/muster"]
+    assert not left
+    assert not any(cleaning.clean())
     cleaning.close()
 
 

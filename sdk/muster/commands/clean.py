@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -31,10 +32,13 @@ def clean_up(platform: str | None, **options: Any) -> None:
     """
     cleaning = get_platform(platform, **{name: value for name, value in options.items() if value is not None})
     try:
-        removed = cleaning.clean()
+        cleaned = cleaning.clean()
     finally:
         cleaning.close()
-    for words in removed:
+    for words in cleaned.removed:
         click.echo(clean(words))
-    if not removed:
+    for words in cleaned.left:
+        click.echo(clean(words), err=True)
+    if not any(cleaned):
         click.echo("Nothing is kept for later runs.")
+    sys.exit(1 if cleaned.left else 0)

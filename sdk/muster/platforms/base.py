@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from muster.errors import PlatformError
 from muster.job import Resources, Worker, WorkerSpec
@@ -23,6 +24,13 @@ class Storage(str, Enum):
     ALL = "all"  # the temporary folder, too: they are one machine
     PROJECT = "project"  # the project's folder, and the user's runs in it
     NOTHING = "nothing"
+
+
+class Cleaned(NamedTuple):
+    """Outcome of ``Platform.clean``: what was removed, and what could not be and why, each in words."""
+
+    removed: Sequence[str] = ()
+    left: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -143,16 +151,13 @@ class Platform(ABC):
         """
         return {}
 
-    def clean(self) -> list[str]:
+    def clean(self) -> Cleaned:
         """Remove what ended runs have left for later ones, such as files of projects; what living runs use may stay.
-
-        Returns:
-            What has been removed, and what could not be, each in words; nothing where nothing was there.
 
         Raises:
             PlatformError: it cannot be looked for.
         """
-        return []
+        return Cleaned()
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return, in words, what so many workers would have to share that each is to have for itself.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from muster.errors import PlatformError
+from muster.platforms.base import Cleaned
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
@@ -53,13 +54,13 @@ def tiny_image(engine: Engine) -> str:
     return name
 
 
-def remove_tiny_images(engine: Engine) -> list[str]:
-    """Remove the tiny images that no container uses; return their names, and why others could not be removed.
+def remove_tiny_images(engine: Engine) -> Cleaned:
+    """Remove the tiny images that no container uses.
 
     Raises:
         PlatformError: the engine does not list its images.
     """
-    said = []
+    removed, left = [], []
     with asking(engine, "The images could not be listed"):
         images = engine.client.images()
     for name in sorted(tag for image in images for tag in image.get("RepoTags") or () if tag.startswith(TINY)):
@@ -67,10 +68,10 @@ def remove_tiny_images(engine: Engine) -> list[str]:
             with asking(engine, f"{name} could not be removed"):
                 engine.client.remove_image(name)
         except PlatformError as error:
-            said.append(error.message)
+            left.append(error.message)
         else:
-            said.append(name)
-    return said
+            removed.append(name)
+    return Cleaned(removed, left)
 
 
 def has_image(engine: Engine, name: str) -> bool:

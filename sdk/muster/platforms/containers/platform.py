@@ -19,7 +19,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Platform, Reach, Storage
+from muster.platforms.base import Cleaned, Platform, Reach, Storage
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine, connect
@@ -106,7 +106,7 @@ class ContainersPlatform(Platform):
         network = self._planned_network()
         return Reach(network.session, network.session, is_coming=network.session == network.gateway)
 
-    def clean(self) -> list[str]:
+    def clean(self) -> Cleaned:
         """Remove the tiny images, which no running container needs."""
         return remove_tiny_images(self._engine())
 

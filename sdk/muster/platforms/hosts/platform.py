@@ -19,7 +19,7 @@ from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError,
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Platform, Reach, Relay, Storage
+from muster.platforms.base import Cleaned, Platform, Reach, Relay, Storage
 from muster.platforms.hosts.answers import workers_of
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
@@ -130,16 +130,16 @@ class HostsPlatform(Platform):
             raise together(failed)
         return {host: (answer["status"], answer["output"]) for host, answer in done.items()}
 
-    def clean(self) -> list[str]:
+    def clean(self) -> Cleaned:
         """Remove each host's cache of projects."""
         self.check()
-        said = []
+        removed, left = [], []
         for host, (status, output) in self.try_command(["sh", "-c", REMOVE_CACHE]).items():
             if status:
-                said.append(f"{host}: {CACHE} could not be removed: {output.strip()}")
+                left.append(f"{host}: {CACHE} could not be removed: {output.strip()}")
             elif output.strip():
-                said.append(f"{host}: {CACHE}, {max(0.1, int(output.split()[0]) / 1e3):.1f} MB")
-        return said
+                removed.append(f"{host}: {CACHE}, {max(0.1, int(output.split()[0]) / 1e3):.1f} MB")
+        return Cleaned(removed, left)
 
     def shortages(self, resources: Resources, workers: int) -> list[str]:
         """Return what workers of one host would have to share; there is one slot for each worker."""
