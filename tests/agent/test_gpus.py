@@ -10,7 +10,7 @@ import pytest
 from muster.job import Resources
 from muster.platforms.local import LocalPlatform
 
-from tests.support import Run, StubSession, eventually
+from tests.support import Run, StubSession, eventually, shell
 
 STAND_IN = """#!/bin/sh
 if [ "$1" = -L ]; then
@@ -46,7 +46,8 @@ def platform(nvidia_smi: Path, run: Run) -> Iterator[LocalPlatform]:
 def test_it_says_how_busy_the_gpus_of_its_worker_are(
     nvidia_smi: Path, run: Run, stub_session: StubSession, platform: LocalPlatform
 ) -> None:
-    spec = run.spec(session=stub_session.address, resources=Resources(cpu=1, memory=0.5, gpu=2))
+    resources = Resources(cpu=1, memory=0.5, gpu=2)
+    spec = run.spec(session=stub_session.address, resources=resources, process=shell("sleep 600"))
     platform.launch([spec])
 
     def measured() -> bool:
@@ -65,7 +66,7 @@ def test_it_says_how_busy_the_gpus_of_its_worker_are(
 def test_a_worker_without_gpus_asks_nobody(
     nvidia_smi: Path, run: Run, stub_session: StubSession, platform: LocalPlatform
 ) -> None:
-    platform.launch([run.spec(session=stub_session.address)])
+    platform.launch([run.spec(session=stub_session.address, process=shell("sleep 600"))])
     usage = stub_session.wait_for("usage")
     assert usage.get("gpu") is None
     assert not (nvidia_smi.parent / "asked").exists()
