@@ -26,6 +26,7 @@ from tests.support import command_line
 SHARED = Path("/srv")  # which all hosts have in common: what stands for a network's file system
 GUARD_OF_HOST = "sys.stdin.buffer.raw"  # in the command line of the process that a login starts, and of its forks
 LEFT_BY_GUARD = "/muster-host-"
+HOMES_OF_PACKAGES = ("KERAS_HOME", "MPLCONFIGDIR")  # else scripts leave files in their user's own when they import some
 SILENT_SECONDS = 1  # until the session asks a machine that does not answer for a sign of life
 
 
@@ -106,7 +107,10 @@ class OnHosts(Here):
         if "lease_seconds" in case.options:
             listener.SILENT_SECONDS = SILENT_SECONDS
         try:
-            yield {"platform": "hosts", "hosts": list(case.shape.hosts), "project": "none"}
+            yield {
+                "platform": "hosts", "hosts": list(case.shape.hosts), "project": "none",
+                "env": {name: str(self._folder) for name in HOMES_OF_PACKAGES},
+            }  # fmt: skip
         finally:
             os.environ["PATH"], listener.SILENT_SECONDS = path, silent
             if self._folder is not None:
