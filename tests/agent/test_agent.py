@@ -110,6 +110,16 @@ def test_stop_is_polite_first(worker: Launched) -> None:
     assert (ends[stubborn]["signal"], ends[stubborn]["reason"]) == (9, "stopped")
 
 
+def test_a_process_is_asked_to_end_once(worker: Launched) -> None:
+    worker.sh("trap 'echo asked' TERM; echo up; while :; do sleep 0.01; done")
+    worker.output_with("up\n")
+    worker.send("stop", grace=1.0)
+    worker.output_with("asked\n")
+    worker.send("stop", grace=1.0)
+    worker.session.wait_for("exited")
+    assert worker.spec.log.read_text().count("asked") == 1
+
+
 def test_end_ends_everything_and_the_worker(worker: Launched) -> None:
     pid = worker.sh("trap '' TERM; while :; do sleep 1; done")
     worker.send("end")

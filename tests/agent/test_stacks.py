@@ -67,6 +67,7 @@ def test_the_stacks_of_very_many_threads_are_cut_and_the_main_thread_stays(worke
     text = worker.session.wait_for("stacks")["text"]
     assert len(text) <= LARGEST + 200
     assert "main_here" in text.split("(most recent call first)")[1]
+    assert "runner.py" not in text.split("(most recent call first)")[1], "which has called the script"
     assert "left out" in text.splitlines()[-1]
 
 

@@ -229,3 +229,16 @@ def test_a_report_that_makes_no_sense_is_dropped(scene: Scene, report: bytes) ->
 def test_long_arguments_arrive(scene: Scene) -> None:
     cluster = scene.run("import sys; print(len(sys.argv), len(sys.argv[1]))", n_workers=1, args=["x" * 100_000] * 12)
     assert cluster.logs("worker-0") == "13 100000\n"
+
+
+def test_folders_that_a_script_leaves_deep_in_one_another_go_with_it(scene: Scene) -> None:
+    scene.run(
+        """
+        import os, tempfile
+        os.chdir(tempfile.gettempdir())
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+        """
+    )
+    assert scene.recorded.status == "succeeded"

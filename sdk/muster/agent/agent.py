@@ -72,6 +72,7 @@ class Agent:
         self.environment: "dict[str, str]" = {}
         self.expected: "dict[str, Any] | None" = None
         self._upstream = upstream
+        self._parent = os.getppid()
         self._scratch: str = config["scratch"]
         self._loop = Loop()
         os.makedirs(os.path.dirname(config["log"]), 0o700, exist_ok=True)
@@ -95,6 +96,7 @@ class Agent:
         self._is_leaving = self._has_notice = False
         self._has_refused_report = False
         self._template: "dict[str, Any] | None" = config.get("template")
+        self._why_cold = ""
         self._has_told_recipe = self._has_told_cold = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
@@ -327,15 +329,19 @@ class Agent:
         if not self._has_told_recipe:
             self._has_told_recipe = True
             known = relevant(env, os.path.dirname(argv[2]))
-            if known is not None and sum(map(len, [*known, *known.values()])) < LARGEST_RECIPE:
+            never = _reason_against_any(known, imports["modules"])
+            if never:
+                self._send_to_guard(cold=never)
+            else:
                 self._send_to_guard(recipe={"python": argv[0], "env": known, "imports": imports["modules"]})
-        if self._template is None:
-            return None
-        made = self._template["made"]
-        why = made.reason_against(argv, env, cwd)
-        if why is None:
-            return functools.partial(become, made)
-        if not self._has_told_cold:
+            self._why_cold = never or self.config.get("cold", "")
+        why = self._why_cold
+        if self._template is not None:
+            made = self._template["made"]
+            why = made.reason_against(argv, env, cwd)
+            if why is None:
+                return functools.partial(become, made)
+        if why and not self._has_told_cold:
             self._has_told_cold = True
             self._log.write("the script starts cold: {}".format(why))
         return None
@@ -468,7 +474,8 @@ class Agent:
     def _told_to_end(self) -> None:
         """Act on SIGTERM. Whoever runs the worker may be about to take it away: then scripts have time to save."""
         # Where the session cannot be told, nobody could have the others save as well.
-        is_notice = bool(self.processes.running) and self._link.is_welcome and not self._is_leaving
+        is_orphaned = os.getppid() != self._parent  # what had started it is dead, and this is only the echo of that
+        is_notice = bool(self.processes.running) and self._link.is_welcome and not (self._is_leaving or is_orphaned)
         if not is_notice or self._has_notice or notice.is_stopped_by_guard(self._upstream):
             self._leave_politely()
             return
@@ -522,3 +529,14 @@ def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":
         outcome: "dict[str, object]" = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
         os.write(upstream, frames.encode("worker", **outcome))
         return outcome
+
+
+def _reason_against_any(env: "dict[str, str] | None", modules: "list[str]") -> str:
+    """Return, in words, why no template would do for a script with this environment and these imports; or nothing."""
+    if not modules:
+        return "the script begins with no imports of packages"
+    if env is None:
+        return "its PYTHONPATH names folders by relative paths"
+    if sum(map(len, [*env, *env.values()])) >= LARGEST_RECIPE:
+        return "its environment is too large"
+    return ""

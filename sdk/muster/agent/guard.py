@@ -158,7 +158,7 @@ class Guard:
             self._watch_session(session[0], session[1])
         if run_key in self._submitted:  # the answer to the first time was lost
             return {"workers": [worker.facts for worker in self._submitted[run_key]]}
-        common = {"session_process": session, "environ": environ, "sshd": sshd}
+        common: "dict[str, Any]" = {"session_process": session, "environ": environ, "sshd": sshd}
         started: "list[GuardedWorker]" = []
         cores = claim_cores(claims["folder"], claims["cores"], [config["cpu"] for config in workers])
         # The workers of a cluster share its cores: a rank has threads beside the one that computes, and pinned to a
@@ -167,13 +167,14 @@ class Guard:
         running = [worker for worker in self._workers.values() if worker.run_id in runs and not worker.has_ended]
         of_each = [core_numbers(held) for held in cores + [worker.claims[0] for worker in running]]
         common["cores"] = sorted(number for numbers in of_each for number in numbers) if all(of_each) else []
-        is_warm = bool(workers) and self._templates.suits(workers[0].get("imports"))
+        why_cold = self._templates.reason_against(workers[0].get("imports")) if workers else ""
+        common["cold"] = why_cold or ""
         for config in workers:
             gpus = claim(claims["folder"], claims["gpus"], config["gpu"])
             try:
                 if gpus is None:
                     raise OSError("fewer than {} GPUs are free; other clusters have taken them".format(config["gpu"]))
-                forks = len(workers) if is_warm else 0
+                forks = len(workers) if why_cold is None else 0
                 claimed = [cores[len(started)], gpus]
                 started.append(self._start_agent(dict(config, **common), claimed, forks))
             except OSError as error:
@@ -264,6 +265,8 @@ class Guard:
             del message["type"]
             if "recipe" in message:
                 self._templates.note(message["recipe"])
+            elif "cold" in message:
+                self._templates.refuse(message["cold"])
             elif "status" in message:
                 worker.outcome = message
             elif worker.facts["status"] == "starting":

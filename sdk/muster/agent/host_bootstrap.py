@@ -34,16 +34,16 @@ def become_guard():
             return
         packed += piece
     try:
-        sweep()
         folder, lock = make_folder()
         try:
             zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
             sys.path.insert(0, folder)
             from agent.host_guard import main  # type: ignore[import-not-found]
 
+            sweep()
             main(folder)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             os.close(lock)
     except OSError as error:
         sys.exit("muster: the agent cannot be put into {}: {}".format(tempfile.gettempdir(), error.strerror or error))
@@ -77,11 +77,22 @@ def sweep():
             found = os.fstat(folder)
             if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
         except OSError:  # in use
             pass
         finally:
             os.close(folder)
+
+
+def remove(folder):
+    # type: (str) -> None
+    """Remove a folder, whatever scripts have left in it."""
+    try:
+        from agent.removal import remove_folder  # type: ignore[import-not-found]
+    except ImportError:  # it was never unpacked, so that there are no scripts' files either
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        remove_folder(folder)
 
 
 become_guard()

@@ -111,6 +111,7 @@ class Child:
         rank: its rank; None where it has none.
         on_exit: called with it once it has ended.
         exit_code, signal: how it ended.
+        is_asked: whether it has been asked to end.
         reason: ``memory`` or ``stopped`` where the agent ended it.
         memory: bytes that it and its descendants had when they were too many.
         ended_at: what ``time.time()`` and ``time.monotonic()`` said when it was found to have ended.
@@ -124,6 +125,7 @@ class Child:
         self.on_exit = on_exit
         self.exit_code: "int | None" = None
         self.signal: "int | None" = None
+        self.is_asked = False
         self.reason: "str | None" = None
         self.memory: "int | None" = None
         self.ended_at = (0.0, 0.0)
@@ -212,9 +214,11 @@ class Children:
         linux.kill_group(child.pid, signum)
 
     def end(self, child: Child, grace: float, reason: "str | None") -> None:
-        """Ask a process to end, and kill it and its descendants ``grace`` seconds later."""
+        """Ask a process to end, unless it has been, and kill it and its descendants ``grace`` seconds later."""
         child.reason = child.reason or reason
-        self.signal(child, signal.SIGTERM)
+        if not child.is_asked:  # a handler that saves something is not entered again
+            child.is_asked = True
+            self.signal(child, signal.SIGTERM)
         self._loop.call_later(grace, lambda: self.kill(child))
 
     def kill(self, child: Child) -> None:

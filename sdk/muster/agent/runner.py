@@ -15,7 +15,6 @@ import contextlib
 import faulthandler
 import importlib
 import importlib.util
-import itertools
 import json
 import os
 import pickle
@@ -27,12 +26,13 @@ import threading
 import time
 import traceback
 from types import FrameType, TracebackType  # noqa: F401  (type comments)
-from typing import Any, Iterator, TextIO  # noqa: F401  (type comments)
+from typing import Any, TextIO  # noqa: F401  (type comments)
 
 KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
 LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # of one thread's stack that are told
+NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
 OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
 
 
@@ -243,7 +243,7 @@ def _pickle(value, path):
             cloudpickle.dump(value, file)
     except Exception as error:  # whatever its parts raise when they are pickled
         what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
-        raise TypeError("{}: {}".format(what, error)) from error
+        raise TypeError("{}: {}".format(what, error)) from None  # which says all: the frames are no user's
 
 
 def _plain(value, arrays):
@@ -321,21 +321,29 @@ def _stack(name, frame):
     """One thread's stack, as faulthandler writes it: as many calls at most, with the most recent first."""
     lines = ["{} (most recent call first):\n".format(name)]
     callers = _callers(frame)
-    for caller, line in itertools.islice(callers, MOST_CALLS):
+    for caller, line in callers[:MOST_CALLS]:
         lines.append('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
-    deeper = sum(1 for _ in callers)
-    if deeper:
+    deeper = len(callers) - MOST_CALLS
+    if deeper > 0:
         lines.append("  and {} more calls\n".format(deeper))
     return "".join(lines)
 
 
 def _callers(frame):
-    # type: (FrameType) -> Iterator[tuple[FrameType, int]]
-    """The calls that have led to a frame, as far as this program: what it may be a fork of is nobody's concern."""
+    # type: (FrameType) -> list[tuple[FrameType, int]]
+    """The calls that have led to a frame, without those by which this program has come to the script's.
+
+    Nor those of what it may be a fork of.
+    """
+    callers = []
     for caller, line in traceback.walk_stack(frame):
-        yield caller, line
+        callers.append((caller, line))
         if caller.f_code.co_name == "<module>" and caller.f_code.co_filename == __file__:
-            return
+            break
+    scripts = len(callers)
+    while scripts and callers[scripts - 1][0].f_code.co_filename in NOT_THE_SCRIPTS:
+        scripts -= 1
+    return callers[: scripts or None]
 
 
 def _drop_blank_proxies():
@@ -350,7 +358,7 @@ def _own_traceback(error):
     # type: (BaseException) -> TracebackType | None
     """The traceback without the frames of this file and of runpy, which are not the user's."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+    while trace is not None and trace.tb_frame.f_code.co_filename in NOT_THE_SCRIPTS:
         trace = trace.tb_next
     return trace
 

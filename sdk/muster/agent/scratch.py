@@ -2,10 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import stat
 
 from . import linux
+from .removal import remove_folder
 
 PREFIX = "muster-"  # begins the name of a run's scratch folder
 
@@ -17,14 +17,14 @@ def remove_scratch(scratch: str, session: "tuple[int, int] | None") -> None:
         scratch: the folder.
         session: process id and start time of the session; None where it runs on another machine.
     """
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_folder(scratch)
     around = os.path.dirname(scratch)
     if session is None:
         with contextlib.suppress(OSError):
             if _is_private(around):
                 os.rmdir(around)  # which fails where another worker of the run is here
     elif not linux.is_running(*session) and _is_private(around):
-        shutil.rmtree(around, ignore_errors=True)
+        remove_folder(around)
 
 
 def _is_private(folder: str) -> bool:

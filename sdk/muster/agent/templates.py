@@ -76,18 +76,29 @@ class Templates:
         self._loop.on_readable(ours, self._hear)
         self._loop.call_later(IMPORT_SECONDS, functools.partial(self._give_up, self.pid))
 
-    def suits(self, wanted: "dict[str, Any] | None") -> bool:
-        """Return whether agents of a run may be forks of it, as far as is known before their ranks start."""
-        if wanted is None or self.state != READY or wanted["python"] != self._made["python"]:
-            return False
+    def refuse(self, why: str) -> None:
+        """Note why there can be no template for the last run, where there is none of another."""
+        if self.state == NONE:
+            self.why = why
+
+    def reason_against(self, wanted: "dict[str, Any] | None") -> "str | None":
+        """Return, in words, why agents of a run may be no forks of it; None where they may, as far as is known.
+
+        Empty where there is nothing to say: no run has been before, or this one is not to be warm.
+        """
+        if wanted is None:
+            return ""
+        if self.state != READY:
+            return "the imports for it have not ended" if self.state == IMPORTING else self.why
+        if wanted["python"] != self._made["python"]:
+            return "it has another interpreter"
         if not packages(self._made["imports"]) <= packages(wanted["modules"]):
-            self.why = "the script does not import all that the last one did"
-            return False
+            return "the script does not import all that the last one did"
         answer = self._ask(frames.encode("check"), None)
         if answer is None or answer["changed"]:
             self.drop("{} has changed".format(answer["changed"]) if answer else "it does not answer")
-            return False
-        return True
+            return self.why
+        return None
 
     def fork(self, config: "dict[str, Any]", upstream: socket.socket, workers: int) -> int:
         """Fork an agent that talks to the guard through ``upstream``, and return its id; 0 where that fails."""

@@ -68,7 +68,7 @@ class Template:
         if known != self.env:
             names = {name for name in set(known) | set(self.env) if known.get(name) != self.env.get(name)}
             return "{} changed in its environment".format(", ".join(sorted(names)))
-        for folder in [folder_of_script(argv, cwd)] + _python_path(env):
+        for folder in [folder_of_script(argv, cwd)] + [entry or cwd for entry in _python_path(env)]:
             here = os.path.realpath(folder)
             hidden = {name for name in _importable(folder) if self.modules.get(name, here) != here}
             if hidden:
@@ -90,10 +90,11 @@ def folder_of_script(argv: "list[str]", cwd: str) -> str:
 def relevant(env: "dict[str, str]", library: str) -> "dict[str, str] | None":
     """The part of an environment that may matter to imports, without the run's own library.
 
-    None where a folder in which modules are looked for depends on the working directory.
+    An empty entry of PYTHONPATH stands for the working directory, which is left out as the script's folder is. None
+    where another folder in which modules are looked for depends on it.
     """
     found = {name: value for name, value in env.items() if not OF_A_RUN.match(name) and name != "PYTHONPATH"}
-    folders = _python_path(env)
+    folders = [folder for folder in _python_path(env) if folder]
     if not all(map(os.path.isabs, folders)):
         return None
     others = [folder for folder in folders if folder != library]
@@ -160,7 +161,7 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
     _start_signals_afresh()
     sys.argv = argv[2:]
     sys.orig_argv = list(argv)  # from Python 3.10 on
-    path = list(dict.fromkeys(_python_path(env)))
+    path = list(dict.fromkeys(folder or os.getcwd() for folder in _python_path(env)))
     sys.path[:] = [os.path.dirname(argv[2])] + path + [folder for folder in template.path if folder not in path]
     importlib.invalidate_caches()
     _forget_chance()

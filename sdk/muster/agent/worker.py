@@ -15,8 +15,10 @@ import sys
 from . import agent, frames, linux
 from .needs import lacking_gpus, what_lacks
 from .places import settle
+from .removal import remove_folder
 from .ssh_server import find_sshd
 
+UNPACKED = "muster-agent-"  # begins the name of the folder into which it is unpacked on workers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -27,6 +29,7 @@ def main(path: str) -> None:
     config = take_config(path, dict(os.environ))
     if config is None:
         sys.exit("muster: nobody waits for this worker any more: {} is gone".format(path))
+    parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
     news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -37,6 +40,9 @@ def main(path: str) -> None:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
     outcome = agent.main(complete(config, dict(os.environ)), news)
+    unpacked = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.getppid() != parent and os.path.basename(unpacked).startswith(UNPACKED):  # else who unpacked it removes it
+        remove_folder(unpacked)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 

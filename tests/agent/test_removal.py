@@ -1,0 +1,81 @@
+"""Removing folders, whatever is in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from muster.agent.removal import remove_folder
+
+DEEP = (
+    3000  # folders in one another: more than Python calls functions in one another, or than a process has descriptors
+)
+NOBODY = 65534
+
+
+def deepen(folder: Path) -> None:
+    """Make folders in one another, each with a file, whose paths are longer than any call takes."""
+    around = os.open(folder, os.O_RDONLY)
+    for _ in range(DEEP):
+        os.mkdir("d", dir_fd=around)
+        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=around))
+        inner = os.open("d", os.O_RDONLY, dir_fd=around)
+        os.close(around)
+        around = inner
+    os.close(around)
+
+
+def test_however_deep_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    deepen(folder)
+    assert remove_folder(folder)
+    assert os.listdir(tmp_path) == []
+
+
+def test_folders_beside_one_another_and_odd_files(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    for inner in ("a/b/c", "a/b/d", "a/e", "f", ".hidden/g"):
+        (folder / inner).mkdir(parents=True)
+        (folder / inner / "file").write_text("text")
+    os.mkfifo(folder / "a" / "pipe")
+    os.mkdir(os.fsencode(folder) + b"/\xff")
+    (folder / "line\nend").mkdir()
+    assert remove_folder(str(folder))
+    assert os.listdir(tmp_path) == []
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("text")
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    for link in (folder / "link", folder / "inner" / "link"):
+        link.symlink_to(kept)
+    (tmp_path / "link").symlink_to(kept)
+    assert remove_folder(folder)
+    assert not remove_folder(tmp_path / "link")
+    assert (kept / "file").read_text() == "text"
+
+
+def test_what_is_not_there_is_removed(tmp_path: Path) -> None:
+    assert remove_folder(tmp_path / "none")
+
+
+def test_folders_that_their_owner_has_closed(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:  # as root, to whom nothing is closed, becomes somebody else in it
+        try:
+            os.chdir(tmp_path)
+            if os.geteuid() == 0:
+                os.chown(".", NOBODY, NOBODY)
+                os.setuid(NOBODY)
+            os.makedirs("folder/a/b/c")
+            for path, mode in (("a/b/c", 0), ("a/b", 0o500), ("a", 0o300), ("", 0o500)):
+                os.chmod("folder/" + path, mode)
+            os._exit(0 if remove_folder("folder") else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert os.listdir(tmp_path) == []
