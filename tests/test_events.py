@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -80,6 +81,23 @@ def test_progress_of_many_ranks_is_journalled_less_often_and_the_last_always(
     events = [Event.from_json(line) for line in journal.path.read_text().splitlines()]
     steps = [event.data["step"] for event in events if event.worker == "worker-1"]
     assert steps == [*range(0, 25, seconds_between), *([24] if seconds_between > 1 else [])]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "fewest", "most"), [(60, 1, 50, 60), (500, 10, 200, 400), (200_000, 2000, 2000, 3000)]
+)
+def test_the_course_of_a_short_run_is_journalled_as_closely_as_that_of_a_long_one(
+    tmp_path: Path, steps: int, seconds: float, fewest: int, most: int
+) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for step in range(steps):
+        journal(Event("progress", "worker-0", {"rank": 0, "step": step}, time=step * seconds / steps))
+    journal.close()
+    events = [Event.from_json(line) for line in journal.path.read_text().splitlines()]
+    kept = [event.data["step"] for event in events]
+    assert fewest <= len(kept) <= most
+    assert max(after - before for before, after in itertools.pairwise(kept)) <= max(steps / 50, 1)
+    assert kept[-1] == steps - 1
 
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), SystemExit(3), asyncio.CancelledError()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -61,6 +62,55 @@ ODD_DATA: dict[str, Callable[[Any], EventData]] = {  # whose fields nobody has c
     "progress": lambda odd: Progress(step=odd),
     "note": lambda odd: Note(text=odd),
 }
+
+
+def test_progress_that_nothing_follows_is_written_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.records.journal.PROGRESS_INTERVAL", 0.05)
+    journal = Journal(tmp_path / "events.jsonl")
+
+    async def written() -> None:
+        while len(read(journal)) < 2:
+            await asyncio.sleep(0.01)
+
+    async def tell() -> None:
+        keeping_up = asyncio.create_task(journal.keep_up())
+        for step, when in enumerate([10.0, 10.01, 10.02]):
+            journal(Event("progress", "worker-0", {"rank": 0, "step": step, "epoch": 1}, time=when))
+        assert [event["step"] for event in read(journal)] == [0]
+        await asyncio.wait_for(written(), 10)
+        keeping_up.cancel()
+
+    asyncio.run(tell())
+    assert [event["step"] for event in read(journal)] == [0, 2]
+    journal.close()
+
+
+def test_what_is_held_back_of_a_ranks_progress_is_added_to_and_the_last_word_on_an_epoch_is_kept(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    reports: list[dict[str, Any]] = [
+        {"step": 1, "steps": 2, "epoch": 1},
+        {"step": 2, "epoch": 1, "metrics": {"loss": 0.5}},
+        {"epoch": 1, "metrics": {"val_loss": 0.6}},
+        {"step": 1, "steps": 2, "epoch": 2},
+        {"step": 2, "steps": 2, "epoch": 2},
+        {"metrics": {"test_loss": 0.7}},
+    ]
+    journal(Event("progress", "worker-0", {"rank": 1}, time=0.0))  # so that the run has lasted for long
+    for index, told in enumerate(reports):
+        journal(Event("progress", "worker-0", {"rank": 0, **told}, time=500 + index / 10))
+    journal.close()
+
+    keys = ("epoch", "step", "metrics")
+    assert [tuple(event.get(key) for key in keys) for event in read(journal)[1:]] == [
+        (1, 1, {}),
+        (1, 2, {"loss": 0.5, "val_loss": 0.6}),
+        (2, 1, {}),
+        (2, 2, {"test_loss": 0.7}),
+    ]
 
 
 def read(journal: Journal) -> list[dict[str, Any]]:
@@ -153,3 +203,14 @@ with open({str(disk / "ballast")!r}, "wb", buffering=0) as file:
     assert "succeeded" in run.explain()
     assert "succeeded" in repr(run)
     assert os.listdir(run.path)
+
+
+def test_epochs_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "events.jsonl")
+    for epoch in range(20_000):  # a thousand a second
+        journal(Event.of(Progress(rank=0, epoch=epoch), "worker-0", 1000 + epoch / 1000))
+    journal.close()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines[:100]] == [*range(100)]
+    assert json.loads(lines[-1])["epoch"] == 19_999
+    assert len(lines) < 1100  # some epochs have two, of which one is the last word on it

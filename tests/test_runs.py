@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import re
 import secrets
@@ -10,12 +12,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from IPython.lib.pretty import pretty
 from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
 from muster.errors import MusterError, RunNotFound
@@ -43,6 +46,15 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Run]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MUSTER_HOME", str(tmp_path_factory.mktemp("home")))
         yield record(tmp_path_factory.mktemp("scripts"), "--fail", n_workers=1)
+
+
+def test_nobody_else_may_put_a_run_in_the_place_of_another(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = runs.create("x")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path, path.parent, home)] == [0o700, 0o755, 0o755]
 
 
 def make(
@@ -218,6 +230,12 @@ class TestRun:
 
         assert run.log_end("worker-0", 2) == ["99998", "99999"]
 
+    def test_a_progress_bar_is_one_line_at_the_end_of_a_log(self) -> None:
+        run = make("a")
+        bar = "".join(f"\r{part}/40" for part in range(41))
+        (run.path / "logs" / "worker-0.log").write_bytes(f"begin\n{bar}\nend\r\n".encode())
+        assert run.log_end("worker-0") == ["begin", "40/40", "end"]
+
     def test_repr_is_one_line(self, failed: runs.Run) -> None:
         assert repr(failed) == f"<Run {failed.id} failed {failed.seconds:.1f}s>"
 
@@ -344,7 +362,7 @@ class TestFind:
     def test_names_what_is_near(self) -> None:
         run = make("mnist")
         with pytest.raises(RunNotFound) as caught:
-            runs.open_run("mnist")
+            runs.open_run("nist")
         assert caught.value.advice == run.id
 
     @pytest.mark.parametrize("name", ["", "..", "../runs"])
@@ -439,6 +457,52 @@ def test_a_result_of_which_a_part_makes_no_sense_hides_neither_the_rest_nor_othe
         run.wait()
 
 
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)  # to open it waits for somebody who writes
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("spoil", [deep, pipe, device])
+@pytest.mark.parametrize("name", ["result.json", "plan.json", "events.jsonl", "control.json", "logs/worker-0.log"])
+def test_no_file_of_a_record_holds_up_or_hides_other_runs(name: str, spoil: Callable[[Path], None]) -> None:
+    other, run = make("other", result={"status": "succeeded"}), make("spoiled")
+    runs.write_json(run.path / "plan.json", {"processes": {"worker-0": {}}})
+    (run.path / name).unlink(missing_ok=True)
+    spoil(run.path / name)
+    for arguments in (["runs"], ["runs", "--json"], *([word, run.id] for word in ("show", "logs", "explain", "stop"))):
+        shown = CliRunner().invoke(main, arguments)
+        assert shown.exception is None or isinstance(shown.exception, SystemExit)
+        assert (other.id in shown.output) is (arguments[0] == "runs")
+
+
+def test_no_argument_in_a_recorded_advice_steers_a_terminal() -> None:
+    told = {"status": "failed", "error": "ScriptFailed", "reason": "it failed"}
+    parts = ["try ", ["n_workers\x1b[2J", "\x1b]0;title\x07two\u202e"]]
+    run = make("crafted", result={**told, "advice_parts": parts})
+    shown = [CliRunner().invoke(main, [word, run.id]).output for word in ("show", "explain", "attach")]
+    with pytest.raises(MusterError) as raised:
+        run.wait()
+    for text in (*shown, str(raised.value), str(run.advice)):
+        assert "two" in text
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_no_name_of_a_log_steers_a_terminal() -> None:
+    run = make("crafted")
+    for name in ("worker-0", "\x1b[31mred", "\u202ered", "\x9bred"):
+        (run.path / "logs" / f"{name}.log").write_text("said this\n")
+    assert run.workers == ["worker-0"]
+    assert "red" not in CliRunner().invoke(main, ["logs", run.id]).output
+
+
 @pytest.mark.parametrize("when", ["1e300", "-5", "NaN"])
 def test_an_event_at_no_time_is_none(when: str) -> None:
     path = runs.create("odd")
@@ -451,3 +515,28 @@ def test_an_event_at_no_time_is_none(when: str) -> None:
 def test_a_job_of_which_a_part_makes_no_sense_is_shown_all_the_same(part: str) -> None:
     job = {"script": {"kind": "file", "target": "train.py"}, "strategy": "horovod", "n_workers": 2, part: 7}
     assert repeat_command(job) == "muster run -s horovod -n 2 train.py"
+
+
+def test_metrics_are_numbers_in_python_and_names_in_json() -> None:
+    run = make("x", result={**SUCCEEDED, "metrics": {"loss": "NaN", "best": "Infinity"}})
+    assert run.result is not None
+    assert math.isnan(run.result["metrics"]["loss"])
+    assert math.isnan(run.wait().metrics["loss"])
+    printed = CliRunner().invoke(main, ["show", run.id, "--json"]).output
+    assert json.loads(printed)["metrics"] == {"loss": "NaN", "best": "Infinity"}
+
+
+def test_runs_are_listed_as_a_table_and_told_of_line_by_line() -> None:
+    older, newer = make("older", result=SUCCEEDED, days_ago=1), make("newer", result=SUCCEEDED)
+    heading, *rows = repr(runs.list_runs()).splitlines()
+    assert heading.split() == ["status", "took", "strategy", "run"]
+    assert [row.split() for row in rows] == [["succeeded", "3.5", "s", run.id] for run in (newer, older)]
+    assert len(repr(runs.list_runs()[:1]).splitlines()) == 2
+    assert pretty(newer.explain()).splitlines() == str(newer.explain()).splitlines()
+
+
+def test_a_recorded_run_can_be_awaited() -> None:
+    async def main() -> str:
+        return str((await make("x", result=SUCCEEDED)).status)
+
+    assert asyncio.run(main()) == "succeeded"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +31,35 @@ def test_only_what_is_certainly_left_is_removed(tmp_path: Path, changes: dict[st
     (folder / OWNER).write_text(json.dumps({**sessions.this_session(), **changes}))
     sweep(tmp_path)
     assert folder.exists() is is_kept
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: os.mkfifo(path, 0o666),  # to open it waits for somebody who writes
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.mkdir(),
+        lambda path: path.write_text("[" * 100_000),
+    ],
+    ids=["pipe", "device", "folder", "nonsense"],
+)
+@pytest.mark.timeout(20)
+def test_what_anybody_may_put_into_a_shared_folder_holds_up_nobody(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "muster-b"
+    folder.mkdir()
+    make(folder / OWNER)
+    sweep(tmp_path)
+    assert folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files that are somebody else's")
+def test_what_is_another_users_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "muster-c"
+    folder.mkdir()
+    (folder / OWNER).write_text(json.dumps({**sessions.this_session(), **GONE}))
+    for path in (folder, folder / OWNER):
+        os.chown(path, 65534, 65534)
+    sweep(tmp_path)
+    assert folder.exists()

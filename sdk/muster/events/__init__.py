@@ -65,6 +65,7 @@ from muster.events.data import (
     WorkerState,
     read,
 )
+from muster.text.reading import parse_json
 
 __all__ = [
     "Event", "EventData", "EventKind", "Listening", "Note", "Observer", "Output", "ProcessExited",
@@ -134,7 +135,7 @@ class Event:
         Raises:
             ValueError: it is no event, or one of a kind that is not known.
         """
-        told = json.loads(line)
+        told = parse_json(line)
         if not isinstance(told, dict) or "kind" not in told:
             raise ValueError("not an event")
         worker, when = told.get("worker"), told.get("time")

@@ -10,6 +10,7 @@ from typing import Any
 
 from muster.errors import RunUnreachable
 from muster.runtime.background import on_background_thread
+from muster.text.reading import parse_json, read_json
 
 SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
 SECONDS_TO_ANSWER = 10.0
@@ -51,7 +52,7 @@ def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
             advice="its session has ended, or is on another machine; workers end with their session",
         ) from None
     if "error" in answer:
-        raise RunUnreachable(f"Run {name} refuses: {answer['error']}.")
+        raise _refusal(name, str(answer["error"]))
     return answer
 
 
@@ -76,9 +77,9 @@ def open_stream(run_dir: Path, question: str, **details: object) -> tuple[socket
             if not part:
                 raise ValueError("it hung up")
             data += part
-        answer = json.loads(data)
+        answer = parse_json(data)
         if "error" in answer:
-            raise RunUnreachable(f"Run {run_dir.name} refuses: {answer['error']}")
+            raise _refusal(run_dir.name, str(answer["error"]))
     except (OSError, ValueError) as error:
         connection.close()
         raise RunUnreachable(
@@ -91,11 +92,15 @@ def open_stream(run_dir: Path, question: str, **details: object) -> tuple[socket
     return connection, answer
 
 
+def _refusal(name: str, why: str) -> RunUnreachable:
+    return RunUnreachable(why if why.startswith(f"Run {name} ") else f"Run {name} refuses: {why.rstrip('.')}.")
+
+
 def _await_control(run_dir: Path) -> dict[str, Any] | None:
     deadline = time.monotonic() + SECONDS_TO_APPEAR
     while True:
         try:
-            found = json.loads(control_file(run_dir).read_text(encoding="utf-8"))
+            found = read_json(control_file(run_dir))
         except (OSError, ValueError):
             found = None
         if isinstance(found, dict) or time.monotonic() > deadline:
@@ -118,7 +123,7 @@ def _exchange(path: str, request: bytes) -> dict[str, Any]:
             data += part
             if len(data) > MOST_BYTES:
                 raise ValueError("its answer is too long")
-    answer = json.loads(data)
+    answer = parse_json(data)
     if not isinstance(answer, dict):
         raise ValueError("its answer is none")
     return answer

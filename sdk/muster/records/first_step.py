@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muster.events import Event
-from muster.events.data import ProcessStarted, Progress, RunAttempt, RunRequested, Stage
+from muster.events.data import ProcessExited, ProcessStarted, Progress, RunAttempt, RunRequested, Stage
 
 STARTING = "starting workers"  # Muster's own part
+IMPORTING = "importing "  # and what
 TRAINING = "training"
 SLOW = 5.0  # seconds from which on the parts of the wait are worth a line
 
@@ -57,6 +58,22 @@ def first_step(events: Iterable[Event]) -> str:
     if total < SLOW:
         return ""
     return f"The first step came after {total:.1f} s: {_in_words(last.parts, last.started - began)}."
+
+
+def importing(events: Iterable[Event]) -> float:
+    """Seconds that the slowest process of a run was importing packages, as far as it has told."""
+    since: dict[tuple[str | None, int | None], float] = {}
+    found: dict[tuple[str | None, int | None], float] = {}
+    for event in events:
+        data = event.data
+        if not isinstance(data, (Stage, Progress, ProcessExited)):
+            continue
+        source = (event.worker, data.rank)
+        if source in since:
+            found[source] = found.get(source, 0.0) + event.time - since.pop(source)
+        if isinstance(data, Stage) and data.stage.startswith(IMPORTING):
+            since[source] = event.time
+    return max(found.values(), default=0.0)
 
 
 def _in_words(parts: Mapping[str, float], starting: float) -> str:

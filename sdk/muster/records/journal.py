@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from muster.events import Event, EventKind
@@ -14,7 +17,9 @@ logger = logging.getLogger("muster")
 
 NOT_JOURNALLED = frozenset({EventKind.OUTPUT, EventKind.TRANSFER, EventKind.USAGE})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
+POINTS = 100  # a training that has lasted T seconds has one of each rank every T / POINTS, as its curves are drawn
 PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
+EPOCHS_AT_ONCE = 300  # of one rank that are written as they come; more are as rare as steps
 RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
 MOST_WAITING = 1 << 20  # bytes of events that wait until the disk takes them again
 
@@ -39,27 +44,60 @@ class Journal:
         self._lost = 0
         self._held: dict[str | None, dict[str, Event]] = {}  # by worker, and by its ranks
         self._flushed_at = float("-inf")
+        self._trains_since: float | None = None
         self._last: dict[tuple[str | None, str], tuple[float, int | None]] = {}
+        self._epochs: dict[tuple[str | None, str], float] = {}  # until when those written of a rank would last
 
     def __call__(self, event: Event) -> None:
         """Write ``event``, or hold it back where a newer one of its kind will say more."""
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
         if type(event.data) is Progress:
-            rank = str(event.data.rank)
-            source = (event.worker, rank)
-            written, epoch = self._last.get(source, (float("-inf"), None))
-            interval = max(PROGRESS_INTERVAL, len(self._last) / PROGRESS_PER_SECOND)
-            if event.time - written < interval and event.data.epoch == epoch:
-                self._held.setdefault(event.worker, {})[rank] = event
-                return
-            self._last[source] = (event.time, event.data.epoch)
-            self._held.get(event.worker, {}).pop(rank, None)
-        elif event.worker is None:
+            self._take_progress(event, event.data)
+            return
+        if event.worker is None:
             self._write_all_held()
         else:
             self._write_held(event.worker)
         self._write(event)
+
+    def _take_progress(self, event: Event, told: Progress) -> None:
+        """Write progress, or hold it back; what was held back before is added to, or is the last word on its epoch."""
+        source = (event.worker, rank := str(told.rank))
+        written, epoch = self._last.get(source, (float("-inf"), None))
+        ranks = self._held.setdefault(event.worker, {})
+        held = ranks.pop(rank, None)
+        if held is not None and told.epoch in (None, held.data["epoch"]):
+            event, held = _merged(held, event), None
+        if self._trains_since is None:
+            self._trains_since = event.time
+        is_soon = event.time - written < self._interval(event.time - self._trains_since)
+        if is_soon and (told.epoch in (None, epoch) or not self._has_room_for_epoch(source, event.time)):
+            ranks[rank] = event
+            return
+        if held is not None:
+            self._write(held)
+        self._last[source] = (event.time, epoch if told.epoch is None else told.epoch)
+        self._write(event)
+
+    def _has_room_for_epoch(self, source: tuple[str | None, str], now: float) -> bool:
+        """Return whether a rank's new epoch is written at once, and count it: many are, but not without end."""
+        used_until = max(self._epochs.get(source, 0.0), now - EPOCHS_AT_ONCE * self._interval()) + self._interval()
+        if used_until > now:
+            return False
+        self._epochs[source] = used_until
+        return True
+
+    async def keep_up(self) -> None:
+        """Write what is held back where nothing newer comes, until cancelled; who reads the journal lags no further."""
+        while True:
+            await asyncio.sleep(self._interval())
+            self._write_all_held()
+            self._flush()
+
+    def _interval(self, trained: float = math.inf) -> float:
+        """Seconds between two journalled progress events of one rank, so many seconds after the first of all."""
+        return max(min(PROGRESS_INTERVAL, trained / POINTS), len(self._last) / PROGRESS_PER_SECOND)
 
     def close(self) -> None:
         """Write what was held back or waits, and close the file."""
@@ -76,7 +114,8 @@ class Journal:
         self._descriptor = None
 
     def _write_held(self, worker: str | None) -> None:
-        for event in self._held.pop(worker, {}).values():
+        for rank, event in self._held.pop(worker, {}).items():
+            self._last[worker, rank] = (event.time, self._last[worker, rank][1])  # of the epoch that was written
             self._write(event)
 
     def _write_all_held(self) -> None:
@@ -107,3 +146,12 @@ class Journal:
             if self._trouble is None:
                 logger.warning("the journal %s cannot be written, and will be tried again: %s", self.path, error)
             self._trouble = error
+
+
+def _merged(held: Event, newer: Event) -> Event:
+    """The newer of two events of a rank's progress, with what only the one that was held back says."""
+    assert isinstance(held.data, Progress)
+    assert isinstance(newer.data, Progress)
+    news = {name: value for name, value in vars(newer.data).items() if value is not None}
+    news["metrics"] = {**held.data.metrics, **newer.data.metrics}
+    return replace(newer, data=replace(held.data, **news))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import pickle
 import re
@@ -18,6 +17,7 @@ from muster.errors import JobError, MusterError, RunFailed
 from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
+from muster.text.reading import open_regular, parse_json, read_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
@@ -84,7 +84,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any], run_id: str, run_dir: Path) -> Result:
-        """The result that ``to_dict`` recorded."""
+        """The result that ``to_dict`` recorded and ``read_record`` has read."""
         worker = recorded.get("worker")
         log = run_dir / "logs" / f"{worker}.log" if worker and is_file_name(str(worker)) else run_dir / "logs"
         return cls(
@@ -94,7 +94,7 @@ class Result:
             exit_codes=recorded.get("exit_codes") or {},
             timings=recorded.get("timings") or {},
             seconds=float(recorded.get("seconds") or 0.0),
-            metrics=metrics_from_json(recorded.get("metrics") or {}),
+            metrics=recorded.get("metrics") or {},
             error=_recorded_error(recorded, log),
         )
 
@@ -103,9 +103,9 @@ class Result:
         error = self.error
         return {
             "status": self.status,
-            "seconds": round(self.seconds, 3),
+            "seconds": self.seconds,
             "exit_codes": dict(self.exit_codes),
-            "timings": {phase: round(seconds, 3) for phase, seconds in self.timings.items()},
+            "timings": dict(self.timings),
             "metrics": metrics_to_json(self.metrics),
             "error": type(error).__name__ if error else None,
             "reason": error.message if error else None,
@@ -119,10 +119,13 @@ class Result:
 def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
     """The parts of a recorded result that make sense: one that is damaged must not hide the others, or the other runs.
 
-    >>> read_record({"status": "succeeded", "seconds": "long", "metrics": {"loss": 0.5}, "worker": 7})
-    {'status': 'succeeded', 'metrics': {'loss': 0.5}}
+    Metrics are numbers, also where JSON has names for them:
+
+    >>> read_record({"status": "succeeded", "seconds": "long", "metrics": {"loss": "NaN"}, "worker": 7})
+    {'status': 'succeeded', 'metrics': {'loss': nan}}
     """
-    return {name: told[name] for name, fits in FITS.items() if name in told and fits(told[name])}
+    record = {name: told[name] for name, fits in FITS.items() if name in told and fits(told[name])}
+    return {**record, "metrics": metrics_from_json(record["metrics"])} if "metrics" in record else record
 
 
 def _is_finite(value: object) -> bool:
@@ -182,18 +185,18 @@ def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | Non
 def _read(path: Path) -> Any:
     """One value, as ``agent/runner.py`` has written it."""
     if path.suffix == ".json":
-        return _restored(json.loads(path.read_text(encoding="ascii")), {})
+        return _restored(read_json(path), {})
     if path.suffix == ".npz":
         import numpy
 
-        with numpy.load(path, allow_pickle=False) as arrays:
-            return _restored(json.loads(str(arrays["value"])), arrays)
+        with open_regular(path) as file, numpy.load(file, allow_pickle=False) as arrays:
+            return _restored(parse_json(str(arrays["value"])), arrays)
     if os.environ.get("MUSTER_UNPICKLE") == "0":
         raise JobError(
             f"What {path.stem} returned is in {path}, pickled: reading it would run code that the worker has chosen.",
             advice="return numbers, texts, lists, dicts and NumPy arrays, or unset MUSTER_UNPICKLE",
         )
-    return pickle.loads(path.read_bytes())
+    return pickle.loads(read_regular(path))
 
 
 def _restored(described: Any, arrays: Mapping[str, Any]) -> Any:

@@ -14,38 +14,46 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
+import io
 import json
 import logging
 import os
 import re
 import secrets
-import shutil
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.errors import RunLost, RunNotFound, RunUnreachable, without_inner_frames
-from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, ScriptRaised, metrics_from_json
+from muster.events import Event, Note, RunAttempt, RunEnded, RunRequested, ScriptRaised
 from muster.records import control
 from muster.records.first_step import first_step
+from muster.records.folders import make_folder
 from muster.records.result import Result, read_record
 from muster.records.sessions import is_alive, suspended, wake
 from muster.records.under_way import under_way
-from muster.text.arguments import ArgumentText
-from muster.text.cleaning import clean, is_file_name
+from muster.runtime.interrupts import RunCancelled, RunInterrupted
+from muster.text.arguments import ArgumentText, each_part
+from muster.text.cleaning import clean, is_file_name, overwritten
+from muster.text.reading import open_regular, read_json
+from muster.text.shown import Stacks, Table, Text
 
 logger = logging.getLogger("muster")
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 TENSORBOARD = "tensorboard"
+LIKE = 0.6  # how much of what was typed an id must have to be suggested
 LAUNCHER_LOG = "driver"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
+POLL_SECONDS = 0.2  # of those who wait for an end
 JOURNAL_END_BYTES = 64 * 1024
 NOTES = (Note, RunAttempt)  # events that tell the user something
 START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
@@ -63,7 +71,7 @@ def muster_home() -> Path:
 def create(name: str) -> Path:
     """Make the folder of a new run, readable by its owner only, and return it. Its name is the run's id."""
     parent = muster_home() / "runs"
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     slug = slug_of(name) or "run"
     while True:
         path = parent / f"{time.strftime(ID_TIME)}-{slug}-{secrets.token_hex(2)}"
@@ -160,7 +168,7 @@ class Run:
         """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
         planned = list(filter(is_file_name, self._planned("processes")))
         logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
-        return list(dict.fromkeys(planned + logged))
+        return list(dict.fromkeys([*planned, *filter(is_file_name, logged)]))
 
     def _planned(self, what: str) -> Mapping[str, Any]:
         found = (self.plan or {}).get(what)
@@ -168,7 +176,10 @@ class Run:
 
     @property
     def result(self) -> Mapping[str, Any] | None:
-        """Contents of ``result.json``, or else the end of the journal; None until the run has ended."""
+        """Contents of ``result.json``, or else the end of the journal; None until the run has ended.
+
+        A mapping, of a failure too, as it tells of runs of any process. :meth:`wait` gives a ``Result`` or raises.
+        """
         found = _read_json(self.path / "result.json") or self._journalled_result()
         return None if found is None else read_record(found)
 
@@ -177,12 +188,13 @@ class Run:
         """Advice on a run that failed, an ``ArgumentText`` where that names arguments; empty otherwise."""
         result = self.result or ({"advice": LOST_ADVICE} if self.status == "lost" else {})
         parts = result.get("advice_parts")
-        return ArgumentText.from_json(parts) if isinstance(parts, list) else str(result.get("advice") or "")
+        advice = ArgumentText.from_json(parts) if isinstance(parts, list) else str(result.get("advice") or "")
+        return each_part(advice, clean)
 
     def _journalled_result(self) -> Mapping[str, Any] | None:
         """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
         try:
-            with (self.path / "events.jsonl").open("rb") as file:
+            with open_regular(self.path / "events.jsonl") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
                 lines = file.read().splitlines()
         except OSError:
@@ -202,10 +214,10 @@ class Run:
     def events(self) -> Iterator[Event]:
         """The recorded events, oldest first. Lines that were torn when a session died are passed over."""
         try:
-            file = (self.path / "events.jsonl").open(encoding="utf-8", errors="replace")
+            opened = open_regular(self.path / "events.jsonl")
         except FileNotFoundError:
             return
-        with file:
+        with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
                     yield Event.from_json(line, self._warn)
@@ -229,7 +241,7 @@ class Run:
         if rank:
             own = folder / "ranks" / f"rank-{rank.group(1)}.log"
             name = self._planned("ranks").get(rank.group(1), name)
-            if own.exists():
+            if own.is_file():
                 return own
         if name not in (*self.workers, LAUNCHER_LOG):
             known = ", ".join(self.workers) or "none that are known"
@@ -243,29 +255,32 @@ class Run:
             RunNotFound: the run has none of that name.
         """
         newer = self.log_path(worker)
-        return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.exists()]
+        return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.is_file()]
 
     @without_inner_frames
-    def log(self, worker: str) -> str:
+    def log(self, worker: str) -> Text:
         """Return the output of a worker, a rank (``rank-1``) or the ``driver``; bytes that are not UTF-8 as U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
         """
-        return b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace")
+        return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
         """The last lines that a worker (or ``driver``) printed. Raises as ``log`` does."""
         files = self.log_files(worker)
         if not files:
             return []
-        with files[-1].open("rb") as file:
+        with open_regular(files[-1]) as file:
             file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
-            return file.read().decode("utf-8", errors="replace").splitlines()[-lines:]
+            text = overwritten(file.read().decode("utf-8", errors="replace"))
+        return text.removesuffix("\n").split("\n")[-lines:] if text else []
 
     @without_inner_frames
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait until the run has ended, in whatever process it lives, and return what came out. It goes on if you stop.
+        """Wait until the run has ended, in whatever process it lives, and return what came out.
+
+        An interrupt ends the wait, and not the run.
 
         Args:
             timeout: seconds to wait; None for any time.
@@ -275,11 +290,10 @@ class Run:
             RunLost: its session is gone and left no result.
             TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.status == "running":
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
-            time.sleep(0.2)
+        try:
+            self._block_until_end(timeout)
+        except KeyboardInterrupt:
+            raise RunInterrupted(self._words_for_interrupt()) from None
         if self.result is None:
             raise RunLost(
                 f"Run {self.id} was lost: its session is gone and left no result.",
@@ -290,6 +304,29 @@ class Run:
         if result.error is not None:
             raise result.error
         return result
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on."""
+        return self._await_end().__await__()
+
+    async def _await_end(self) -> Result:
+        try:
+            while self.status == "running":
+                await asyncio.sleep(POLL_SECONDS)
+        except asyncio.CancelledError:
+            raise RunCancelled(self._words_for_interrupt()) from None
+        return self.wait()
+
+    def _block_until_end(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.status == "running":
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
+            time.sleep(POLL_SECONDS)
+
+    def _words_for_interrupt(self) -> str:
+        ways = f"wait() waits again; stop() ends it, or in a terminal: muster stop {self.id}"
+        return f"The wait was interrupted; run {self.id} goes on. {ways}"
 
     @without_inner_frames
     def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
@@ -319,13 +356,22 @@ class Run:
         self._ask("stop", now=now)
 
     @without_inner_frames
-    def stacks(self) -> dict[str, str]:
+    def stacks(self) -> Stacks:
         """The Python stacks of all ranks or tasks right now, by rank or worker; empty once the run has ended.
 
         Raises:
             RunUnreachable: its session does not answer.
         """
-        return dict(self._ask("stacks").get("stacks", {}))
+        return Stacks(self._ask("stacks").get("stacks", {}))
+
+    @without_inner_frames
+    def usage(self) -> dict[str, list[Any]]:
+        """Use of each worker right now: busy cores, bytes of memory, busy GPUs, bytes of theirs. Empty after the end.
+
+        Raises:
+            RunUnreachable: its session does not answer.
+        """
+        return dict(self._ask("usage").get("usage", {}))
 
     def _ask(self, question: str, **details: object) -> dict[str, Any]:
         """Ask its session, and return the answer; empty where the run has ended."""
@@ -341,12 +387,12 @@ class Run:
                 return {}
             raise
 
-    def explain(self, write: Callable[[str], str] = str) -> str:
+    def explain(self, write: Callable[[str], str] = str) -> Text:
         """Return an account of the run, in words: what failed first and why, the end of that log, and what to try.
 
         ``write`` is given what to try, an ``ArgumentText`` where that names arguments, and returns it in other words.
         """
-        return clean(self._explanation(write))
+        return Text(clean(self._explanation(write)))
 
     def _explanation(self, write: Callable[[str], str]) -> str:
         headline = f"{self.name} ({self.id})"
@@ -382,7 +428,7 @@ class Run:
 
     def _outcome(self) -> list[str]:
         """The metrics last reported and where the results are, for a run that succeeded."""
-        metrics = metrics_from_json((self.result or {}).get("metrics") or {})
+        metrics = (self.result or {}).get("metrics") or {}
         lines = [f"  {name}: {value:.6g}" for name, value in metrics.items() if isinstance(value, (int, float))]
         if any((self.path / "results").glob("*")):
             lines.append(f"Results: {self.path / 'results'}")
@@ -450,15 +496,27 @@ def run_ids() -> list[str]:
     return sorted(filter(ID_PATTERN.fullmatch, names), reverse=True)
 
 
-def list_runs() -> list[Run]:
-    """All recorded runs, newest first."""
+class Runs(Table[Run]):
+    """Recorded runs, shown as a table."""
+
+    HEADING = ("status", "took", "strategy", "run")
+
+    def cells(self, item: Run) -> Sequence[str]:
+        """Return what ``muster runs`` tells of one."""
+        return item.status, f"{item.seconds:.1f} s", item.strategy, item.id
+
+
+def list_runs() -> Runs:
+    """All recorded runs, newest first; shown as a table."""
     runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
-    return sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True)
+    return Runs(sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True))
 
 
 @without_inner_frames
 def open_run(name: str = "last") -> Run:
-    """The run of that id, or whose id alone begins that way, or the ``last`` one.
+    """The run of that id, or whose id alone begins that way, the only one of that name, or the ``last`` one.
+
+    The four letters that an id ends with will do as well.
 
     Raises:
         RunNotFound: there is none, or there are several.
@@ -466,19 +524,38 @@ def open_run(name: str = "last") -> Run:
     runs = {run.id: run for run in list_runs()}
     if name in runs:
         return runs[name]
-    if name == "last":
+    if name.lower() == "last":
         if not runs:
             raise RunNotFound(
                 "No run has been recorded yet.", advice=f"runs are looked for in {muster_home() / 'runs'}"
             )
         return next(iter(runs.values()))
-    matches = [run_id for run_id in runs if name and run_id.startswith(name)]
-    if len(matches) == 1:
-        return runs[matches[0]]
-    if matches:
-        raise RunNotFound(f"{len(matches)} runs begin with {name!r}.", advice=", ".join(matches[:5]))
-    near = [run_id for run_id in runs if name and name in run_id] or difflib.get_close_matches(name, runs)
+    for what, matches in (
+        ("begin with", [run_id for run_id in runs if name and run_id.startswith(name)]),
+        ("are called", [run_id for run_id in runs if name in _called(run_id)]),
+    ):
+        if len(matches) == 1:
+            return runs[matches[0]]
+        if matches:
+            raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=", ".join(matches[:5]))
+    near = [run_id for run_id in runs if name and name in run_id] or _near(name, list(runs))
     raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or "`muster runs` lists them")
+
+
+def _called(run_id: str) -> tuple[str, ...]:
+    """Return what is left of an id without its time: the run's name, and the letters that tell it from others."""
+    slug, _, letters = re.sub(r"^\d+-\d+-", "", run_id).rpartition("-")
+    return slug, letters
+
+
+def _near(name: str, ids: list[str]) -> list[str]:
+    """Return ids that begin much as ``name`` does, the most similar first."""
+
+    def likeness(run_id: str) -> tuple[int, float]:
+        begun = run_id[: len(name)]
+        return len(os.path.commonprefix([name, begun])), difflib.SequenceMatcher(None, name, begun).ratio()
+
+    return sorted((run_id for run_id in ids if likeness(run_id)[1] > LIKE), key=likeness, reverse=True)
 
 
 def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
@@ -490,10 +567,7 @@ def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
     """
     newest_start = time.time() - (older_than_days or 0) * 86400
     candidates = [run for run in list_runs()[max(keep, 0) :] if run.started_at <= newest_start]
-    doomed = [run for run in candidates if _may_be_deleted(run)]
-    for run in doomed:
-        shutil.rmtree(run.path, ignore_errors=True)
-    return [run.id for run in doomed]
+    return [run.id for run in candidates if _may_be_deleted(run) and remove_folder(run.path)]
 
 
 def _may_be_deleted(run: Run) -> bool:
@@ -504,7 +578,7 @@ def _may_be_deleted(run: Run) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except (OSError, ValueError):  # one record that cannot be read must not hide the others
         return None
     return data if isinstance(data, dict) else None

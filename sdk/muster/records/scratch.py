@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.records import sessions
+from muster.text.reading import parse_json, read_regular
 
 PREFIX = "muster-"  # the guard removes only folders named so (muster.agent.scratch)
 OWNER = "owner.json"
+LARGEST_OWNER = 4096  # bytes
 LONGEST = 40  # characters of the path around it: sockets inside need paths of less than 108
 
 
@@ -31,22 +36,27 @@ def make_scratch() -> Path:
 
 def scratch_of_this_session() -> list[Path]:
     """The scratch folders that this process has made, and that are still there."""
-    found = []
-    for owner in Path(_temporary_folder()).glob(f"{PREFIX}*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(owner.read_text()) == sessions.this_session():
-                found.append(owner.parent)
-    return found
+    this = sessions.this_session()
+    return [folder for folder, session in _scratch_of_user(Path(_temporary_folder())) if session == this]
 
 
 def sweep(around: Path) -> None:
     """Remove the scratch folders whose session is gone: it, its guard and its agents were killed together."""
-    for owner in around.glob(f"{PREFIX}*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError):  # somebody else's, or just being removed
-            is_ours = owner.stat().st_uid == os.geteuid()
-            session = json.loads(owner.read_text())
-            if is_ours and not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
-                shutil.rmtree(owner.parent, ignore_errors=True)
+    for folder, session in _scratch_of_user(around):
+        if not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
+            remove_folder(folder)
+
+
+def _scratch_of_user(around: Path) -> Iterator[tuple[Path, Any]]:
+    """This user's scratch folders, each with the session that made it.
+
+    Anybody may make folders of such names, with pipes in them that nobody writes to: those are not opened.
+    """
+    for folder in around.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):  # none is in it, or it is just being removed
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+                yield folder, parse_json(read_regular(folder / OWNER, LARGEST_OWNER))
 
 
 def _temporary_folder() -> str:
