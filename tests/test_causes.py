@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from dataclasses import dataclass, replace
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -306,3 +307,10 @@ def test_of_two_that_may_explain_each_other_the_one_that_speaks_more_for_itself_
     cause = root_cause([own, *broken])
     assert cause is not None
     assert cause.source == own.source
+
+
+def test_no_message_takes_long_to_be_weighed() -> None:
+    began = process_time()
+    assert raised(0, 1.0, message="session " * 20_000).bearing is Bearing.RAISED
+    assert raised(0, 1.0, message="session 17f is not found.").bearing is Bearing.COLLECTIVE
+    assert process_time() - began < 2  # twenty seconds where each word is looked for behind each other one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,26 @@ def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, wor
     cause = root_cause(failures)
     assert cause is not None
     assert explain(cause, tmp_path, alike=alike(cause, failures), total=total).message == words
+
+
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        ([11], "rank 0 (worker-0) was ended by signal 11 (SIGSEGV)."),
+        ([11, 11], "Both ranks were ended by signal 11 (SIGSEGV), rank 0 (worker-0) first."),
+        ([9, 9], "rank 0 (worker-0) was ended by signal 9 (SIGKILL)."),
+        ([11, 11, 6], "2 of 3 ranks were ended by signal 11 (SIGSEGV), rank 0 (worker-0) first."),
+    ],
+)
+def test_ranks_that_crash_alike_are_counted(signals: list[int], words: str, tmp_path: Path) -> None:
+    failures = [
+        Failure(FailureKind.SIGNAL, 10 + rank / 10, f"worker-{rank}", rank, signal=number)
+        for rank, number in enumerate(signals)
+    ]
+    cause = root_cause([*failures, LAUNCHER])
+    assert cause == failures[0]
+    found = explain(cause, tmp_path, alike=alike(cause, failures), total=len(signals))
+    assert found.message == words
 
 
 @pytest.mark.parametrize(
@@ -91,6 +112,11 @@ def test_a_run_in_which_nothing_moves_names_who_holds_it_up(tmp_path: Path) -> N
         "rank 1 (worker-1) has shown no progress for 5 s. It sleeps.",
     )
     assert "a stack" in str(error)
+    assert "nothing else runs any more" in str(error)
+    two = {"rank 0 (worker-0)": "a stack", "rank 10 (worker-5)": "b", "rank 9 (worker-4)": "c"}
+    several = stalled(Verdict(("worker-1", 1)), 5, two, tmp_path)
+    assert "holds up the others" in str(several.advice)
+    assert re.findall(r"--- rank (\d+)", str(several)) == ["0", "9", "10"]
     pair = stalled(Verdict(("worker-1", 1), "", ("worker-2", 2)), 5, {}, tmp_path).message
     assert pair == "rank 1 (worker-1) and rank 2 (worker-2) have shown no progress for 5 s."
 
@@ -149,6 +175,8 @@ ADVICE = [
         "NameError: name 'x' is not defined. Did you mean: 'xs'?\n",
         "xs in place of x",
     ),
+    ("KeyError", "'RANK'", "", 'strategy="processes" sets'),
+    ("KeyError", "'LOCAL_RANK'", "", "hvd.rank()"),
     ("ValueError", "Horovod has not been initialized; use hvd.init().", "", "hvd.init()"),
 ]
 

@@ -45,7 +45,7 @@ from typing import ParamSpec, TypeVar
 
 from muster.text.arguments import each_part
 from muster.text.cleaning import clean
-from muster.text.traceback import shown_in_notebooks
+from muster.text.traceback import shown_in_notebooks, with_cells
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -78,7 +78,7 @@ class MusterError(Exception):
         self.worker = worker
         self.log = log
         self.advice = None if advice is None else each_part(advice, clean)
-        self.details = None if details is None else clean(details)
+        self.details = None if details is None else with_cells(clean(details))
 
     def __str__(self) -> str:
         parts = [self.message]

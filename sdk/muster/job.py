@@ -5,7 +5,8 @@ Frozen dataclasses. Nothing here does anything but check itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from muster.errors import JobError, ResourceError
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.shown import Table
 
 LEAST_MEMORY = 0.02  # GB
 SESSION = "session"  # where a launcher runs that no worker runs
@@ -52,7 +54,8 @@ class Resources:
         for name, amount in (("cpu", self.cpu), ("memory", self.memory)):
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
                 raise ResourceError(
-                    ArgumentText(Argument(name), f" is {amount!r}; it must be a number greater than 0.")
+                    ArgumentText(Argument(name), f" is {amount!r}; it must be a number greater than 0."),
+                    advice=_as_amount(name, amount),
                 )
         if self.memory < LEAST_MEMORY:
             raise ResourceError(
@@ -72,6 +75,14 @@ class Resources:
     def memory_bytes(self) -> int:
         """The memory in bytes."""
         return int(self.memory * 1e9)
+
+
+def _as_amount(name: str, text: object) -> str | None:
+    """Return what to give in place of a text such as ``"4GB"``; None where it is none."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb?)?\s*", str(text), re.IGNORECASE)
+    if not found or not isinstance(text, str) or not float(found[1]):
+        return None
+    return ArgumentText(Argument(name, float(found[1])), ", in GB" if name == "memory" else "")
 
 
 @dataclass(frozen=True)
@@ -296,6 +307,17 @@ class Worker:
         if self.status.is_final or order.index(status) < order.index(self.status):
             return self
         return replace(self, status=status, **changes)
+
+
+class Workers(Table[Worker]):
+    """Launched workers, shown as a table."""
+
+    HEADING = ("worker", "status", "address", "")
+
+    def cells(self, item: Worker) -> Sequence[str]:
+        """Return what is worth knowing of one at a glance."""
+        ended = f"exit status {item.exit_code}" if item.exit_code else f"signal {item.signal}" if item.signal else ""
+        return item.name, str(item.status), item.address or "", item.reason or ended
 
 
 @dataclass(frozen=True)

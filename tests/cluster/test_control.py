@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,10 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
+from muster.dashboard.follow import follow
 from muster.errors import RunUnreachable
+from muster.events import Event
+from muster.events.data import Usage
 from muster.records import control, runs
 from muster.records.runs import Run
 
@@ -98,6 +102,25 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
     living.stop()
     assert living.stacks() == {}
     assert command("stop", "last") == (0, f"{living.id} has ended already: stopped.\n")
+
+
+def test_whoever_follows_a_run_of_another_process_sees_what_its_workers_use(
+    living: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Event] = []
+    closing = threading.Event()
+    threading.Thread(target=follow, args=(living, seen.append, closing), daemon=True).start()
+
+    def used() -> dict[str | None, bool]:
+        return {event.worker: (event.data.memory or 0) > 1 << 20 for event in seen if isinstance(event.data, Usage)}
+
+    eventually(lambda: used() == {"worker-0": True, "worker-1": True}, "it is told of the memory of both")
+    closing.set()
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "memory" in command("show")[1]
+    living.stop()
+    assert living.usage() == {}
+    assert "memory" not in command("show")[1]
 
 
 def hostile(where: Path, token: str) -> list[socket.socket]:
@@ -185,3 +208,39 @@ def test_a_cell_that_is_run_twice_leaves_a_way_to_stop_the_first_run(
         assert [run.status for run in runs.list_runs()] == ["running", "stopped"]
     finally:
         second.stop()
+
+
+def test_a_living_run_is_shown_with_the_step_that_it_has_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reports.py").write_text(
+        "import time, muster.training as training\n"
+        "for step in range(1, 61):\n"
+        "    training.report(step=step, steps=60)\n"
+        "time.sleep(600)\n"
+    )
+
+    def steps() -> list[int]:
+        return [worker["step"] for worker in json.loads(command("show", "last", "--json")[1])["workers"]]
+
+    asked = muster.run_cluster(2, worker_script="reports.py", strategy="processes", wait=False, dashboard=False)
+    try:
+        eventually(lambda: steps() == [60, 60], "both are shown at their last step")
+    finally:
+        asked.cluster.stop()
+
+
+def test_a_command_in_a_rank_has_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sleeps.py").write_text("import time\ntime.sleep(60)\n")
+    running = muster.run_cluster(
+        2, worker_script="sleeps.py", strategy="processes", slots=2, wait=False, dashboard=False
+    ).cluster
+    try:
+        question = [sys.executable, "-m", "muster", "exec", running.run_id]
+        for place, rank in (("rank-3", "3 4"), ("worker-1", "")):
+            command = [*question, place, "--", "sh", "-c", "echo $RANK $WORLD_SIZE"]
+            assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip() == rank
+    finally:
+        running.stop()

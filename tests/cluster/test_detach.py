@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,9 @@ import muster
 import pytest
 from click.testing import CliRunner
 from muster.commands.main import main
-from muster.errors import JobError, RunLost, RunStopped, ScriptFailed
+from muster.errors import JobError, PlatformError, RunLost, RunStopped, ScriptFailed
 from muster.platforms.local import LocalPlatform
-from muster.records import runs
+from muster.records import runs, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
@@ -175,7 +176,7 @@ def test_the_command_line_detaches_and_attaches(here: Path) -> None:
 
 @pytest.mark.parametrize("wanted", ["8 parsecs", "", 0, -1, "h", True, float("inf"), "4000000d"])
 def test_a_time_that_is_none_is_refused(here: Path, wanted: object) -> None:
-    with pytest.raises(JobError, match="it must be a time span"):
+    with pytest.raises(JobError, match="it must be (a time span|longer than 0 s, and ten years at most)"):
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=wanted)  # type: ignore[call-overload]
     assert not runs.list_runs()
 
@@ -212,6 +213,78 @@ def test_it_is_stopped_where_nobody_waits_for_it_to_begin(here: Path) -> None:
     run = eventually(runs.list_runs, "it begins", 60)[0]
     with pytest.raises(RunStopped, match="nobody waited"):
         run.wait(timeout=60)
+
+
+HANGS = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[1])
+from muster.run import controller, execution
+def hang():
+    {before}
+    pathlib.Path({told!r}).write_text(str(os.getpid()))
+    open({pipe!r})
+execution.make_scratch = hang
+controller.main()
+"""
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
+
+
+def hanging(here: Path, before: str = "pass") -> tuple[str, Path]:
+    """A program of a controller that hangs before it has begun, and the file that it writes its process id to."""
+    pipe, told = here / "pipe", here / "hangs"
+    os.mkfifo(pipe)
+    return HANGS.format(before=before, told=str(told), pipe=str(pipe)), told
+
+
+def await_end(pid: int) -> None:
+    """Wait until a process of another parent has ended."""
+    try:
+        eventually(lambda: sessions.start_time(pid) is None, "it has ended")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("before", ["pass", DEAF], ids=["hangs", "is deaf"])
+def test_a_controller_that_does_not_begin_in_time_is_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    program, told = hanging(here, before)
+    monkeypatch.setattr(controller, "PROGRAM", program)
+    monkeypatch.setattr(controller, "SECONDS_TO_BEGIN", 12.0)
+    monkeypatch.setattr(controller, "SECONDS_TO_END", 1.0)
+    with pytest.raises(PlatformError, match="had not begun after 12 s"):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
+    await_end(int(told.read_text()))
+    assert not runs.list_runs()
+
+
+def test_an_interrupt_ends_a_controller_that_has_not_begun(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, told = hanging(here)
+    monkeypatch.setattr(controller, "PROGRAM", program)
+
+    def interrupt() -> None:
+        eventually(told.exists, "it hangs", 60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
+    await_end(int(told.read_text()))
+
+
+def test_sigterm_ends_a_controller_that_hangs_before_it_has_begun(here: Path) -> None:
+    program, told = hanging(here)
+    request = controller._pickle(check(RunRequest("train.py", strategy="processes", detach="5m")))
+    command = [sys.executable, "-c", program, str(controller.PACKAGES)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as asked:
+        assert asked.stdin is not None
+        asked.stdin.write(request)
+        asked.stdin.close()
+        pid = int(eventually(lambda: told.exists() and told.read_text(), "it hangs", 60))
+        os.kill(pid, signal.SIGTERM)
+        await_end(pid)
+    assert not runs.list_runs()
 
 
 def test_it_takes_the_place_of_a_run_of_its_name_in_this_session(here: Path) -> None:

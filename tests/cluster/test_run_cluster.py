@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from muster.run.cluster import Cluster
 from muster.run.orchestrator import AT_ONCE
 
 from tests.plain import Plain
-from tests.support import eventually
+from tests.support import IMPORT_PATH, eventually
 
 
 @pytest.fixture
@@ -95,8 +96,9 @@ def test_a_value_that_cannot_be_pickled_is_an_error_of_that_worker() -> None:
 
         return threading.Lock()
 
-    with pytest.raises(ScriptFailed, match="worker-0 failed first: TypeError"):
+    with pytest.raises(ScriptFailed, match="worker-0 failed first: TypeError") as caught:
         run(train, n_workers=1)
+    assert "File" not in str(caught.value.details), "neither cloudpickle's code nor ours says anything of the lock"
 
 
 def test_progress_and_metrics_reach_observers_and_the_result(script: Any) -> None:
@@ -126,6 +128,8 @@ def test_statuses_only_move_forward_and_end(script: Any) -> None:
         assert statuses == sorted(statuses, key=order.index)
         assert statuses[-1] == "succeeded"
     assert {worker.status for worker in address.cluster.status} == {Status.SUCCEEDED}
+    heading, first, _ = repr(address.cluster.status).splitlines()
+    assert (heading.split(), first.split()[:2]) == (["worker", "status", "address"], ["worker-0", "succeeded"])
 
 
 def test_the_handle_waits_stops_and_tells(script: Any) -> None:
@@ -198,6 +202,31 @@ def test_servers_end_after_the_workers_that_depend_on_them(script: Any) -> None:
     assert server_told >= worker_ended
 
 
+@pytest.mark.parametrize("how", ["it has ended", "it was interrupted"])
+def test_a_session_that_is_told_to_end_while_it_ends_its_run_records_that(
+    script: Any, muster_home: Path, how: str
+) -> None:
+    path = script("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('trains')\ntime.sleep(60)")
+    program = f"import muster\nmuster.run_cluster(1, strategy='processes', worker_script={str(path)!r}, wait={{}})\n"
+    if how == "it has ended":
+        program += "import sys\nsys.stdin.readline()"
+    environment = {**os.environ, "PYTHONPATH": IMPORT_PATH, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", program.format(how != "it has ended")]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as session:
+        assert session.stdin is not None
+        eventually(lambda: [p for p in muster_home.rglob("worker-0.log") if "trains" in p.read_text()], "it trains", 60)
+        if how == "it has ended":
+            session.stdin.write(b"\n")
+            session.stdin.flush()
+        else:
+            session.send_signal(signal.SIGINT)
+        time.sleep(0.7)  # the time that its processes are given is longer
+        session.send_signal(signal.SIGTERM)
+        assert session.wait(30) == -signal.SIGTERM
+    (run,) = muster.list_runs()
+    assert run.status == "stopped"
+
+
 def test_the_run_is_recorded_without_the_values_of_the_environment(script: Any) -> None:
     cluster = run(script("print('x')"), n_workers=1, env={"API_KEY": "hunter2"}).cluster
     recorded = muster.open_run(cluster.run_id)
@@ -217,6 +246,8 @@ def test_a_run_of_the_same_name_is_replaced(script: Any, capsys: pytest.CaptureF
     assert not first.is_running
     assert second.is_running
     assert "replaced" in capsys.readouterr().err
+    with pytest.raises(RunStopped, match="replaced by another of its name"):
+        first.wait()
     run(script("print(1)", "other.py"), n_workers=1)  # another name does not disturb it
     assert second.is_running
     second.stop()
@@ -304,6 +335,29 @@ def test_a_cluster_can_be_awaited_while_other_tasks_go_on(script: Any) -> None:
         return turns
 
     assert asyncio.run(main()) > 5
+
+
+def test_what_run_cluster_returns_has_what_its_cluster_and_its_result_have() -> None:
+    def train() -> str:
+        print("trained")
+        return os.environ["MUSTER_WORKER"]
+
+    ended = run(train)
+    assert tuple(ended) == (None, None)
+    assert ended.values == ended.result.values == ["worker-0", "worker-1"]
+    assert ended.logs("worker-1") == "trained\n"
+    assert "succeeded" in ended.explain()
+    assert {"values", "logs", "explain", "cluster", "count"} <= set(dir(ended))
+    assert not hasattr(ended, "valeus")
+    with pytest.raises(AttributeError, match="no attribute 'valeus'"):
+        ended.valeus  # noqa: B018
+
+
+def test_what_run_cluster_returns_can_be_awaited(script: Any) -> None:
+    async def main() -> str:
+        return str((await run(script("import time; time.sleep(0.3)"), wait=False)).status)
+
+    assert asyncio.run(main()) == "succeeded"
 
 
 def test_cancelling_what_awaits_a_cluster_ends_the_run(script: Any) -> None:

@@ -111,11 +111,15 @@ def test_a_notebook_is_told_once_how_the_next_run_starts_sooner(
 ) -> None:
     monkeypatch.setattr("muster.api.is_notebook", lambda: True)
     monkeypatch.setattr("muster.api._cold", [])
+    monkeypatch.setattr("muster.api.LONG_IMPORTS", 0.5)
     said = []
-    for _ in range(3):
+    for number in range(6):
+        if number == 2:  # after two that have imported for no time at all
+            package = here.parent / "site-packages" / "heavy" / "__init__.py"
+            package.write_text("import time\ntime.sleep(1.5)\n" + package.read_text())
         muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5)
         said.append("reuse=True" in capsys.readouterr().out)
-    assert said == [False, True, False]
+    assert said == [False, False, False, True, False, False]
 
 
 def test_what_has_changed_is_seen(pool: Pool, here: Path) -> None:
@@ -281,6 +285,43 @@ def test_what_may_not_be_forked_starts_cold_and_says_why(pool: Pool, here: Path)
     assert said_by(pool)["warm"] is False
 
 
+def test_an_empty_entry_of_the_python_path_is_the_working_directory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}")
+    with muster.pool(2, memory=0.5) as pool:
+        cold, warm = said_by(pool), said_by(pool)
+        assert (cold["warm"], warm["warm"]) == (False, True)
+        assert [path for path in cold["path"] if "muster-" not in path] == [
+            path for path in warm["path"] if "muster-" not in path
+        ]
+        (here / "heavy.py").write_text(HEAVY.format(version=333))
+        assert said_by(pool)["version"] == 333
+
+
+def test_whatever_makes_it_cold_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = here.parent / "site-packages" / "heavy" / "__init__.py"
+
+    def log() -> str:
+        return muster.open_run().log("worker-0")
+
+    with monkeypatch.context() as relative, muster.pool(2, memory=0.5) as pool:
+        relative.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}lib")
+        assert said_by(pool)["warm"] is False
+        assert "cold, as its PYTHONPATH names folders by relative paths" in repr(pool)
+        assert "starts cold: its PYTHONPATH names folders by relative paths" in log()
+    with muster.pool(2, memory=0.5, idle_minutes=0.02) as pool:
+        (here / "bare.py").write_text("print('bare')\n")
+        pool.run_cluster(worker_script="bare.py", strategy="processes", dashboard=False)
+        assert "cold, as the script begins with no imports of packages" in repr(pool)
+        assert "starts cold: the script begins with no imports of packages" in log()
+        said_by(pool)
+        package.write_text(HEAVY.format(version=22))
+        assert said_by(pool)["warm"] is False
+        assert f"starts cold: {package} has changed" in log()
+        eventually(lambda: "cold, as it was not used for 0.02 minutes" in repr(pool), "it is idle")
+
+
 def test_the_stacks_of_a_fork_are_those_of_the_script(pool: Pool, here: Path) -> None:
     (here / "waits.py").write_text(
         "import heavy\nimport os, time\nprint('warm', heavy.IMPORTED_BY != os.getpid(), flush=True)\n"
@@ -296,7 +337,7 @@ def test_the_stacks_of_a_fork_are_those_of_the_script(pool: Pool, here: Path) ->
     (here / "go").touch()
     running.wait()
     assert "waits.py" in str(stack)
-    assert "runner.py" in str(stack)
+    assert "runner.py" not in str(stack)
     assert "template.py" not in str(stack)
 
 

@@ -300,7 +300,7 @@ class TestTheWorkers:
         report = look(launch=True, strategy=Plain(needs_ssh=True))
         assert report.is_fine
         (finding,) = report.of("ssh")
-        assert finding.text == "no login is tried: paramiko is not installed, which this needs."
+        assert finding.text == "no login is tried: paramiko (a Python package) is not installed, which this needs."
         assert finding.fix == "pip install 'muster[trust]'"
 
     def test_a_machine_without_an_sshd(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -253,7 +253,7 @@ def test_other_processes_open_commands_and_ports_of_workers(made: Cluster, platf
     (execute,) = [fields for kind, fields in player.orders if kind == "execute"]
     assert (execute["argv"], execute["rows"], execute["columns"]) == (["sh"], 24, 80)
     script = made.plan.processes["worker-1"]
-    assert execute["env"] == {**script.env, "TERM": "xterm"}
+    assert execute["env"] == {**script.env, **made.plan.rank_env[1], "TERM": "xterm"}
     assert execute["cwd"] == script.cwd
 
 

@@ -132,15 +132,31 @@ def test_whoever_starts_it_waits_for_one_that_is_in_the_background(
     assert caught.value.code == 0
 
 
-Ran = Callable[[IO[bytes]], bytes]
+class Started:
+    """A controller that has said this, and has ended."""
+
+    def __init__(self, printed: bytes) -> None:
+        self._printed = printed
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def communicate(self, request: bytes, timeout: float) -> tuple[bytes, None]:
+        return self._printed, None
+
+
+Ran = Callable[[IO[bytes]], Started]
 
 
 def says(printed: bytes, complained: bytes = b"") -> Ran:
     """A controller that says this."""
 
-    def run(stderr: IO[bytes]) -> bytes:
+    def run(stderr: IO[bytes]) -> Started:
         stderr.write(complained)
-        return printed
+        return Started(printed)
 
     return run
 
@@ -148,7 +164,7 @@ def says(printed: bytes, complained: bytes = b"") -> Ran:
 def fails(error: Exception) -> Ran:
     """No controller: it cannot be started."""
 
-    def run(stderr: IO[bytes]) -> bytes:
+    def run(stderr: IO[bytes]) -> Started:
         raise error
 
     return run
@@ -157,11 +173,11 @@ def fails(error: Exception) -> Ran:
 def start(asked: RunRequest, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> Run:
     """Start a run where this becomes of the controller."""
 
-    def run(argv: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+    def popen(argv: list[str], **how: Any) -> Started:
         assert how["start_new_session"]
-        return subprocess.CompletedProcess(argv, 0, ran(how["stderr"]))
+        return ran(how["stderr"])
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     return controller.start(check(asked))
 
 
@@ -173,7 +189,6 @@ def test_a_run_that_has_begun_is_returned(asked: RunRequest, monkeypatch: pytest
     ("ran", "message", "details"),
     [
         (fails(OSError(12, "Cannot allocate memory")), "could not be started: .*Cannot allocate", None),
-        (fails(subprocess.TimeoutExpired("python", 60)), "could not be started: .*timed out", None),
         (says(b"", b"ImportError: no \xff"), "ended before it had begun", "ImportError: no \ufffd"),
         (says(b'{"message": "no", "advice": null, "details": "why"}'), "no", "why"),
     ],

@@ -151,7 +151,7 @@ def test_a_folder_here_that_cannot_be_written_to_loses_no_run(apart: Apart) -> N
 
     apart.play(occupy)
     told = [event.data["text"] for event in Run(apart.made.run_dir).events() if event.kind == "note"]
-    assert any("worker-1: " in text for text in told), told
+    assert any("Of worker-1 could not be got: src/out/score.txt" in text for text in told), told
 
 
 def test_what_is_left_out_is_said(apart: Apart, monkeypatch: pytest.MonkeyPatch) -> None:

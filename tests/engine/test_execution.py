@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +40,7 @@ def test_a_run_that_goes_well(loop: SimulatedLoop, made: Execution, checked: Che
 
 
 STEPS = [
-    "describe_job", "warm_up", "prepare", "make_facts", "ship_library", "submit", "close", "rmtree",
+    "describe_job", "warm_up", "prepare", "make_facts", "ship_library", "submit", "close", "remove_folder",
     "exit_codes", "write_json", "tell", "close_journal",
 ]  # fmt: skip
 ERRORS = [KeyError("x"), OSError(28, "No space left on device"), JobError("no"), TypeError("x")]
@@ -60,7 +59,7 @@ def sabotage(
         "ship_library": (preparation, "ship_library"),
         "submit": (checked.platform, "submit"),
         "close": (checked.platform, "close"),
-        "rmtree": (shutil, "rmtree"),
+        "remove_folder": (execution, "remove_folder"),
         "exit_codes": (execution, "exit_codes"),
         "write_json": (runs, "write_json"),
         "tell": (made._observers, "tell"),
@@ -91,7 +90,7 @@ def test_whatever_raises_wherever_it_does_the_run_ends(
         assert result.error is None
     else:
         assert isinstance(result.error, MusterError) or step == "write_json"
-    if step in {"describe_job", "prepare", "exit_codes", "ship_library", "rmtree"}:
+    if step in {"describe_job", "prepare", "exit_codes", "ship_library", "remove_folder"}:
         assert recorded(made)["status"] == result.status == "failed"
         assert "run_ended" in (made.run_dir / "events.jsonl").read_text()
 
@@ -145,7 +144,7 @@ def test_nothing_that_blocks_is_done_on_the_loop(
 ) -> None:
     """All clusters of a session share it."""
     places = {
-        (shutil, "rmtree"),
+        (execution, "remove_folder"),
         (runs, "write_json"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -19,11 +20,12 @@ from muster.agent import frames, wire
 from muster.agent.agent import Agent
 from muster.agent.files import CHUNK, WINDOW, Files
 from muster.agent.parts import PartFile
-from muster.agent.places import part_name
+from muster.agent.places import MOST_FILES, part_name
 from muster.errors import PlatformError
 from muster.run import files as files_module
 from muster.run.exchange import Exchange
 from muster.run.files import TransferFailed, Transfers
+from muster.run.state import RunState
 
 LARGE = 3 * WINDOW + 12345
 CONTENT = os.urandom(LARGE)
@@ -646,6 +648,56 @@ def test_a_listing_of_a_hostile_worker_leads_nowhere(
     with pytest.raises((TransferFailed, wire.Misfit, OSError)):
         worker.play(worker.transfers.get_folder("worker-0", "run", "results", tmp_path / "back", 10**9))
     assert not (tmp_path / "escape").exists()
+
+
+def test_names_that_no_folder_takes_and_folders_without_end_are_left_out(
+    worker: Worker, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.put(source, "results/file")
+    listing = [["x" * 256, 5], ["a/" * 1000 + "b", 5], ["file", LARGE]]
+    monkeypatch.setattr(agent_files.Outgoing, "_list", staticmethod(lambda *_: json.dumps(listing).encode()))
+    assert len(get_results(worker, tmp_path)) == 2
+    assert os.listdir(tmp_path / "back" / "results") == ["file"]
+
+
+def test_what_another_has_put_in_the_way_of_a_file_costs_no_other_files(
+    worker: Worker, source: Path, tmp_path: Path
+) -> None:
+    for name in ("a", "b/c", "d"):
+        worker.put(source, f"results/{name}")
+    (tmp_path / "back" / "results" / "a" / "inner").mkdir(parents=True)
+    (tmp_path / "back" / "results" / "b").write_text("a file")
+    assert set(get_results(worker, tmp_path)) == {"a", "b/c"}
+    assert (tmp_path / "back" / "results" / "d").read_bytes() == source.read_bytes()
+
+
+def test_the_names_of_what_is_left_out_are_not_kept_without_end(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "results").mkdir()
+    numbers = itertools.count()
+
+    def some_more(*_: object) -> bytes:
+        return json.dumps([[f"{next(numbers):09}", None] for _ in range(MOST_FILES)]).encode()
+
+    monkeypatch.setattr(agent_files.Outgoing, "_list", staticmethod(some_more))
+    assert len(get_results(worker, tmp_path)) == MOST_FILES + 1
+
+
+def test_a_worker_gives_no_value_or_log_of_another(worker: Worker, source: Path, tmp_path: Path) -> None:
+    own = ("results/rank-0.json", "results/worker-0.pkl", "logs/ranks/rank-0.log", "results/rank-1.txt", "results/a")
+    others = ("results/rank-1.json", "results/worker-1.pkl", "logs/ranks/rank-1.log", "logs/ranks/rank-1.log.1")
+    for path in (*own, *others):
+        worker.put(source, path)
+    exchange = exchange_of(worker, Connections(worker, "worker-0"), tmp_path)
+    state = RunState([], lambda event: None)
+    state.specs = {"worker-0": None, "worker-1": None}  # type: ignore[dict-item]
+    state.place({0: "worker-0", 1: "worker-1"}, are_ordered=True)
+    exchange.owner_of = state.owner_of
+    with pytest.raises(PlatformError, match=r"results/rank-1.json \(only another worker may give it\)"):
+        worker.play(exchange.collect())
+    back = tmp_path / "back"
+    assert {path.relative_to(back).as_posix() for path in back.rglob("*") if path.is_file()} == set(own)
 
 
 def test_files_that_were_not_asked_for_do_not_come(

@@ -100,7 +100,7 @@ def operations(n_workers: int, happens: Callable[[Scene], None], journal: Journa
             worker.manners.runs_for = 20 + later
             worker.manners.stops_after = worker.manners.leaves_after = 0.1 + later / 10
             for step in range(1, 4):
-                scene.at(5 + step / 4 + later, report, worker, index, step)  # too often for all to be journalled
+                scene.at(5 + step / 20 + later, report, worker, index, step)  # too often for all to be journalled
         happens(scene)
         before = sys.gettrace()
         sys._getframe().f_trace_opcodes = True  # Python 3.12 heeds that of other frames only if it was set before

@@ -13,7 +13,7 @@ from muster.failure.causes import FailureKind, root_cause
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
-from muster.run.state import MOST_METRICS, RunState
+from muster.run.state import MOST_METRICS, NOTES_OF_EACH, RunState
 from muster.testing import SimulatedLoop
 
 HELLO = wire.Hello(wire.VERSION, "", "worker-0", 100, "10.0.0.1", cores=2)
@@ -294,6 +294,15 @@ def test_an_agent_that_tells_without_end_is_heard_to_an_end(
     assert len(told.state.failures) == before + 1, "others are heard all the same"
 
 
+def test_the_warnings_of_one_worker_leave_room_for_those_of_others(told: Told) -> None:
+    told.hear(*RUNS, *(wire.Warned(f"says {number}", 0) for number in range(100)))
+    told.call(told.state.on_message, "worker-1", wire.Warned("swaps", 1))
+    notes = [str(data["text"]) for kind, data in told.said() if kind == "note"]
+    assert notes[-1] == "rank 1 (worker-1) swaps."
+    assert notes.count("rank 0 (worker-0) says 0.") == 1
+    assert len(notes) == 1 + NOTES_OF_EACH
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_of_several_ranks_the_lowest_tells_the_metrics(told: Told, order: tuple[int, ...]) -> None:
     told.hear(*(wire.Progress(rank, 1, metrics={"loss": float(rank)}) for rank in order))
@@ -337,6 +346,33 @@ def test_a_worker_may_have_as_many_ranks_as_are_planned(told: Told) -> None:
     told.state.expected = {"worker-0": MANY}
     told.hear(HELLO, *(wire.Started(7, number) for number in range(MANY)))
     assert len(told.state.processes["worker-0"]) == MANY
+
+
+@pytest.mark.parametrize("are_ordered", [True, False])
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordered: bool, comes_first: bool) -> None:
+    """Whether it claims it before anything is planned, before it was started or later; with a launcher or without."""
+    lies = [wire.Started(8, 1), wire.Exited(8, 1, 9), wire.Progress(1, 1, metrics={"loss": -1.0})]
+    told.hear(HELLO)
+    if comes_first:
+        told.hear(*lies)
+    told.call(lambda: told.state.place({0: "worker-0", 1: "worker-1"}, are_ordered=are_ordered))
+    told.call(lambda: told.state.on_message("worker-1", HELLO._replace(worker="worker-1")))
+    if comes_first:
+        told.hear(*lies)
+    for message in (wire.Started(9, 1), wire.Progress(1, 1, metrics=LOSS)):
+        told.call(lambda message=message: told.state.on_message("worker-1", message))
+    told.hear(*lies)
+    told.call(lambda: told.state.on_message("worker-1", wire.Exited(9, 1, 3)))
+    assert told.state.exits == {("worker-1", 1): 3}
+    assert told.state.metrics == LOSS
+
+
+def test_a_launcher_may_place_ranks_otherwise_than_planned(told: Told) -> None:
+    told.call(lambda: told.state.place({0: "worker-1", 1: "worker-0"}, are_ordered=False))
+    told.hear(*RUNS, wire.Progress(0, 1, metrics=LOSS), wire.Exited(7, 0, 3))
+    assert told.state.exits == {("worker-0", 0): 3}
+    assert told.state.metrics == LOSS
 
 
 def test_stacks_are_told_each_time_that_they_are_asked_for(told: Told) -> None:

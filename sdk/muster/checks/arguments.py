@@ -148,31 +148,32 @@ def port_range(ports: Any) -> tuple[int, int] | None:
 
 LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: what is longer is meant otherwise
 UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
-DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s)")
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")
 
 
 def duration(name: str, length: Any) -> float | None:
     """A time span in seconds, from a number of them or a text; None for None.
 
-    >>> duration("detach", "1h30m")
-    5400.0
+    >>> duration("detach", "1h30m"), duration("detach", "600")
+    (5400.0, 600.0)
 
     Raises:
         JobError: it is neither, or not positive, or longer than ten years.
     """
     if length is None:
         return None
-    seconds = 0.0
+    seconds: float | None = None
     if isinstance(length, str):
-        rest = length
-        while found := DURATION.match(rest.lower()):
-            seconds, rest = seconds + float(found[1]) * UNITS[found[2]], rest[found.end() :]
-        seconds = 0.0 if rest.strip() else seconds
+        rest, found = length.strip().lower(), 0.0
+        while match := DURATION.match(rest):
+            found, rest = found + float(match[1]) * UNITS[match[2] or "s"], rest[match.end() :]
+        seconds = None if rest or not length.strip() else found
     elif isinstance(length, Number) and not isinstance(length, bool):
         seconds = float(length)  # type: ignore[arg-type]
-    if not 0 < seconds <= LONGEST_SPAN:
+    if seconds is None or not 0 < seconds <= LONGEST_SPAN:
+        must = "be a time span" if seconds is None else "be longer than 0 s, and ten years at most"
         raise JobError(
-            ArgumentText(Argument(name), f" is {length!r}; it must be a time span."),
+            ArgumentText(Argument(name), f" is {length!r}; it must {must}."),
             advice=ArgumentText(Argument(name, "8h"), " or 90m or 1d, or a number of seconds"),
         )
     return seconds

@@ -41,7 +41,10 @@ def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
     """
     for name, number, least in (("n_workers", job.n_workers, 1), ("n_ps", job.n_ps, 0)):
         if not least <= whole_number(name, number) <= MAX_WORKERS:
-            raise JobError(ArgumentText(Argument(name), f" is {number}; it must be from {least} to {MAX_WORKERS}."))
+            raise JobError(
+                ArgumentText(Argument(name), f" is {number}; it must be from {least} to {MAX_WORKERS}."),
+                advice=ArgumentText(Argument(name, max(least, 1) if number < least else MAX_WORKERS)),
+            )
     job.resources.check()
     _check_texts(job)
     roles = strategy.roles(job)

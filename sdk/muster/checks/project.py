@@ -117,6 +117,19 @@ def _chosen(job: Job, asked: Any) -> tuple[Path, list[str]]:
     raise JobError(f"project is {asked!r}; it must be a folder, or a list of files and folders.")
 
 
+def refuse_missing(job: Job, asked: Any) -> None:
+    """Refuse a project of which something is not there, also where workers share it and nothing is sent.
+
+    Raises:
+        JobError: a file or folder of it is not there.
+    """
+    for item in asked if isinstance(asked, (list, tuple)) else [asked]:
+        if isinstance(item, (str, os.PathLike)) and item != NOTHING and not glob.has_magic(os.fspath(item)):
+            path = os.path.join(job.cwd, os.path.expanduser(item))
+            if not os.path.lexists(path):
+                raise JobError(ArgumentText("There is no ", path, ", which is given as ", Argument("project"), "."))
+
+
 def _root(job: Job) -> Path:
     script = job.script
     cwd = os.path.realpath(job.cwd)

@@ -63,7 +63,7 @@ def make_script(
         )
     if kwargs:
         raise ScriptError(
-            "kwargs are the arguments of a function, and worker_script is none.",
+            ArgumentText(Argument("kwargs"), f" are for a function, and {worker_script} is a file or a module."),
             advice='args=["--rate", "0.1"] for the command line of a file or module',
         )
     name = str(worker_script)
@@ -211,19 +211,29 @@ def _scripts_in(folder: Path) -> str | None:
 
 def _similar(path: Path) -> str | None:
     """A file that may have been meant: of a similar name in that folder, or of that name in another one around here."""
+    folder = path.parent if path.parent.is_dir() else _like(path.parent, Path.is_dir)
+    found = _like(folder / path.name, _may_run) if folder else None
+    if found:
+        return f"there is {found}"
+    above = [found for found in (Path.cwd().parent / path.parent.name / path.name,) if _may_run(found)]
+    elsewhere = [*itertools.islice(_namesakes(path.name, Path.cwd()), 3)] or above
+    return f"there is {' and '.join(map(str, elsewhere))}" if elsewhere else None
+
+
+def _like(path: Path, is_meant: Callable[[Path], bool]) -> Path | None:
+    """The path itself, or that of the nearest name beside it; None where nothing there is near."""
     import difflib
 
-    names: list[str] = []
-    if path.parent.is_dir():
-        names = [
-            entry.name for entry in path.parent.iterdir() if entry.suffix in ("", ".py", ".sh") and entry.is_file()
-        ]
-        plain = {name.lower(): name for name in names}
-        found = difflib.get_close_matches(path.name.lower(), plain, n=1, cutoff=0.75)
-        if found:
-            return f"there is {path.with_name(plain[found[0]])}"
-    elsewhere = list(itertools.islice(_namesakes(path.name, Path.cwd()), 3))
-    return f"there is {' and '.join(map(str, elsewhere))}" if elsewhere else None
+    if is_meant(path):
+        return path
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    plain = {entry.name.lower(): entry for entry in beside if is_meant(entry)}
+    near = difflib.get_close_matches(path.name.lower(), plain, n=1, cutoff=0.75)
+    return plain[near[0]] if near else None
+
+
+def _may_run(path: Path) -> bool:
+    return path.suffix in ("", ".py", ".sh") and path.is_file()
 
 
 def _namesakes(name: str, folder: Path) -> Iterator[Path]:

@@ -20,6 +20,7 @@ OPEN_PORT = ArgumentText(
     Argument("session_address", ""),
     " an address and port that they reach",
 )
+OF_PROCESSES = {"'RANK'", "'WORLD_SIZE'", "'LOCAL_RANK'", "'MASTER_ADDR'", "'MASTER_PORT'"}
 BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 
 
@@ -29,6 +30,12 @@ def advice_on_exception(failure: Failure) -> str | None:
         return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
     if "Horovod has not been initialized" in failure.message:
         return "hvd.init() at the beginning of the script, before anything else of Horovod"
+    if failure.type == "KeyError" and failure.message in OF_PROCESSES:
+        return ArgumentText(
+            Argument("strategy", "processes"),
+            " sets that; under Horovod hvd.rank(), hvd.local_rank() and hvd.size() tell it, under MPI "
+            "mpi4py.MPI.COMM_WORLD",
+        )
     if failure.type == "EOFError" and "EOF when reading a line" in failure.message:
         return ArgumentText(
             "workers have no standard input: in place of input() give the script ",

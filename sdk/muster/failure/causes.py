@@ -3,7 +3,7 @@
 The order in which failures become known lies: when one rank ends, the others lose their peer, and say so before anybody
 has noticed the end. So each process has one timeline (when it raised, when it ended, by one clock), each failure is
 weighed by whether the end of a peer can lead to it, and the cause is the earliest that nothing else explains. The rules
-and their reasons stand in ``docs/faults.md``.
+and their reasons stand in ``docs/fault-tests.md``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ BROKEN_CONNECTION = re.compile(
 # Messages of frameworks about others: no process that failed first ever had one.
 COLLECTIVE = re.compile(
     r"Horovod has been shut ?down|HorovodInternalError|Read error \[|Socket closed|failed to connect to all addresses|"
-    r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .*is not found|Step was cancelled|"
-    r"Connection (?:closed|reset) by peer \[|pair\.cc",
+    r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .{0,100}is not found|"
+    r"Step was cancelled|Connection (?:closed|reset) by peer \[|pair\.cc",
     re.IGNORECASE,
 )
 EXCEPTION_LINE = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$", re.MULTILINE)
@@ -159,10 +159,12 @@ def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
-    """Return the number of processes that have raised just what ``cause`` did, its own among them.
+    """Return the number of processes that have raised just what ``cause`` did, or have crashed so; its own included.
 
-    That is 1 for what is no exception: equal exit statuses are not the same words.
+    That is 1 for everything else: equal exit statuses are not the same words, and a kill of one has others killed.
     """
+    if cause.kind is FailureKind.SIGNAL and cause.bearing is Bearing.CRASHED:
+        return len({other.source for other in failures if other.kind is cause.kind and other.signal == cause.signal})
     if cause.kind is not FailureKind.EXCEPTION:
         return 1
     return sum(

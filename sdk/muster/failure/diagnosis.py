@@ -36,6 +36,8 @@ from muster.failure.advice import (
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
 from muster.failure.waiting import Verdict
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.reading import open_regular
+from muster.text.shown import Stacks
 
 GONE = {
     FailureKind.LOST: (WorkerLost, "was lost"),
@@ -52,7 +54,7 @@ def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1, tie
     """The error for a cause: what happened, to which worker, where its log is, and what to try.
 
     Args:
-        alike: how many processes have raised the same.
+        alike: how many processes have raised the same, or have crashed so.
         total: how many there are that might have.
         ties: failures that may as well have come first.
     """
@@ -84,8 +86,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
         )  # fmt: skip
     elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(
-            f"{name} was ended by {signal_name(failure.signal)}.",
-            worker=failure.worker, log=log, details=crash_report(log) or tail(log),
+            _ended_by(failure, alike, total), worker=failure.worker, log=log, details=crash_report(log) or tail(log),
             advice=advice_on_signal(failure.signal),
         )  # fmt: skip
     elif failure.kind in GONE:
@@ -130,9 +131,23 @@ def _raised_by(failure: Failure, alike: int, total: int) -> str:
     name = process_label(failure.worker or "the launcher", failure.rank)
     if alike == 1:
         return f"{name} failed first"
+    return f"{_count_of(failure, alike, total)} failed alike, {name} first"
+
+
+def _ended_by(failure: Failure, alike: int, total: int) -> str:
+    """The process that a signal ended first, and how many it has ended."""
+    name, by = process_label(failure.worker or "the launcher", failure.rank), signal_name(failure.signal)
+    return (
+        f"{_count_of(failure, alike, total)} were ended by {by}, {name} first."
+        if alike > 1
+        else f"{name} was ended by {by}."
+    )
+
+
+def _count_of(failure: Failure, alike: int, total: int) -> str:
     kind = "workers" if failure.rank is None else "ranks"
     count = f"{alike} of {total}" if alike < total else "Both" if alike == 2 else f"All {alike}"
-    return f"{count} {kind} failed alike, {name} first"
+    return f"{count} {kind}"
 
 
 def _log_of(failure: Failure, logs: Path) -> Path:
@@ -270,7 +285,9 @@ def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], 
         worker=worker,
         log=logs / f"{worker}.log",
         details=_joined(stacks),
-        advice="see in the stacks where each rank stands: one that is not in a collective holds up the others",
+        advice="see in the stacks where each rank stands: one that is not in a collective holds up the others"
+        if len(stacks) > 1
+        else "see in the stack where it stands: nothing else runs any more that it could wait for",
     )
     error.rank = rank
     return error
@@ -303,7 +320,7 @@ def join_names(names: Sequence[str], most: int = 5) -> str:
 def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
     """The end of a log, of the last attempt alone, leniently decoded; empty where there is none."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - size))
             text = file.read().decode("utf-8", "replace")
     except OSError:
@@ -341,7 +358,7 @@ def signal_name(number: int | None) -> str:
 
 
 def _joined(stacks: Mapping[str, str]) -> str:
-    return "\n".join(f"--- {name}\n{text}" for name, text in sorted(stacks.items()))
+    return "\n".join(f"--- {name}\n{text}" for name, text in Stacks(stacks).items())
 
 
 def _how(failure: Failure) -> str:

@@ -238,7 +238,7 @@ class Endpoint:
             connection.clock.answered(message, came_at)
             if connection.clock.wants_more:
                 connection.ping()
-            else:
+            elif connection.clock.offset is not None:
                 self._tell(connection.worker, connection.clock.offset)
         elif isinstance(message, wire.Ack):
             connection.place.outbox.has(message.number)

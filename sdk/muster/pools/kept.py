@@ -30,6 +30,7 @@ class KeptPlatform:
         self._runs = 0
         self._timer: threading.Timer | None = None
         self._pid = os.getpid()
+        self._why = ""  # it is cold, where it has no platform
 
     @property
     def is_warm(self) -> bool:
@@ -43,7 +44,7 @@ class KeptPlatform:
         with contextlib.suppress(Exception):  # it is ending
             if platform is not None:
                 return dict(platform.warmth)
-        return {"state": "none", "why": "", "pid": 0}
+        return {"state": "none", "why": self._why, "pid": 0}
 
     def borrow(self) -> LocalPlatform:
         """Return the platform for one run."""
@@ -82,6 +83,8 @@ class KeptPlatform:
             if only_if_idle and self._runs:
                 return
             platform, self._platform = self._platform, None
+            if only_if_idle and self._idle_seconds is not None:
+                self._why = f"it was not used for {self._idle_seconds / 60:g} minutes"
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

@@ -34,6 +34,7 @@ FULL_SECONDS = 0.1  # until it is looked again whether there is room
 AT_ONCE = 64  # connections that are accepted before others have their turn
 RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
 SILENT_SECONDS = 5  # until a machine that does not answer is asked for a sign of life; as long again until it is lost
+SILENT_ADDRESSES = 100  # that are remembered, and warned of
 WARNINGS = 5  # that are written in
 WARNING_SECONDS = 10.0  # so many seconds; others are counted
 
@@ -94,6 +95,7 @@ class Listener:
         self._context: ssl.SSLContext | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._warnings = RareWarnings()
+        self._silent: set[str] = set()  # addresses from which connections came that never said who they were
 
     async def open(self, scratch: Path, host: str, port: int, listen: str, is_coming: bool = False) -> int:
         """Start to listen on the address ``listen``, for agents that dial ``host``, and return the port.
@@ -197,8 +199,17 @@ class Listener:
                 loop = asyncio.get_running_loop()
                 loop.call_later(left, loop.call_soon, self._expire, guest)
                 return
-            self.warn("a connection from %s was ended: it has not identified itself", guest.address)
+            self._tell_silent(guest.address)
             self._end(guest)
+
+    def _tell_silent(self, address: str) -> None:
+        """Warn once of each address from which connections say nothing: agents of the run that hang are many, too."""
+        text = "a connection from %s was ended: it has not identified itself"
+        if address in self._silent or len(self._silent) >= SILENT_ADDRESSES:
+            logger.debug(text, address)
+        else:
+            self._silent.add(address)
+            self.warn(text, address)
 
     def _end(self, guest: Guest) -> None:
         self._guests.pop(guest, None)

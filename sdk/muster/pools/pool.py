@@ -138,7 +138,7 @@ class Pool:
 
     async def _until_warm(self, specs: Sequence[WorkerSpec], seconds: float) -> None:
         """Wait while a template imports: here, and not in a call of the platform's, which nothing could interrupt."""
-        if not any(spec.imports for spec in specs):
+        if not any(spec.imports and spec.imports.modules for spec in specs):
             return
         deadline = clock.now() + seconds
         while clock.now() < deadline and await self._calls.call(self.platform.is_warming):

@@ -10,19 +10,20 @@ import atexit
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from muster.checks.arguments import patterns
 from muster.checks.planning import command_line
 from muster.errors import JobError, PlatformError, RunStopped, without_inner_frames
 from muster.events import Observer
 from muster.events.observers import Observers
-from muster.job import Job, Plan, Worker
+from muster.job import Job, Plan, Workers
 from muster.platforms.base import Platform
 from muster.records import runs
 from muster.records.result import Result
@@ -33,11 +34,35 @@ from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
 from muster.strategies.base import Strategy
+from muster.text.shown import Stacks, Text
 
 logger = logging.getLogger("muster")
 
 T = TypeVar("T")
+Init = TypeVar("Init", bound=Callable[..., None])
+TAKES_A_JOB = (
+    'Cluster(Job(Script("file", "train.py"), n_workers=2), strategy="processes"), with Job and Script of muster.job; '
+    'or run_cluster(2, strategy="processes", worker_script="train.py"), which takes a script'
+)
 STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
+
+
+def _with_advice(init: Init) -> Init:
+    """Have what ``Cluster`` does not take, such as arguments of ``run_cluster``, refused with advice."""
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        unknown = [name for name in kwargs if name not in signature.parameters]
+        if unknown:
+            raise JobError(f"Cluster() has no argument {' or '.join(unknown)}.", advice=TAKES_A_JOB)
+        job = kwargs.get("job", *args[1:2])
+        if not isinstance(job, Job):
+            what = "is missing" if job is None else f"is of type {type(job).__name__}"
+            raise JobError(f"The job of Cluster() {what}.", advice=TAKES_A_JOB)
+        init(*args, **kwargs)
+
+    return cast(Init, checked)
 
 
 class Cluster:
@@ -81,6 +106,7 @@ class Cluster:
             waits up to 5 s for it. One that raises is logged and dropped. It may call ``stop()``, which then only asks.
     """
 
+    @_with_advice
     def __init__(
         self,
         job: Job,
@@ -238,9 +264,9 @@ class Cluster:
             self.ask_to_stop()
             self._block_on(self._wait_for_end)
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self, why: str = "by request") -> None:
         """Ask a run that is under way to end, as ``stop`` does, without waiting for it."""
-        self._execution.ask_to_stop("by request")
+        self._execution.ask_to_stop(why)
 
     def interrupt(self, number: int = 1) -> None:
         """Have the run end, without waiting for it; from the second interrupt on without time for the processes to end.
@@ -252,18 +278,23 @@ class Cluster:
     def __await__(self) -> Generator[Any, None, Result]:
         """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on.
 
-        Cancelling ends the run, and comes out once nothing is left of it.
+        Cancelling ends the run, as an interrupt in a notebook does, and comes out once nothing is left of it.
         """
+        self._refuse_unless_usable()
         return self._await_end().__await__()
 
     async def _await_end(self) -> Result:
         ended = asyncio.wrap_future(self._execution.ended)
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            self.interrupt()
-            await asyncio.shield(ended)
-            raise
+        cancelled = 0
+        while not ended.done():
+            try:
+                # In steps: a kernel cancels the cell at an interrupt, but only when its event loop wakes.
+                await asyncio.wait([ended], timeout=STEP_SECONDS)
+            except asyncio.CancelledError:
+                cancelled += 1
+                self.interrupt(cancelled)
+        if cancelled:
+            raise interrupts.RunCancelled(interrupts.stopped(self.log_dir()))
         return self.result
 
     def __enter__(self) -> Cluster:
@@ -288,10 +319,10 @@ class Cluster:
         return result
 
     @property
-    def status(self) -> list[Worker]:
-        """The workers as they are now, in launch order."""
+    def status(self) -> Workers:
+        """The workers as they are now, in launch order; shown as a table."""
         orchestrator = self._execution.orchestrator
-        return list(orchestrator.state.workers.values()) if orchestrator else []
+        return Workers(orchestrator.state.workers.values() if orchestrator else ())
 
     @property
     def is_running(self) -> bool:
@@ -327,23 +358,23 @@ class Cluster:
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
     @without_inner_frames
-    def logs(self, worker: str) -> str:
+    def logs(self, worker: str) -> Text:
         """Return the output so far of a worker, a rank (``rank-1``) or the ``driver``."""
         return runs.Run(self.run_dir).log(worker)
 
-    def explain(self) -> str:
+    def explain(self) -> Text:
         """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
         return runs.Run(self.run_dir).explain()
 
     @without_inner_frames
-    def stacks(self) -> dict[str, str]:
+    def stacks(self) -> Stacks:
         """The Python stacks of all ranks or tasks right now, by rank or worker: where a run hangs."""
         self._refuse_unless_usable()
         orchestrator = self._execution.orchestrator
         if orchestrator is None or not self.is_running:
-            return {}
+            return Stacks({})
         future = asyncio.run_coroutine_threadsafe(orchestrator.stacks(), background_loop())
-        return future.result(timeout=10)
+        return Stacks(future.result(timeout=10))
 
     @without_inner_frames
     def collect(self) -> None:
@@ -486,7 +517,13 @@ in_forked_children(_live.clear)  # they are the parent's, and so is their backgr
 def _stop_all() -> None:
     """End all running clusters when the session ends, so that they are recorded as stopped."""
     clusters = list(_live)
-    for cluster in clusters:
-        cluster._execution.ask_to_stop("its session has ended, and has not waited for it")
-    for cluster in clusters:
-        cluster.stop()
+
+    def hurry() -> None:
+        for cluster in clusters:
+            cluster._execution.ask_to_stop(AT_ONCE)
+
+    with interrupts.termination_held(hurry):
+        for cluster in clusters:
+            cluster._execution.ask_to_stop("its session has ended, and has not waited for it")
+        for cluster in clusters:
+            cluster.stop()

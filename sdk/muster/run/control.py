@@ -5,6 +5,7 @@ where it is, and the token that requests need. Each connection is one request an
 
     {"token": "...", "ask": "state"}                      -> {"is_up": true, "workers": {"worker-0": "running"}}
     {"token": "...", "ask": "stop", "now": false}         -> {}
+    {"token": "...", "ask": "usage"}                      -> {"usage": {"worker-0": [1.0, 1e9, null, null]}}
     {"token": "...", "ask": "stacks"}                     -> {"stacks": {"rank 0": "..."}}
     {"token": "...", "ask": "logs", "name": "worker-0"}   -> {"lines": ["the last ones"]}
 

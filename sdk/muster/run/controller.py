@@ -7,6 +7,7 @@ begun, and ends with the run: at the end of the script, when somebody stops it, 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package i
 PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controller import main; main()"
 LOG = "controller.log"  # in the run's folder: what the controller itself prints, which should be nothing
 SECONDS_TO_BEGIN = 60.0
+SECONDS_TO_END = 10.0  # of one that has not begun in time, until it is killed
 SECONDS_PER_LOOK = 5.0  # at the time of day, which goes on while a machine sleeps
 
 
@@ -42,15 +44,44 @@ def start(checked: CheckedRun) -> Run:
     request = _pickle(checked)
     with tempfile.TemporaryFile() as errors:  # a pipe would be kept open by what the controller starts
         try:
-            done = subprocess.run(
+            controller = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(PACKAGES)],
-                input=request, stdout=subprocess.PIPE, stderr=errors,
-                cwd="/", start_new_session=True, timeout=SECONDS_TO_BEGIN, check=False,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd="/", start_new_session=True,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             raise PlatformError(f"The controller of the run could not be started: {error}.") from error
+        said = None
+        with controller:
+            try:
+                said, _ = controller.communicate(request, SECONDS_TO_BEGIN)
+            except subprocess.TimeoutExpired:
+                _end(controller)
+            except BaseException:  # an interrupt
+                _end(controller)
+                raise
         errors.seek(0)
-        return _begun(done.stdout, errors.read().decode("utf-8", errors="replace"))
+        complaints = errors.read().decode("utf-8", errors="replace")
+        if said is None:
+            text = f"The controller of the run had not begun after {SECONDS_TO_BEGIN:g} s, and was ended."
+            raise PlatformError(text, advice="start it again", details=complaints)
+        return _begun(said, complaints)
+
+
+def _end(controller: subprocess.Popen[bytes]) -> None:
+    """End a controller with all that it has started: what has gone into the background is still of its group.
+
+    Should it have begun meanwhile, it has some time to end the run. What outlives it, such as a guard, ends with it.
+    """
+    deadline = time.monotonic() + SECONDS_TO_END
+    number: int = signal.SIGTERM
+    with contextlib.suppress(ProcessLookupError):  # none of the group is left
+        while True:
+            os.killpg(controller.pid, number)
+            controller.poll()
+            if number == signal.SIGKILL:
+                return
+            number = 0 if time.monotonic() < deadline else signal.SIGKILL
+            time.sleep(0.05)
 
 
 def _pickle(checked: CheckedRun) -> bytes:
@@ -89,6 +120,7 @@ def main() -> None:
     """Take a request from standard input, go into the background, and live until the run has ended."""
     if "" in sys.path:  # which it is not with PYTHONSAFEPATH
         sys.path.remove("")  # no file of the working directory is taken for a module of Muster's or Python's
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever it has inherited
     request = sys.stdin.buffer.read()
     answer = os.dup(1)
     if os.fork():
@@ -129,6 +161,8 @@ def _begin(request: bytes) -> tuple[Execution, float | None]:
     execution = Execution(Observers())
 
     def stop(number: int, frame: Any) -> None:
+        if not execution.run_id:  # there is nothing to record: whatever hangs here is left where it is
+            sys.exit(128 + number)
         execution.ask_to_stop(f"its controller was ended by {signal.Signals(number).name}")
 
     signal.signal(signal.SIGTERM, stop)

@@ -13,6 +13,7 @@ import os
 import posixpath
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from muster import events
@@ -23,6 +24,7 @@ from muster.errors import PlatformError
 from muster.events import Event, EventData
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
+from muster.records.result import SUFFIXES
 from muster.records.runs import TENSORBOARD
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
@@ -38,7 +40,8 @@ PROGRESS_SECONDS = 0.25  # between two events about the files on their way to a 
 COLLECTED = "collected"  # folder of the run's that has what is collected, in one for each worker
 COLLECTED_BYTES = 1 << 30  # most that is collected from each worker for one pattern
 RESULTS_BYTES = 1 << 30  # most that is got from each folder of a worker
-FOLDERS = ("results", TENSORBOARD, "logs/ranks")  # of a worker's place for the run
+RESULTS, RANK_LOGS = "results", "logs/ranks"
+FOLDERS = (RESULTS, TENSORBOARD, RANK_LOGS)  # of a worker's place for the run
 TRANSFERS = (wire.Found, wire.Have, wire.Missing, wire.Chunk, wire.Lacks, wire.Synced)
 
 
@@ -48,7 +51,12 @@ class Exchange:
     Args:
         context: the run.
         session: where its agents are connected.
+
+    Attributes:
+        owner_of: says whose the values and the log of a rank or a worker are, given its name; None where nobody's.
     """
+
+    owner_of: Callable[[str], str | None]
 
     def __init__(self, context: RunContext, session: Endpoint) -> None:
         self._context = context
@@ -60,6 +68,7 @@ class Exchange:
         self._transfers = Transfers(session.send, context.platform.lease_seconds)
         self._have_come: set[str] = set()
         self._is_collecting = asyncio.Lock()
+        self.owner_of = lambda name: None
 
     def listen(self) -> None:
         """Take what the endpoint says of files, ahead of those whom it tells everything else."""
@@ -137,7 +146,9 @@ class Exchange:
         left_out: list[str] = []
         for folder in FOLDERS:
             try:
-                skipped = await self._transfers.get_folder(worker, "run", folder, self._run_dir, RESULTS_BYTES)
+                skipped = await self._transfers.get_folder(
+                    worker, "run", folder, self._run_dir, RESULTS_BYTES, partial(self._is_anothers, worker, folder)
+                )
             except FileFailed as error:
                 left_out.append(f"{folder} ({error})")
             except (PlatformError, OSError) as error:
@@ -160,6 +171,12 @@ class Exchange:
             return ""
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         return f"Of {worker} could not be got: {', '.join(left_out[:5])}{more}."
+
+    def _is_anothers(self, worker: str, folder: str, path: str) -> bool:
+        """Return whether a file of a folder is another worker's value, or the log of its rank."""
+        name, dot, suffix = path.partition(".")
+        is_told_by_name = folder == RANK_LOGS or (folder == RESULTS and dot + suffix in SUFFIXES)
+        return is_told_by_name and self.owner_of(name) not in (None, worker)
 
     # -- single files, while it runs ----------------------------------------------------------------------------------
 

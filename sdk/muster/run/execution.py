@@ -12,13 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from muster import events
 from muster.agent import wire
 from muster.agent.fields import items, port, string, text, whole
+from muster.agent.removal import remove_folder
 from muster.checks.planning import describe_job
 from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunStopped
 from muster.events import Event
@@ -118,6 +118,7 @@ class Execution:
         """Run it to its end, and record it. Whatever fails on the way: ``ended`` is set."""
         result = Result("failed", self.run_id, self.run_dir)
         try:
+            journaling = asyncio.create_task(journal.keep_up(), name="journal")
             try:
                 error = await self._live(checked, journal)
                 result = replace(result, error=error)
@@ -125,6 +126,8 @@ class Execution:
                 result = self._sum_up(error)
             except Exception as raised:  # a defect of ours
                 result = replace(result, error=result.error or _own_failure(raised))
+            finally:
+                journaling.cancel()
             await self._record(result, journal)
         except Exception as raised:  # whoever waits for the end must hear of it all the same
             logger.warning("the end of run %s could not be recorded: %r", self.run_id, raised)
@@ -225,7 +228,7 @@ class Execution:
         before, self._scratch = self._scratch, await in_thread(make_scratch)
         await self._control()  # whose socket goes with its folder: whatever kills the session, its guard removes one
         for folder in (before, runs.library(self.run_dir)):
-            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+            await in_thread(remove_folder, folder)
         await self._forget_results()
 
     async def _forget_results(self) -> None:
@@ -251,7 +254,7 @@ class Execution:
         """Remove what ends with the run."""
         async with contextlib.AsyncExitStack() as last:  # the last first, and each of them whatever the others do
             for folder in (self._scratch, runs.library(self.run_dir)):
-                last.push_async_callback(in_thread, partial(shutil.rmtree, folder, ignore_errors=True))
+                last.push_async_callback(in_thread, remove_folder, folder)
             if self._controlled_by is not None:
                 last.push_async_callback(self._controlled_by.close)
             if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
@@ -276,6 +279,7 @@ class Execution:
         answers: dict[str, Answer] = {
             "state": self._say_state,
             "stop": self._stop_for,
+            "usage": self._say_usage,
             "stacks": self._say_stacks,
             "logs": self._say_log,
             "exec": self._open_command,
@@ -296,6 +300,10 @@ class Execution:
     async def _stop_for(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         self.ask_to_stop(AT_ONCE if request.get("now") else "by request")
         return {}
+
+    async def _say_usage(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        used = self.orchestrator.state.usage if self.orchestrator else {}
+        return {"usage": {name: list(usage) for name, usage in used.items()}}
 
     async def _say_stacks(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
@@ -333,7 +341,7 @@ class Execution:
             run_dir=self.run_dir,
             exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
             timings=self._timings(),
-            seconds=time.time() - self._started_at,
+            seconds=round(time.time() - self._started_at, 3),
             metrics={**self._metrics, **(orchestrator.state.metrics if orchestrator else {})},
             error=error,
         )
@@ -341,7 +349,9 @@ class Execution:
     def _timings(self) -> dict[str, float]:
         """Seconds that the phases of the last attempt took, and those that were lost between attempts."""
         timings = dict(self.orchestrator.timings) if self.orchestrator else {}
-        return {**timings, "lost": self._lost_seconds} if self._lost_seconds else timings
+        if self._lost_seconds:
+            timings["lost"] = self._lost_seconds
+        return {phase: round(seconds, 3) for phase, seconds in timings.items()}
 
     async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()
@@ -379,7 +389,7 @@ class Execution:
                 self.run_dir = runs.create(name)
                 return Journal(self.run_dir / "events.jsonl"), scratch
             except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
+                remove_folder(scratch)
                 raise
         except OSError as error:
             raise PlatformError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -22,7 +23,7 @@ from muster.agent import wire
 from muster.agent.fields import optional, relative_path, whole
 from muster.agent.files import CHUNK, WINDOW
 from muster.agent.parts import SLICE, PartFile
-from muster.agent.places import MOST_FILES, matcher, split
+from muster.agent.places import DEEPEST, MOST_FILES, matcher, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 
@@ -30,6 +31,9 @@ MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to 
 AT_ONCE = 8  # transfers of one worker
 ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
 MOST_LISTINGS = 100  # of one folder
+LONGEST_FILE_NAME = 255  # bytes
+OF_ONE_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)  # what is in its way
+NOT_ITS_OWN = "only another worker may give it"
 GONE = "it was gone when it was asked for"
 LISTING_BYTES = 8 << 20  # largest listing
 
@@ -164,7 +168,8 @@ class Transfers:
             limit: largest size in bytes; None for any.
 
         Raises:
-            TransferFailed: the worker does not have it, cannot send it, or is gone; or it is larger.
+            TransferFailed: the worker does not have it, cannot send it, or is gone; it is larger; or something else has
+                its name here.
             OSError: it cannot be written.
         """
         parts = split(path)
@@ -186,6 +191,10 @@ class Transfers:
                 await in_thread(part.finish)
             except ValueError as error:
                 raise FileFailed(f"{path} of {worker} did not come as announced: {error}.", worker=worker) from None
+            except OSError as error:
+                if error.errno not in OF_ONE_PATH:
+                    raise
+                raise FileFailed(f"{path} of {worker} has no place here: {error.strerror}.", worker=worker) from error
             finally:
                 part.close()
 
@@ -193,13 +202,22 @@ class Transfers:
         async with lock:  # whoever comes second finds it there
             await self.repeated(worker, attempt)
 
-    async def get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
+    async def get_folder(
+        self,
+        worker: str,
+        place: str,
+        path: str,
+        target: Path,
+        limit: int,
+        is_anothers: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
         """Get every file that is in a worker's folder into ``target``; none where there is no such folder.
 
         One that is gone by the time it is asked for may have another name now: then all is listed once more.
 
         Args:
             limit: how many bytes they may have together; a file that does not fit is left out.
+            is_anothers: says of a path in the folder whether only another worker may give such a file.
 
         Returns:
             Why which of them were left out, by their paths relative to the folder.
@@ -207,19 +225,26 @@ class Transfers:
         Raises:
             TransferFailed, OSError: as ``get``, but for what concerns one file alone.
         """
-        return await _until_none_goes(lambda: self._get_folder(worker, place, path, target, limit))
+        return await _until_none_goes(lambda: self._get_folder(worker, place, path, target, limit, is_anothers))
 
-    async def _get_folder(self, worker: str, place: str, path: str, target: Path, limit: int) -> dict[str, str]:
+    async def _get_folder(
+        self, worker: str, place: str, path: str, target: Path, limit: int, is_anothers: Callable[[str], bool]
+    ) -> dict[str, str]:
         left_out: dict[str, str] = {}
         after: str | None = None
         for _ in range(MOST_LISTINGS):
             listed = await self._listing(worker, wire.Get(0, place, path, after))
-            skipped = await self._get_listed(worker, place, listed, target, limit, f"{path}/")
-            left_out.update(skipped)
-            limit -= sum(size for name, size in listed if size is not None and name not in skipped)
+            refused = {name: NOT_ITS_OWN for name, _ in listed if is_anothers(name)}
+            chosen = [(name, size) for name, size in listed if name not in refused]
+            skipped = await self._get_listed(worker, place, chosen, target, limit, f"{path}/")
+            left_out.update({**refused, **skipped})
+            limit -= sum(size for name, size in chosen if size is not None and name not in skipped)
             if len(listed) < MOST_FILES:
                 return left_out
             after = max((name for name, _ in listed), key=lambda name: name.split("/"))
+            if len(left_out) >= MOST_FILES:  # whose names are kept
+                left_out[f"what comes after {after}"] = f"more than {MOST_FILES} files cannot be got"
+                return left_out
         left_out[f"what comes after {after}"] = f"more than {MOST_LISTINGS * MOST_FILES} files"
         return left_out
 
@@ -247,6 +272,8 @@ class Transfers:
         for name, size in listed:
             if size is None:
                 left_out[name] = "its name is not UTF-8, or it cannot be read"
+            elif name.count("/") > DEEPEST or any(len(part.encode()) > LONGEST_FILE_NAME for part in name.split("/")):
+                left_out[name] = "its name is too long, or it is in too many folders"
             elif size > limit:
                 left_out[name] = "too large"
             else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from muster.run.watch import PlatformWatch
 from muster.runtime import clock
 from muster.runtime.background import in_thread
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.traceback import with_cells
 
 Answer = TypeVar("Answer")
 
@@ -104,6 +104,7 @@ class Orchestrator:
         self.exchange = exchange
         if exchange is not None:
             self._ending.collect = self.collect
+            exchange.owner_of = state.owner_of
         self.watch = PlatformWatch(pool, state)
         self._arrival = Arrival(context, pool, state, self.watch)
         self._settling = Settling(state, pool, self.watch)
@@ -215,7 +216,7 @@ class Orchestrator:
         self.plan = plan = await self._asked("made its plan", self.strategy.plan, self.job, members, facts)
         if not plan.starter:
             self.state.servers = frozenset(plan.processes) - frozenset(plan.completed_by)
-        self.state.expected = Counter(plan.ranks.values())
+        self.state.place(plan.ranks, are_ordered=plan.starter is None)
         await in_thread(self._on_plan, plan)
         for note in plan.notes:
             self.state.emit(events.Note(note))
@@ -313,7 +314,7 @@ class Orchestrator:
         for name in {worker for worker, _ in asked}:
             self.pool.send(name, wire.AskStacks())
         await self.state.wait_while(lambda: len(self.state.stacks) < len(asked), STACKS_SECONDS)
-        return {process_label(*source): answer.text for source, answer in self.state.stacks.items()}
+        return {process_label(*source): with_cells(answer.text) for source, answer in self.state.stacks.items()}
 
     async def collect(self) -> None:
         """Get what workers that share no files with the session have written so far. Raises PlatformError."""
@@ -343,7 +344,8 @@ class Orchestrator:
         """Have a command run on a worker, as its script is, or connect to a port of it.
 
         Args:
-            name: of the worker, or of a rank on it such as ``rank-3``.
+            name: of the worker, or of a rank on it such as ``rank-3``, whose own environment the command has then, as
+                far as the plan knows it; it has that of a worker's only rank, too.
             order: what to do.
 
         Raises:
@@ -351,13 +353,15 @@ class Orchestrator:
             PlatformError: it does not answer.
         """
         ranks = self.plan.ranks if self.plan else {}
-        worker = next((on for rank, on in ranks.items() if f"rank-{rank}" == name), name)
+        meant = [rank for rank, on in ranks.items() if name in (f"rank-{rank}", on)]
+        worker = ranks[meant[0]] if meant else name
         if worker not in self.state.members:
             known = ", ".join(self.state.members) or "none yet"
             raise JobError(f"Run {self.context.run_id} has no worker {name!r}: there is {known}.")
         process = self.plan.processes.get(worker) if self.plan else None
         if isinstance(order, wire.Execute) and process is not None:
-            order = order._replace(env={**process.env, **order.env}, cwd=process.cwd)
+            own = self.plan.rank_env.get(meant[0], {}) if self.plan and len(meant) == 1 else {}
+            order = order._replace(env={**process.env, **own, **order.env}, cwd=process.cwd)
         return await self.streams.open(worker, order)
 
     # -- notifications ------------------------------------------------------------------------------------------------

@@ -207,8 +207,7 @@ def _imports(checked: CheckedRun) -> Imports | None:
     job = checked.job
     if not (checked.platform.keeps_templates and checked.request.warm and job.script):
         return None
-    modules = imports_of(job.script, checked.request.script)
-    return Imports(job.python, modules) if modules else None
+    return Imports(job.python, imports_of(job.script, checked.request.script))
 
 
 def ship_library(target: Path, programs: Sequence[Path]) -> None:

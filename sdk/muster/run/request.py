@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from muster.checks.arguments import (
     whole_number,
 )
 from muster.checks.planning import member_names, overridden, preview
-from muster.checks.project import LIMIT, Project, find_project
+from muster.checks.project import LIMIT, Project, find_project, refuse_missing
 from muster.checks.script import make_script
 from muster.errors import JobError, PlatformUnsupported
 from muster.job import SESSION, Job, Limits, Plan, Resources, Script, WorkerSpec
@@ -234,6 +235,10 @@ class CheckedRun:
         Raises:
             ResourceError: the platform could never grant what they are to have.
         """
+        return self._shortages
+
+    @functools.cached_property
+    def _shortages(self) -> list[str]:
         return self.platform.shortages(self.job.resources, len(self.members))
 
     def remarks(self) -> list[str]:
@@ -344,6 +349,8 @@ def check(request: RunRequest) -> CheckedRun:
     project = None
     if platform.storage is Storage.NOTHING:
         project = find_project(job, request.project, request.project_limit)
+    else:
+        refuse_missing(job, request.project)
     python = interpreter_of(job, platform)
     if python:
         answers = platform.try_command(interpreter.question(python, job, strategy.requires))
@@ -485,6 +492,7 @@ def _job(request: RunRequest, platform: Platform) -> Job:
     of_function = callable(request.script) or (isinstance(request.script, Script) and request.script.kind == "function")
     args, env = plain_args(request.args, of_function=of_function), plain_env(request.env)
     python, name = plain_path("python", request.python), plain_text("name", request.name)
+    cwd = request.cwd or _working_directory()
     script = request.script
     if script is not None and not isinstance(script, Script):
         script = make_script(
@@ -502,6 +510,6 @@ def _job(request: RunRequest, platform: Platform) -> Job:
         args=args,
         env=env,
         python=python,
-        cwd=request.cwd or _working_directory(),
+        cwd=cwd,
         name=name or (script.name if script else "servers"),
     )

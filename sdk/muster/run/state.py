@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,15 @@ from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.changes import Changes
 from muster.runtime import clock
+from muster.text.traceback import with_cells
 
 logger = logging.getLogger("muster")
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
+RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
-MOST_NOTES = 20  # of what processes say about themselves
+MOST_NOTES = 20  # of what processes say about themselves,
+NOTES_OF_EACH = 8  # and of what those of one worker say: others are to be heard, too
 WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
 MOST_METRICS = 1000  # names that are kept of what all processes report
 MOST_STAGES = 16  # that an agent may tell of for each process
@@ -71,10 +75,12 @@ class RunState:
         preempted: names of the workers that are about to be taken away, or have been.
         processes: every process that has been started, by worker and rank.
         expected: how many processes each worker will have started before it can be over; 1 unless set.
+        ranks: the worker of each rank, as planned.
         listening: names of the workers whose server accepts connections.
         failures: everything that went wrong, in the order in which it became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by process.
+        usage: what each worker uses, as its agent last told.
         metrics: values last reported, by name: of several ranks those of the lowest that reports it.
         lost_threads: which threads of scripts have ended by an exception, in words.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
@@ -99,17 +105,22 @@ class RunState:
         self.preempted: set[str] = set()
         self._stayed: set[str] = set()  # workers of the attempt before
         self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
-        self.expected: dict[str, int] = {}
+        self.expected: Mapping[str, int] = {}
+        self.ranks: Mapping[int, str] = {}
+        self._are_ranks_ordered = False  # by the session, so that each is where it is planned to be
+        self._rank_on: dict[int, str] = {}  # the worker of each rank that has been started
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
         self._failures_of: dict[str | None, list[Failure]] = {}  # the same, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
+        self.usage: dict[str, wire.Usage] = {}
         self.metrics: dict[str, float] = {}
         self._reported_by: dict[str, int] = {}
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
+        self._notes_of: Counter[str] = Counter()
         self._doubted: set[tuple[str, str]] = set()
         self._failures_told: Counter[str] = Counter()
         self._stages_told: Counter[str] = Counter()
@@ -198,6 +209,27 @@ class RunState:
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
         """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
         await self.changed.until(lambda: not busy(), clock.now() + seconds)
+
+    def place(self, ranks: Mapping[int, str], *, are_ordered: bool) -> None:
+        """Note which worker is to run which ranks.
+
+        Args:
+            ranks: the worker of each rank, as planned.
+            are_ordered: whether the session itself has them started there; a launcher may place them otherwise.
+        """
+        self.ranks, self._are_ranks_ordered = ranks, are_ordered
+        self.expected = Counter(ranks.values())
+        for worker, processes in self.processes.items():
+            for rank in [rank for rank in processes if self._is_anothers(worker, rank)]:
+                del processes[rank]
+
+    def owner_of(self, name: str) -> str | None:
+        """Return the worker that has this name, or runs the rank of it (``rank-0``); None where there is none."""
+        rank = RANK_NAME.fullmatch(name)
+        if rank is None:
+            return name if name in self.specs else None
+        planned = self.ranks.get(int(rank[1]))
+        return planned if self._are_ranks_ordered else self._rank_on.get(int(rank[1]), planned)
 
     # -- from the platform --------------------------------------------------------------------------------------------
 
@@ -375,6 +407,14 @@ class RunState:
         if started.rank in processes or len(processes) >= self._most_processes(worker):
             self._doubt(worker, "tells of more processes than anybody has asked for")
             return
+        if self._is_anothers(worker, started.rank):
+            self._doubt(worker, "tells of a rank that is another worker's")
+            return
+        if started.rank is not None:
+            before = self._rank_on.get(started.rank, worker)
+            if before != worker:  # which has claimed it although it is not planned there
+                self.processes[before].pop(started.rank, None)
+            self._rank_on[started.rank] = worker
         processes[started.rank] = ProcessState(started.pid, clock.now())
         self.emit(events.ProcessStarted(started.pid, started.rank), worker)
         self.changed.set()
@@ -400,7 +440,8 @@ class RunState:
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:
         self.preempted.add(worker)
-        self._note(f"{worker} is about to be taken away, as a signal to end tells its agent. Scripts are told.", worker)
+        told = f"{worker} is about to be taken away, as a signal to end tells its agent. Scripts are told."
+        self._note(worker, told, worker)
         self.changed.set()
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
@@ -456,6 +497,7 @@ class RunState:
         self.emit(events.Output(output.text), worker)
 
     def _on_usage(self, worker: str, usage: wire.Usage) -> None:
+        self.usage[worker] = usage
         self.emit(events.Usage(usage.cpu, usage.memory, usage.gpu, usage.gpu_memory), worker)
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
@@ -466,9 +508,10 @@ class RunState:
                 self._doubt(worker, "tells of the progress of more ranks than it has")
                 return
             reporting.add(progress.rank)
-        for name, value in metrics.items():
-            if name in self.metrics or len(self.metrics) < MOST_METRICS:
-                self._metric(name, value, progress.rank or 0)
+        if not self._is_anothers(worker, progress.rank):
+            for name, value in metrics.items():
+                if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                    self._metric(name, value, progress.rank or 0)
         self._touch(worker, progress.rank)
         told = events.Progress(
             progress.rank,
@@ -487,7 +530,9 @@ class RunState:
             if "loss" in name and not math.isfinite(value):
                 at = "" if progress.step is None else f" at step {progress.step}"
                 self._note(
-                    f"{process_label(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.", name
+                    worker,
+                    f"{process_label(worker, progress.rank)} reports {name} {value:g}{at}: its training diverges.",
+                    name,
                 )
 
     def _metric(self, name: str, value: float, rank: int) -> None:
@@ -512,7 +557,7 @@ class RunState:
     def _on_warned(self, worker: str, warned: wire.Warned) -> None:
         if warned.is_of_thread and len(self.lost_threads) < MOST_NOTES and not self.ending:
             self.lost_threads.append(f"{process_label(worker, warned.rank)} {warned.text}")
-        self._note(f"{process_label(worker, warned.rank)} {warned.text}.", warned.text)
+        self._note(worker, f"{process_label(worker, warned.rank)} {warned.text}.", warned.text)
 
     def _on_returned(self, worker: str, returned: wire.Returned) -> None:
         for process in self.processes[worker].values():
@@ -525,7 +570,7 @@ class RunState:
         if raised.status is not None:
             self._exits(worker, raised, raised.status)
             return
-        raised = raised._replace(type=raised.type.strip() or UNNAMED)
+        raised = raised._replace(type=raised.type.strip() or UNNAMED, traceback=with_cells(raised.traceback))
         self.emit(events.ScriptRaised(raised.rank, raised.type, raised.message, raised.traceback), worker)
         when, error = self._happened(worker, raised.monotonic)
         failure = Failure(FailureKind.EXCEPTION, when, worker, raised.rank, raised.type, raised.message)
@@ -557,6 +602,12 @@ class RunState:
     def _most_processes(self, worker: str) -> int:
         """Return how many processes an agent may tell of: what it tells is kept, and looked through at every change."""
         return self.expected.get(worker, 1) + SPARE_PROCESSES
+
+    def _is_anothers(self, worker: str, rank: int | None) -> bool:
+        """Return whether a rank is another worker's, as far as is known: an agent must not speak for it."""
+        if rank is None or self.ranks.get(rank, worker) == worker:
+            return False
+        return self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker
 
     def _may_fail(self, worker: str) -> bool:
         """Count a failure that an agent tells of, and return whether it is recorded: there is a limit to them."""
@@ -591,10 +642,12 @@ class RunState:
             self.emit(events.WorkerState(status=str(after.status), **news), name)
             self.changed.set()
 
-    def _note(self, text: str, subject: str) -> None:
-        """Tell the user of something, once for each subject."""
-        if subject not in self._noted and len(self._noted) < MOST_NOTES:
+    def _note(self, worker: str, text: str, subject: str) -> None:
+        """Tell the user of something about a worker, once for each subject."""
+        has_room = len(self._noted) < MOST_NOTES and self._notes_of[worker] < NOTES_OF_EACH
+        if subject not in self._noted and has_room:
             self._noted.add(subject)
+            self._notes_of[worker] += 1
             self.emit(events.Note(text))
 
     def emit(self, data: EventData, worker: str | None = None) -> None:
