@@ -89,6 +89,7 @@ class Podman:
 
     Args:
         disk: how large its disk is, such as ``4m``; empty where it is the machine's.
+        images: a folder with images of another Podman's, which it only reads.
 
     Attributes:
         url: address of the socket.
@@ -97,7 +98,8 @@ class Podman:
         environment: what its commands need.
     """
 
-    def __init__(self, disk: str = "") -> None:
+    def __init__(self, disk: str = "", images: Path | None = None) -> None:
+        self._options = ("--storage-opt", f"additionalimagestore={images}") if images else ()
         self.folder = Path(tempfile.mkdtemp(prefix="muster-podman-"))
         self.root = self.folder / "root"
         self.root.mkdir()
@@ -203,5 +205,5 @@ class Podman:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of a command of podman's, to be run with ``environment``."""
-        own = ("--root", str(self.root), "--runroot", str(self.folder / "runroot"))
+        own = ("--root", str(self.root), "--runroot", str(self.folder / "runroot"), *self._options)
         return ["podman", *own, "--tmpdir", str(self.folder / "tmp"), *arguments]

@@ -1,8 +1,14 @@
-"""The contract of every platform. A new one is added as one line of ``PLATFORMS``."""
+"""The contract of every platform. A new one is added as one line of ``PLATFORMS``.
+
+For one outside Muster a file imports these tests and has a fixture ``platform`` of its own, as docs/write-a-platform.md
+shows. So they make other objects of a platform by its class, which takes no arguments that it must have.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +120,7 @@ def test_the_next_generation_of_a_worker_is_another_one(platform: Platform, run:
 def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platform, run: Run) -> None:
     handles = platform.submit([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)], run.id)
     workers = running(platform, platform.poll(handles))
-    other = get_platform(platform.name)
+    other = type(platform)()
     assert [(worker.id, worker.status, worker.address) for worker in other.poll(handles)] == [
         (worker.id, Status.RUNNING, worker.address) for worker in workers
     ]
@@ -128,7 +134,7 @@ def test_another_object_finds_and_stops_workers_by_their_handles(platform: Platf
 def test_who_takes_workers_over_ends_them(platform: Platform, run: Run) -> None:
     handles = platform.submit([run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)], run.id)
     running(platform, platform.poll(handles))
-    other = get_platform(platform.name)
+    other = type(platform)()
     assert handles_of(other.reattach(handles[1:])) == handles[1:]
     assert handles[1] in handles_of(other.list())
     other.close()
@@ -139,11 +145,12 @@ def test_another_process_finds_and_stops_workers_by_their_handles(platform: Plat
     (handle,) = platform.submit([run.spec(process=shell("sleep 600"))], run.id)
     workers = running(platform, platform.poll([handle]))
     program = (
-        "import sys; from muster.platforms import get_platform; platform = get_platform(sys.argv[1]); "
-        "print(platform.poll(sys.argv[2:])[0].status); platform.stop(sys.argv[2:])"
+        "import importlib, sys; platform = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(); "
+        "print(platform.poll(sys.argv[3:])[0].status); platform.stop(sys.argv[3:])"
     )
-    command = [sys.executable, "-c", program, platform.name, handle]
-    done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-c", program, type(platform).__module__, type(platform).__name__, handle]
+    env = environment(PYTHONPATH=os.pathsep.join(map(os.path.abspath, sys.path)))
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "running\n"
     assert ended(platform, workers)[0].status is Status.STOPPED
 
@@ -191,6 +198,17 @@ def test_stopping_is_a_request_that_may_be_repeated(platform: Platform, run: Run
     assert worker.status is Status.STOPPED
     platform.stop([worker.id])
     assert platform.poll([worker.id]) == [worker]
+
+
+def test_nobody_finds_what_the_agent_of_a_worker_was_to_know_that_was_stopped_before(
+    platform: Platform, run: Run
+) -> None:
+    secret = secrets.token_hex(16)
+    handles = platform.submit([run.spec(process=shell("sleep 600"), env={"SECRET": secret})], run.id)
+    platform.stop(handles)
+    (worker,) = ended(platform, platform.poll(handles))
+    assert worker.status is Status.STOPPED
+    eventually(lambda: not run.files_with(secret), "no file holds what its agent was to know")
 
 
 def test_stopping_one_leaves_the_others(platform: Platform, run: Run) -> None:
@@ -252,7 +270,7 @@ def test_workers_with_a_session_say_hello(platform: Platform, run: Run, stub_ses
 
 @pytest.mark.parametrize("resources", [Resources(cpu=4096), Resources(memory=1e6), Resources(gpu=512)])
 def test_what_could_never_be_granted_is_refused(platform: Platform, run: Run, resources: Resources) -> None:
-    with pytest.raises((ResourceError, LaunchRefused), match=r"(this machine|platform|h\d) has"):
+    with pytest.raises((ResourceError, LaunchRefused)):
         platform.launch([run.spec("worker-0"), run.spec("worker-1", resources=resources)])
     eventually(lambda: nothing_lives(platform), "nothing lives")
 
@@ -263,11 +281,13 @@ def test_all_or_nothing(platform: Platform, run: Run) -> None:
     clear: Callable[[], object] = (run.folder / "file").unlink
     if isinstance(platform, ContainersPlatform):  # whose workers have folders of their own
         clear = take_name(impossible)
-    specs = [run.spec("worker-0", process=shell("sleep 600")), impossible]
+    secret = secrets.token_hex(16)
+    specs = [run.spec("worker-0", process=shell("sleep 600"), env={"SECRET": secret}), impossible]
     with pytest.raises(LaunchRefused, match="worker-1"):
         platform.submit(specs, run.id)
     assert platform.list() == []
     eventually(lambda: not run.processes(), "nothing runs")
+    eventually(lambda: not run.files_with(secret), "no file holds what its agent was to know")
     clear()  # what was in the way of the same submission is gone
     assert len(platform.submit(specs, run.id)) == 2
 

@@ -2,75 +2,75 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import muster
 import pytest
-from muster.platforms import PLATFORMS
-from muster.platforms.base import Platform
 
-from tests.platforms import test_contract
-from tests.support import Run, environment, eventually, guide_program, handles_of, program_of, shell
+from tests.support import DOCS, environment, guide_program, program_of
 
-MODULE = "batch_of_the_guide"
-# A process of its own knows the platforms of Muster's table only: here it is told by hand.
-OTHER_PROCESS = "test_another_process_finds_and_stops_workers_by_their_handles"
-
-globals().update(
-    (name, test)
-    for name, test in vars(test_contract).items()
-    if name.startswith("test_") and name not in (OTHER_PROCESS, "test_no_platform_of_that_name")
-)
+GUIDE = "write-a-platform.md"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def platform(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
-    module = program_of("write-a-platform.md", "batch", MODULE)
-    monkeypatch.setitem(PLATFORMS, "batch", f"{MODULE}:Batch")
-    platform: Platform = module["Batch"](niceness=1)
-    yield platform
+def outside(tmp_path: Path) -> Path:
+    """A folder outside Muster with the package of the guide, and the tests of it."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").touch()
+    (tmp_path / "my_package" / "batch.py").write_text(guide_program(GUIDE, "batch"))
+    (tmp_path / "test_mine.py").write_text(guide_program(GUIDE, "mine"))
+    return tmp_path
+
+
+def test_the_contract_holds_for_it_as_the_guide_says(outside: Path) -> None:
+    said = re.search(
+        r"^PYTHONPATH=CLONE:\. CLONE/\.venv/bin/(pytest \S+ \S+ test_mine\.py) ", (DOCS / GUIDE).read_text(), re.M
+    )
+    assert said, "the guide says how"
+    env = environment(PYTHONPATH=f"{ROOT}{os.pathsep}.{os.pathsep}{environment()['PYTHONPATH']}")
+    command = [sys.executable, "-m", *shlex.split(said[1]), "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=outside, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\b2\d passed", done.stdout), done.stdout
+
+
+def test_a_cluster_runs_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'], 'is as nice as', os.nice(0))")
+    platform = program_of(GUIDE, "batch", "batch_of_the_guide")["Batch"](niceness=1)
+    shown = muster.run_cluster(2, worker_script="train.py", strategy="processes", platform=platform, memory=0.5)
+    assert [shown.cluster.logs(f"worker-{n}") for n in range(2)] == [f"rank {n} is as nice as 1\n" for n in range(2)]
     platform.close()
 
 
-def test_another_process_stops_its_workers(platform: Platform, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "batch.py").write_text(guide_program("write-a-platform.md", "batch"))
-    handles = platform.submit([run.spec(process=shell("sleep 600"))], run.id)
-    eventually(lambda: platform.poll(handles)[0].status == "running", "it runs")
-    program = (
-        "import sys; from batch import Batch; print(Batch().poll(sys.argv[1:])[0].status); Batch().stop(sys.argv[1:])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *handles], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert (done.stdout, done.stderr) == ("running\n", "")
-    assert eventually(lambda: handles_of([w for w in platform.list() if w.status == "stopped"]), "it ends") == handles
-
-
-def test_a_cluster_runs_on_it(platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'], 'is as nice as', os.nice(0))")
-    shown = muster.run_cluster(2, worker_script="train.py", strategy="processes", platform=platform, memory=0.5)
-    assert [shown.cluster.logs(f"worker-{n}") for n in range(2)] == [f"rank {n} is as nice as 1\n" for n in range(2)]
+def test_it_is_written_as_this_repository_wants_it() -> None:
+    program = '"""Each worker is a process of this machine."""\n\n' + guide_program(GUIDE, "batch")
+    for command in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "sdk/muster/platforms/batch.py", "-"]
+        done = subprocess.run(ruff, cwd=ROOT, input=program, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "name"), [
-    ("write-a-platform.md", "batch"), ("write-a-strategy.md", "chain"), ("write-a-strategy.md", "fanout"),
+    (GUIDE, "batch"), ("write-a-strategy.md", "chain"), ("write-a-strategy.md", "fanout"),
 ])  # fmt: skip
 def test_the_types_of_the_guides_are_right(page: str, name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(guide_program(page, name))
-    root = Path(__file__).parents[2]
     command = [
         sys.executable,
         "-m",
         "mypy",
         "--strict",
         "--cache-dir",
-        str(root / ".mypy_cache"),
+        str(ROOT / ".mypy_cache"),
         str(tmp_path / f"{name}.py"),
     ]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

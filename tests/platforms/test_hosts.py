@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ from muster.errors import (
 from muster.job import Resources, Status, Worker
 from muster.platforms.hosts.platform import HostsPlatform
 from muster.pools import listener
+from muster.records import scratch
 
 from tests.platforms.hosts_network import Host, Network
 from tests.support import Run, StubSession, command_line, descendants_of, environment, eventually, shell
@@ -165,6 +168,9 @@ def test_kill_9_of_the_session_leaves_nothing(hosts: Network, project: Path) -> 
             session.kill()
     for host in hosts.hosts.values():
         eventually(lambda: not host.left_behind(), "nothing is left", 8)  # noqa: B023
+    scratch.sweep(Path(tempfile.gettempdir()))  # as the next run does
+    owners = Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}*/{scratch.OWNER}")
+    assert session.pid not in [json.loads(path.read_text())["pid"] for path in owners]
 
 
 def trains_on(host: Host) -> bool:

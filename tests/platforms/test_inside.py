@@ -213,6 +213,11 @@ def test_a_port_of_a_worker(cluster: muster.Cluster) -> None:
         assert process.wait(10) == 130
 
 
+def test_a_worker_that_is_not_there_is_said_once(cluster: muster.Cluster) -> None:
+    said = inside("worker-9", "true").stderr.decode()
+    assert said == f"Error: Run {cluster.run_id} has no worker 'worker-9': there is worker-0.\n"
+
+
 def test_a_port_that_nobody_listens_on(cluster: muster.Cluster) -> None:
     connection, answer = open_stream(cluster.run_dir, "forward", worker="worker-0", port=1)
     connection.close()
@@ -229,7 +234,7 @@ def test_it_ends_with_the_run(cluster: muster.Cluster) -> None:
         cluster.stop()
         assert process.wait(10) == 1
         assert process.stderr is not None
-        assert b"ended" in process.stderr.read()
+        assert f"It was ended with its run: {cluster.run_id} has ended: stopped." in process.stderr.read().decode()
     late = inside("worker-0", "true")
     assert late.returncode == 2
     assert b"has ended: stopped" in late.stderr

@@ -98,6 +98,18 @@ def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatfor
     assert platform.launch([run.spec("worker-1")])
 
 
+def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatform, run: Run) -> None:
+    handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
+    guard = platform.guard_pid
+    assert guard is not None
+    os.kill(guard, signal.SIGSTOP)
+    assert not platform.poll(handles)[0].status.is_final
+    os.kill(guard, signal.SIGSTOP)
+    platform.close()
+    assert is_gone(guard)
+    assert not run.left_behind()
+
+
 def call_guard(platform: LocalPlatform, request: bytes, connections: int = 1) -> list[bytes]:
     """Return the guard's answers to as many connections that say the same; empty where it hangs up."""
     assert platform.guard_pid is not None

@@ -30,7 +30,7 @@ from muster.events import Event
 from muster.platforms.slurm.queue import LOOK_SECONDS
 
 from tests.platforms.slurm_engine import Engine
-from tests.support import environment, eventually
+from tests.support import command_line, environment, eventually
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
@@ -218,6 +218,26 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     running.stop()
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in ([], [f"{job}.batch"]), "no step is left")
+
+
+def test_a_task_whose_first_process_is_killed_is_lost_and_was_not_taken_away_for_others(
+    project: Path, slurm: Engine
+) -> None:
+    running = started()
+    (agent,) = (
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if "worker-1.launch" in (command := command_line(pid)) and "__main__.py" in command
+    )
+    (unpacked,) = (Path(word).parents[1] for word in command_line(agent).split() if word.endswith("/__main__.py"))
+    stat = Path(f"/proc/{agent}/stat").read_text()
+    killed = time.monotonic()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="worker-1") as raised:
+        running.wait()
+    assert not isinstance(raised.value, WorkerPreempted)
+    assert time.monotonic() - killed < 15
+    eventually(lambda: not unpacked.exists(), "the agent has removed what it was unpacked into")
 
 
 def test_mpiexec_runs_beside_the_first_worker(project: Path, slurm: Engine) -> None:

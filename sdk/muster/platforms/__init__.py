@@ -22,6 +22,8 @@ PLATFORMS = {
     "slurm": "muster.platforms.slurm.platform:SlurmPlatform",
 }
 
+OWN = "one of your own is given in Python, as an object: platform=YourPlatform()"
+
 
 def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
     """The platform of that name, made with ``options``, or the given object itself.
@@ -68,7 +70,7 @@ def platform_name(platform: str | None) -> str:
     name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if is_session(os.environ) else "local")
     if name not in PLATFORMS:
         near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
-        known = f" one of {', '.join(sorted(PLATFORMS))}"
+        known = f" one of {', '.join(sorted(PLATFORMS))}; {OWN}"
         advice = ArgumentText(Argument("platform", near[0])) if near else ArgumentText(Argument("platform", ""), known)
         raise JobError(f"There is no platform {name!r}.", advice=advice)
     return name

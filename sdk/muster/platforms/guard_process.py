@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,8 @@ class GuardProcess:
                 "This platform belongs to the process that made it, not to its forked children.",
                 advice="make a platform in the child",
             )
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGCONT)  # one that somebody has stopped could neither answer nor end
         answer = _uninterrupted(lambda: self._exchange(request, fields))
         if "error" in answer:
             raise PlatformError(f"The workers' guard failed: {answer['error']}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any
 from muster.agent import linux
 from muster.agent.places import is_symbolic, resolve
 from muster.agent.ports import random_loopback_address
+from muster.agent.removal import remove_folder
 from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
@@ -120,7 +120,7 @@ class LocalPlatform(Platform):
             answer = self._ask_for_agents(specs, run_key, gpus, sshd)
         except BaseException:
             for spec in specs:
-                shutil.rmtree(spec.scratch, ignore_errors=True)
+                remove_folder(spec.scratch)
             raise
         workers = [guards.worker_of(facts) for facts in answer["workers"]]
         self._workers.update((worker.id, worker) for worker in workers)
@@ -169,7 +169,7 @@ class LocalPlatform(Platform):
         guard.close()
         self._sweep()
         if self._places_folder is not None:
-            shutil.rmtree(self._places_folder, ignore_errors=True)
+            remove_folder(self._places_folder)
             self._places_folder = None
         for worker in self._workers.values():
             self._workers[worker.id] = worker.moved(Status.STOPPED, finished_at=time.time())
@@ -286,7 +286,7 @@ class LocalPlatform(Platform):
         for pid in linux.marked("MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}):
             linux.kill(pid)
         for spec in self._specs.values():
-            shutil.rmtree(spec.scratch, ignore_errors=True)
+            remove_folder(spec.scratch)
 
 
 def _check_resources(wanted: Mapping[str, Resources]) -> None:

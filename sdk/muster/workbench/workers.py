@@ -12,7 +12,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import sys
 import time
 from collections import deque
@@ -21,10 +20,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.errors import JobError, ScriptError
 from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform, PollBackoff
+from muster.records.folders import make_folder
 from muster.records.runs import muster_home
 from muster.records.scratch import make_scratch
 from muster.runtime.forks import in_forked_children
@@ -220,7 +221,7 @@ def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
     needs_ipython = bool(SHELL_LINE.search(text))
     if needs_ipython and importlib.util.find_spec("IPython") is None:
         raise JobError("Lines that begin with ! or % need IPython, which is not here.", advice="pip install ipykernel")
-    folder.mkdir(mode=0o700, parents=True)
+    make_folder(folder, 0o700)
     if not script:
         path = folder / "code.py"
         path.write_text(text, encoding="utf-8")
@@ -240,7 +241,7 @@ def _remove_scratch(path: Path, pid: int) -> None:
         try:
             session_platform().close()
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
 
 
 def session_platform() -> Platform:

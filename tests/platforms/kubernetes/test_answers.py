@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from muster.agent.places import symbol
 from muster.errors import PlatformError
 from muster.job import Status
@@ -122,6 +123,15 @@ def test_a_note_is_there_from_before_a_submission_until_nothing_is_left(
     assert posts == [[platform._owner]] * 3
     platform.close()
     assert not any(notes.folder().iterdir())
+
+
+def test_what_a_plan_shows_names_the_namespace(fake: Fake, run: Run) -> None:
+    specs = [run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))]
+    shown = [*yaml.safe_load_all(KubernetesPlatform(image="my/image:1").submission_text(specs))]
+    assert [(each["kind"], each["metadata"]["namespace"]) for each in shown] == [
+        ("Secret", "ml"), ("Secret", "ml"), ("Pod", "ml"),
+    ]  # fmt: skip
+    assert not any(text for each in shown[:2] for text in each["data"].values())
 
 
 def test_a_log_is_the_worker_s_and_bounded(fake: Fake) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from muster.errors import (
     WorkersMissing,
 )
 
+from tests.platforms.kubernetes.accounts import guide_role, kubeconfig_of, make_account
 from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.conftest import Space
 from tests.support import environment
@@ -85,6 +87,11 @@ def test_the_plan_is_what_the_cluster_takes(space: Space) -> None:
         kind = f"{each['kind'].lower()}s"
         space.cluster.client.create(f"/api/v1/namespaces/{space.name}/{kind}?dryRun=All", each)
     assert set("".join(value for each in made[:2] for value in each["data"].values())) == set()
+    if kubectl := shutil.which("kubectl"):  # as the guide has it, with the rights of its Role and no more
+        config = kubeconfig_of(space, make_account(space, guide_role()), space.folder)
+        look = [kubectl, "--kubeconfig", config, "create", "--dry-run=server", "-f", "-"]
+        done = subprocess.run(look, input=shown, capture_output=True, text=True)
+        assert done.stdout.count("created") == 4, done.stderr
 
 
 def test_what_has_no_room_says_so_and_why(space: Space) -> None:

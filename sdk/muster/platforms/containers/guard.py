@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.platforms.session_guard import SessionGuard, is_orphaned, owner, serve
 
 OWNER = "muster.owner"  # label of everything that a session has made: its process, see session_guard.owner()
@@ -37,8 +37,9 @@ def remove_orphaned_homes() -> None:
     for folder in homes_of("").parent.glob(f"{HOMES}*"):
         label = folder.name.removeprefix(HOMES).rpartition(".")[0]
         is_older = label.partition(".")[0] != owner().partition(".")[0]
-        if folder.lstat().st_uid == os.getuid() and (is_older or is_orphaned(label)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another session, or user, has just removed it
+            if folder.lstat().st_uid == os.getuid() and (is_older or is_orphaned(label)):
+                remove_folder(folder)
 
 
 class Guard(SessionGuard):
@@ -63,7 +64,7 @@ def remove_everything(client: Any, label: str) -> None:
     for network in client.networks(filters=filters):
         with contextlib.suppress(NotFound):
             client.remove_network(network["Id"])
-    shutil.rmtree(homes_of(label), ignore_errors=True)
+    remove_folder(homes_of(label))
 
 
 def clean_up(facts: dict[str, Any]) -> None:

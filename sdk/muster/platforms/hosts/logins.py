@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import time
 import weakref
@@ -13,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from muster.agent.removal import remove_folder
 from muster.errors import MusterError
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.login import Login
+from muster.records.scratch import make_scratch
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Logins:
             if not missing:
                 return
             if not self._folders:
-                self._folders.append(Path(tempfile.mkdtemp(prefix="muster-ssh-", dir="/tmp")))
+                self._folders.append(make_scratch())
             folder = self._folders[0]
 
             def open_one(host: str) -> Login:
@@ -109,7 +109,7 @@ def _close_all(logins: dict[str, Login], folders: list[Path], owner: int) -> Non
     for login in closing:
         login.finish_close()
     while folders:
-        shutil.rmtree(folders.pop(), ignore_errors=True)
+        remove_folder(folders.pop())
 
 
 def for_all(call: Callable[[str], T], hosts: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:

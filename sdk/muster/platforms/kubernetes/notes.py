@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.platforms.session_guard import is_orphaned, owner
+from muster.records.folders import make_folder
 from muster.records.runs import muster_home
 from muster.security.ssh import write_private
+from muster.text.reading import read_json
 
 
 def folder() -> Path:
@@ -27,6 +29,7 @@ def write(facts: Mapping[str, Any]) -> None:
     """Note what this session is about to make, as its guard is told: ``owner``, ``namespace``, ``secrets``."""
     text = json.dumps({**facts, "process": owner(), "host": socket.gethostname()})
     with contextlib.suppress(OSError):  # then only the guard knows
+        make_folder(folder(), 0o700)
         write_private(folder() / f"{facts['owner']}.json", text)
 
 
@@ -41,7 +44,7 @@ def left() -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-            facts = json.loads(path.read_text())
+            facts = read_json(path)
             if is_orphaned(facts["process"]) or _is_of_an_earlier_boot(facts):
                 found.append({"secrets": [], **facts, "owner": path.stem})
     return found

@@ -186,12 +186,13 @@ class KubernetesPlatform(Platform):
             )
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
-        """Return the manifests of Secrets and pods, as ``kubectl apply`` takes them; the Secrets without contents."""
+        """Return the manifests of Secrets and pods, as ``kubectl create`` takes them; the Secrets without contents."""
         with extra("kubernetes"):
             import yaml
         setting = replace(self._setting("plan"), owner="plan")
         made = [pods.agent_secret(setting), *pods.config_secrets(specs, setting), *pods.pods(specs, setting)]
-        plain = json.loads(json.dumps([pods.without_secrets(each) for each in made]))  # nothing said twice by reference
+        shown = [pods.shown(each, self._place().namespace) for each in made]
+        plain = json.loads(json.dumps(shown))  # nothing said twice by reference
         text: str = yaml.safe_dump_all(plain, sort_keys=False, explicit_start=True)
         return text
 

@@ -1,4 +1,4 @@
-"""Workers as Kubernetes gets them: pods, and Secrets with their agents. Plain data, which `kubectl apply` takes, too.
+"""Workers as Kubernetes gets them: pods, and Secrets with their agents. Plain data, which `kubectl create` takes, too.
 
 The pods pass the "restricted" pod security standard: no root, no privilege, no way to either.
 """
@@ -130,11 +130,11 @@ def owned_by(made: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [reference]}}
 
 
-def without_secrets(made: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object, where a Secret's content is left out."""
-    if made["kind"] != "Secret":
-        return dict(made)
-    return {**made, "data": dict.fromkeys(made["data"], "")}
+def shown(made: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """The same object as a person is shown it: with its namespace, and without a Secret's content."""
+    name, *marks = made["metadata"].items()
+    placed = {**made, "metadata": dict([name, ("namespace", namespace), *marks])}
+    return {**placed, "data": dict.fromkeys(made["data"], "")} if made["kind"] == "Secret" else placed
 
 
 def merged(below: Any, above: Any) -> Any:

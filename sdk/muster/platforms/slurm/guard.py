@@ -6,13 +6,13 @@ Agents end by themselves a lease after they have lost the session. But a job tha
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from muster.agent import linux
+from muster.agent.removal import remove_folder
 from muster.platforms.session_guard import SessionGuard, serve
 from muster.platforms.slurm import commands
 
@@ -61,7 +61,7 @@ def clean_up(facts: dict[str, Any]) -> None:
             break
         time.sleep(AGAIN_SECONDS)
     for folder in facts["folders"]:  # of jobs that never began, it has what only they were to know
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
 from muster.platforms.slurm.script import start_program, start_script
+from muster.records.folders import make_folder
 from muster.security.ssh import write_private
+from muster.text.reading import read_json
 
 HANDLE = re.compile(r"(?P<job>\d+)\.(?P<task>\d+)@(?P<folder>/.+)")
 ENGINE = {
@@ -81,7 +83,7 @@ class Submission:
         """The submission that another process has left there; None where there is none."""
         made = cls(folder)
         try:
-            facts = json.loads((folder / "job.json").read_text())
+            facts = read_json(folder / "job.json")
             made.job, made.names, made.logs = str(facts["job"]), [*facts["names"]], [*facts["logs"]]
             made.is_step = bool(facts["is_step"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -90,7 +92,7 @@ class Submission:
 
     def write(self, specs: Sequence[WorkerSpec], session: str, cap: int, places: Mapping[str, str]) -> None:
         """Write what the tasks need. Raises OSError."""
-        self.folder.mkdir(mode=0o700, parents=True)
+        make_folder(self.folder, 0o700)
         self.names = [spec.name for spec in specs]
         self.logs = [str(spec.log) for spec in specs]
         for task, spec in enumerate(specs):
@@ -163,4 +165,4 @@ class Submission:
 
     def remove(self) -> None:
         """Remove its files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)

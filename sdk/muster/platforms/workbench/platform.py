@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
@@ -193,7 +193,7 @@ class WorkbenchPlatform(Platform):
                 raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.{trouble}")
             time.sleep(GONE_LOOK)
         for spec in self._specs.values():
-            shutil.rmtree(spec.scratch, ignore_errors=True)  # left by agents that were killed on this very machine
+            remove_folder(spec.scratch)  # left by agents that were killed on this very machine
 
     def _as_listed(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
         """The given workers as the workbench lists them, and as their agents say where they have ended."""
