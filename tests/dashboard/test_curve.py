@@ -37,3 +37,24 @@ def test_a_lower_source_takes_over_and_a_higher_one_is_ignored() -> None:
     curve.add((1,), Point(1, 1, 11.0))
 
     assert [point.value for point in curve.points] == [10, 11]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200), st.integers(2, 20), st.integers(1, 9))
+def test_a_curve_never_goes_back_and_who_is_told_of_its_changes_has_all_of_it(
+    steps: list[int], limit: int, every: int
+) -> None:
+    curve, seen = Curve(limit), (0, 0)
+    told: list[Point] = []
+    for number, step in enumerate(steps):
+        curve.add((0,), Point(number, step, float(step)))
+        if number % every == 0 or number == len(steps) - 1:
+            if curve.seen[0] != seen[0]:
+                told, seen = [], (curve.seen[0], 0)
+            told += curve.since(seen)
+            seen = curve.seen
+
+    kept = [point.step or 0 for point in curve.points]
+    assert kept == sorted(kept)
+    assert kept[-1] == steps[-1]
+    assert len(kept) <= limit + 1
+    assert set(curve.points) <= set(told)

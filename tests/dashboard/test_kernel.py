@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,15 @@ def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     paths = [str(TESTS), str(TESTS.parent / "sdk"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
-    def run(*cells: str) -> Any:
+    def run(*cells: str, attended: bool = False) -> Any:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
         client.on_cell_error = lambda cell, cell_index, execute_reply: cell.metadata.update(execute_reply["content"])
-        client.execute()
+        with client.setup_kernel():
+            client.kc.allow_stdin = attended
+            for index, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, index)
+        client.set_widgets_metadata()
         return notebook
 
     return run
@@ -52,7 +58,7 @@ def test_what_is_kept_is_a_table_and_a_curve_that_nbconvert_keeps_too(
     execute: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("MUSTER_DASHBOARD", kind)
-    notebook = execute(RUN.format(last="", options=""), "muster.open_run()", "shown.cluster")
+    notebook = execute(RUN.format(last="", options=""), "muster.open_run()", "shown.cluster", attended=True)
 
     for cell in notebook.cells:
         (output,) = cell.outputs
@@ -83,21 +89,35 @@ def test_a_kernel_without_widgets_shows_pictures_and_says_what_is_missing(execut
 
 
 def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
-    notebook = execute(RUN.format(last="raise ValueError('no data')", options=""))
+    notebook = execute(
+        RUN.format(last="raise ValueError('no data')", options=""),
+        "muster.open_run().explain()",
+        "muster.open_run().result['details']",
+    )
 
     shown, error = notebook.cells[0].outputs
+    explained, details = (cell.outputs[0] for cell in notebook.cells[1:])
     assert "ValueError: no data" in shown.data["text/html"]
     assert shown.data["text/html"].index("ValueError") < shown.data["text/html"].index("<table")
     assert error.ename == "ScriptFailed"
     told = "\n".join(error.traceback)
     assert told.startswith("Cell In[1], line 9\n----> shown = muster.run_cluster(2, worker_script=train")
     assert "  Cell In[1], line 8, in train\n    raise ValueError('no data')\n" in told, "which only the session knows"
+    beside_the_log = shown.data["text/html"].partition("log of")[0]
+    assert "ipykernel_" not in told + beside_the_log + details.data["text/plain"]
+    assert "Cell In[1], line 8, in train" in explained.data["text/plain"]
+    assert "Cell In[1], line 8, in train" in beside_the_log
     assert told.count("ValueError: no data") <= 2, "the message, and the script's own traceback once"
     assert "run_cluster" not in told.partition("\n\n")[2], "none of our own frames"
     logs = shown.data["text/html"].partition("log of worker-")[2]
     assert "no data" in logs
 
 
+REST = r"Cells that were to run after this one do not\."
+INTERRUPT = """
+import signal, threading
+threading.Timer({}, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+"""
 CLICK = "from muster.dashboard.display import controls_of\ncontrols_of(shown.cluster).stop()"
 
 
@@ -106,14 +126,33 @@ def test_a_run_that_was_stopped_is_told_in_a_line_and_ends_the_cell(execute: Any
     broken = "1 / 0"
     stopped = f"{stop}\nshown.cluster.wait()"
     long = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
-    notebook = execute(broken, long, stopped, "muster.run_cluster(0)")
+    notebook = execute(broken, long, stopped, "muster.run_cluster(0)", attended=True)
 
     (line,) = notebook.cells[2].outputs
     assert line.output_type == "stream"
-    assert re.fullmatch(r"The run was stopped \(by request\)\. Logs: \S+/logs\n", line.text)
+    assert re.fullmatch(rf"The run was stopped \(by request\)\. Logs: \S+/logs\n{REST}\n", line.text)
     reply = notebook.cells[2].metadata
     assert (reply.ename, reply.traceback) == ("RunStopped", []), "so a notebook that runs all its cells ends there"
     assert notebook.cells[3].outputs[0].output_type == "error", "others are shown as ever"
+
+
+def test_an_interrupt_of_a_cell_that_awaits_a_run_ends_the_run(execute: Any) -> None:
+    long = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
+    notebook = execute(long, INTERRUPT.format(1) + "await shown.cluster", "shown.cluster.result", attended=True)
+
+    (line,) = notebook.cells[1].outputs
+    assert re.fullmatch(rf"The run was stopped \(interrupted\); .* Logs: \S+/logs\n{REST}\n", line.text)
+    assert notebook.cells[1].metadata.traceback == []
+    assert "The run was stopped (interrupted)" in notebook.cells[2].outputs[0].text
+
+
+def test_an_interrupt_of_the_wait_for_a_run_elsewhere_says_that_it_goes_on(execute: Any) -> None:
+    long = RUN.format(last="import time; time.sleep(60)", options="detach=60, dashboard=False")
+    notebook = execute(long, INTERRUPT.format(1) + "shown.wait()", "shown.status", "shown.stop()", attended=True)
+
+    (line,) = notebook.cells[1].outputs
+    assert re.match(r"The wait was interrupted; run \S+ goes on\. ", line.text)
+    assert notebook.cells[2].outputs[0].data["text/plain"] == "'running'"
 
 
 def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execute: Any) -> None:
@@ -122,8 +161,13 @@ def test_what_run_cluster_returns_says_what_became_of_the_run_and_unpacks(execut
     )
 
     result = notebook.cells[1].outputs[0].data["text/plain"]
-    assert re.fullmatch(r"<run \S+-train-\S+ succeeded in [\d.]+ s: loss 0.25; \.cluster has .*>", result)
+    assert re.fullmatch(r"<run \S+-train-\S+ succeeded in [\d.]+ s: loss 0.25; it has .*>", result)
     assert notebook.cells[2].outputs[0].data["text/plain"] == "True"
+
+
+def test_metrics_that_are_shown_are_not_printed_again(execute: Any) -> None:
+    result = execute(RUN.format(last="", options="") + "shown").cells[0].outputs[1].data["text/plain"]
+    assert re.fullmatch(r"<run \S+-train-\S+ succeeded in [\d.]+ s; it has .*>", result)
 
 
 def test_a_cell_shows_its_run_once(execute: Any) -> None:
@@ -143,18 +187,47 @@ def test_an_editor_that_displays_the_view_itself_keeps_the_id_of_a_run_under_way
     notebook = execute(
         RUN.format(last="import time; time.sleep(60)", options="wait=False"),
         "import time; time.sleep(3); shown.cluster.run_id",
+        attended=True,
     )
     run_id = notebook.cells[1].outputs[0].data["text/plain"].strip("'")
     kept = notebook.cells[0].outputs[0].data
-    assert "application/vnd.jupyter.widget-view+json" in kept
-    assert kept["text/plain"] == f"<live view of run {run_id}; elsewhere: muster show {run_id}>"
+    assert set(kept) == {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"}
+    assert run_id in kept["text/html"], "so a page without widgets shows the run, too"
+    assert "MUSTER_DASHBOARD=basic" in kept["text/html"]
+    assert "train  " in kept["text/plain"]
 
 
-def test_a_run_that_cannot_start_leaves_no_live_view(execute: Any) -> None:
-    notebook = execute(RUN.format(last="", options="memory=10_000"))
+def test_what_is_executed_for_nobody_keeps_no_widget_and_an_error_of_a_run_that_was_stopped(execute: Any) -> None:
+    long = RUN.format(last="import time; time.sleep(60)", options="wait=False")
+    notebook = execute(long, "shown.cluster.stop()\nshown.cluster.wait()")
 
-    assert [output.output_type for output in notebook.cells[0].outputs] == ["display_data", "error"]
+    assert notebook.metadata.get("widgets", {}) == {}
     assert set(notebook.cells[0].outputs[0].data) == {"text/html", "text/plain"}
+    (error,) = notebook.cells[1].outputs
+    assert error.ename == "RunStopped"
+    assert len(error.traceback) == 1
+
+
+@pytest.mark.alone  # the pictures come every second
+def test_a_page_that_shows_no_widget_gets_pictures_and_is_told_what_is_missing(
+    execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/trial.ipynb")
+    long = RUN.format(last="import time; time.sleep(60)", options="wait=False")
+    now = "import time; time.sleep(3.5); print(time.strftime('%H:%M:%S'))"
+    notebook = execute(long, now, attended=True)
+
+    html = notebook.cells[0].outputs[0].data["text/html"]
+    assert "the environments of both the kernel and the Jupyter server" in html
+    (taken,) = re.findall(r"As it was on \d{4}-\d\d-\d\d at ([\d:]{8})\.", html)
+    seen = datetime.strptime(notebook.cells[1].outputs[0].text.strip(), "%H:%M:%S")
+    assert (seen - datetime.strptime(taken, "%H:%M:%S")).seconds <= 2
+
+
+@pytest.mark.parametrize("options", ["memory=10_000", "nvidia_gpu=64"])
+def test_nothing_is_shown_of_a_run_that_is_refused(execute: Any, options: str) -> None:
+    (error,) = execute(RUN.format(last="", options=options)).cells[0].outputs
+    assert error.ename == "ResourceError"
 
 
 def test_a_cluster_that_is_shown_before_it_starts_is_shown_to_its_end(execute: Any) -> None:
@@ -164,3 +237,19 @@ def test_a_cluster_that_is_shown_before_it_starts_is_shown_to_its_end(execute: A
 
     assert "succeeded" in notebook.cells[0].outputs[0].data["text/html"]
     assert notebook.cells[1].outputs[0].data["text/plain"] == "7"
+
+
+def test_a_command_of_a_cell_paints_nothing_over(execute: Any) -> None:
+    command = f"!{sys.executable} -m muster"
+    lives = RUN.format(last="import time; time.sleep(60)", options="wait=False, dashboard=False")
+    ends = lives.replace("sleep(60)", "sleep(5)")
+    notebook = execute(
+        lives, f"{command} show", "shown.cluster.stop()", ends, f"{command} attach", f"{command} show"
+    )  # fmt: skip
+    living, attached, ended = (
+        "".join(output.text for output in notebook.cells[number].outputs) for number in (1, 4, 5)
+    )  # fmt: skip
+    assert living.count("worker-0") == 1, "one picture, though the run goes on"
+    assert "worker-0 succeeded\r\n" in attached
+    assert "\x1b[?25l" not in attached, "a line for each change"
+    assert ended.count("worker-0") == 1

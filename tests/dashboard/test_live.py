@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from muster.dashboard.baseline import rate_of_one_worker
 from muster.dashboard.follow import follow
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.logwindow import LogWindow
+from muster.dashboard.model import RunView, fold
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
@@ -95,9 +97,9 @@ def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
     assert seen == [*(f"old {number}" for number in range(30)), *(f"line {number}" for number in range(1000))]
 
     with log.open("ab") as file:
-        file.write(b"a\r")
+        file.write(b"1%\r2%\ra\r")
         file.flush()
-        assert window.read()["text"] == "a"
+        assert window.read()["text"] == "1%\r2%\ra", "the page has lines overwritten"
         file.write("\nunfinished €".encode()[:-1])
         file.flush()
         news = window.read()
@@ -135,6 +137,37 @@ def test_a_run_is_followed_to_its_end() -> None:
 
     assert not thread.is_alive()
     assert [event.kind for event in seen if event.kind != "output"][-2:] == ["worker_state", "run_ended"]
+
+
+def test_the_last_lines_of_a_run_are_told_before_its_end() -> None:
+    """Logs are read more seldom than events."""
+    events = failing()
+    events[0] = Event("run_requested", None, {**events[0].data, "session": this_session()}, events[0].time)
+    for end in (events[-1], None):
+        run = record(events[:-1])
+        view = RunView()
+        told: list[str] = []
+
+        def observe(event: Event, view: RunView = view, told: list[str] = told) -> None:
+            fold(view, event)
+            told.append(str(event.kind))
+
+        log = run.path / "logs" / "worker-0.log"
+        log.write_text("step 140\n")
+        thread = threading.Thread(target=follow, args=(run, observe))
+        thread.start()
+        eventually(partial(told.__contains__, "output"), "output from the log")
+        with log.open("a") as file:
+            file.write("step 150\n")
+        if end is None:
+            (run.path / "result.json").write_text('{"status": "failed", "seconds": 25}')
+        else:
+            with (run.path / "events.jsonl").open("a") as journal:
+                journal.write(end.to_json() + "\n")
+        thread.join(5)
+        assert not thread.is_alive()
+        assert told[-1] == "run_ended"
+        assert view.workers["worker-0"].last_line == "step 150"
 
 
 def test_a_run_whose_session_died_is_followed_to_where_it_was_lost() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from muster.dashboard.live import COLUMNS, MOST_ROWS, LiveState
+from muster.dashboard.model import RunView
 
-from tests.dashboard.scenes import at, failing, starting, training
+from tests.dashboard.scenes import START, at, failing, starting, training
 
 
 class Browser:
@@ -164,3 +165,32 @@ def test_a_thousand_workers_that_all_change_take_milliseconds() -> None:
         fastest = min(fastest, time.perf_counter() - started)
 
     assert fastest < 0.02, "2 ms on a machine that has nothing else to do"
+
+
+def test_the_head_is_of_the_same_moment_as_the_row_that_it_tells_of() -> None:
+    now = START
+    state, browser = LiveState(RunView(clock=lambda: now)), Browser()
+    for event in starting(2):
+        state(event)
+    browser.take(state.snapshot())
+    for step in range(1, 61):
+        now = START + 3 + step / 20
+        for index in range(2):
+            state(at(3 + step / 20, "progress", f"worker-{index}", rank=index, step=step, steps=60))
+        browser.take(state.take_diff())
+        assert browser.columns["step"] == [step, step]
+        assert browser.run["fraction"] == step / 60
+        assert browser.run["position"] == [f"{100 * step / 60:.0f} %", f"step {step}/60"]
+
+
+def test_what_the_end_of_a_run_says_of_its_workers_is_told() -> None:
+    for status, shown in (("succeeded", "ended"), ("lost", "lost")):
+        state, browser = LiveState(), Browser()
+        told = [at(8, "process_started", "worker-1", pid=1), at(9, "worker_state", "worker-1", status="stopped")]
+        for event in [*starting(2), *(told if status == "succeeded" else [])]:
+            state(event)
+        browser.take(state.take_diff())
+        state(at(10, "run_ended", status=status))
+        browser.take(state.take_diff())
+        assert browser.columns["status"][1] == shown
+        assert browser.matches(state)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from muster.dashboard.live import COLUMNS
+from muster.dashboard.live import COLUMNS, aggregates_of, columns_of
 from muster.dashboard.model import MAX_METRICS, RunView, WorkerView, fold
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.worker import MAX_RANKS
@@ -37,7 +37,7 @@ def test_a_run_that_trains() -> None:
     view = view_of(training())
 
     worker = view.workers["worker-2"]
-    progress = worker.leading
+    progress = worker.slowest
     assert (view.phase, worker.phase, worker.status, worker.ranks) == ("training", "training", "running", [2])
     assert (progress.epoch, progress.epochs, progress.step, progress.steps) == (2, 5, 10, 10)
     assert progress.fraction == pytest.approx(0.4)
@@ -136,7 +136,7 @@ def test_hostile_text_is_made_harmless() -> None:
 
 def test_fractions() -> None:
     def fraction(**data: int) -> float | None:
-        return view_of([at(0, "progress", "w-0", rank=0, **data)]).workers["w-0"].leading.fraction
+        return view_of([at(0, "progress", "w-0", rank=0, **data)]).workers["w-0"].slowest.fraction
 
     assert fraction(step=30, steps=120) == 0.25
     assert fraction(epoch=2, epochs=4) == 0.25
@@ -156,8 +156,22 @@ def test_who_has_told_how_far_it_is_is_said_where_others_have_not() -> None:
     assert tellers() == ""
     assert tellers("worker-0") == "told by 1 of 3 workers"
     assert tellers("worker-0", "worker-1", "worker-2") == ""
-    assert tellers("worker-0", status="failed") == ""
+    assert tellers("worker-0", status="failed") == "told by 1 of 3 workers"
+    assert tellers("worker-0", status="succeeded") == ""
     assert tellers("chief-0") == ""  # parameter servers and workers leave that to it
+
+
+def test_the_rank_that_is_furthest_back_stands_for_its_worker_and_for_the_run() -> None:
+    ranks = [at(0, "process_started", "worker-0", rank=rank) for rank in range(3)]
+    told = [at(1 + rank, "progress", "worker-0", rank=rank, step=step, steps=60) for rank, step in [(0, 60), (1, 41)]]
+    view = view_of([*ranks, *told])
+
+    assert view.fraction == view.workers["worker-0"].fraction == pytest.approx(41 / 60)
+    assert view.workers["worker-0"].slowest.position == "step 41/60"
+    assert view.tellers == "told by 2 of 3 ranks"
+    assert aggregates_of(view)["laggard"] == "worker-0"
+    assert columns_of(list(view.workers.values()))["step"] == [41]
+    assert view_of([*ranks, *told, at(5, "run_ended", status="failed")]).fraction == pytest.approx(41 / 60)
 
 
 def test_the_rate_follows_a_change_of_speed_and_a_count_that_begins_anew() -> None:
@@ -232,7 +246,7 @@ def check(events: list[Event]) -> None:
     assert view.version == len(events)
     assert view.elapsed >= 0
     for worker in view.workers.values():
-        fraction = worker.leading.fraction
+        fraction = worker.slowest.fraction
         assert fraction is None or 0 <= fraction <= 1
         assert all(character.isprintable() for character in worker.last_line)
     painted(view)
@@ -273,7 +287,7 @@ def test_a_script_may_count_its_steps_from_0_or_from_1(first: int) -> None:
     events = [*starting(1), *(at(step, "progress", "worker-0", step=first + step, steps=60) for step in range(60))]
     view = view_of(events)
 
-    assert view.workers["worker-0"].leading.position == "step 60/60"
+    assert view.workers["worker-0"].slowest.position == "step 60/60"
     assert view.fraction == 1
 
 
@@ -284,8 +298,8 @@ def test_a_script_may_count_its_epochs_from_0_or_from_1(first: int) -> None:
     ]
     events = [*starting(1), *(at(when, "progress", "worker-0", **report) for when, report in enumerate(reports))]
 
-    assert view_of(events[:-4]).workers["worker-0"].leading.position == "epoch 2/3"
-    assert view_of(events).workers["worker-0"].leading.position == "epoch 3/3"
+    assert view_of(events[:-4]).workers["worker-0"].slowest.position == "epoch 2/3"
+    assert view_of(events).workers["worker-0"].slowest.position == "epoch 3/3"
     assert view_of(events).fraction == 1
 
 
@@ -314,4 +328,134 @@ def test_a_run_that_has_succeeded_is_done_wherever_it_stopped_to_count() -> None
     view = view_of([*events, at(21, "run_ended", status="succeeded")])
 
     assert (view.fraction, view.workers["worker-0"].fraction) == (1, 1)
-    assert "100 %" in painted(view)[1]
+    assert "last told: epoch 1/5" in painted(view)[1]
+
+
+def test_a_step_beyond_the_last_is_shown_as_it_was_told() -> None:
+    for first in (0, 1):
+        told = [at(when, "progress", "worker-0", step=step, steps=20) for when, step in enumerate((first, 33))]
+        worker = view_of([*starting(1), *told]).workers["worker-0"]
+        assert (worker.slowest.position, worker.fraction) == ("step 33/20", 1)
+    told = [at(when, "progress", "worker-0", epoch=epoch, epochs=3) for when, epoch in enumerate((0, 7))]
+    assert view_of([*starting(1), *told]).workers["worker-0"].slowest.position == "epoch 7/3"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("more", [{}, {"steps": 20}, {"epoch": None}])
+def test_a_curve_goes_on_where_steps_begin_anew(first: int, more: dict[str, Any]) -> None:
+    told = [(epoch, step) for epoch in range(3) for step in range(20)]
+    events = [
+        at(when, "progress", "worker-0", step=first + step, metrics={"loss": 1.0},
+           **{**more, **({"epoch": epoch} if "epoch" in more else {})})
+        for when, (epoch, step) in enumerate(told)
+    ]  # fmt: skip
+    steps = [point.step for point in view_of(events).curves["loss"].points]
+    assert steps == list(range(first, first + 60))
+
+
+def test_training_that_goes_back_to_a_checkpoint_draws_its_curve_anew_from_there() -> None:
+    events = [at(step, "progress", "w-0", step=step, metrics={"loss": 1.0}) for step in range(1, 11)]
+    events += [at(20 + step, "progress", "w-0", step=step, metrics={"loss": 0.5}) for step in range(8, 13)]
+    points = view_of(events).curves["loss"].points
+    assert [(point.step, point.value) for point in points] == [
+        (step, 1.0 if step < 8 else 0.5) for step in range(1, 13)
+    ]
+
+
+def test_a_run_that_ended_early_is_not_said_to_have_done_all() -> None:
+    end = at(30, "run_ended", status="succeeded")
+    for counted, words in (
+        ([{"step": 3, "steps": 100}], ["last told: step 3/100"]),
+        ([{"epoch": 2, "epochs": 5}], ["last told: epoch 2/5"]),
+        ([{"epoch": 5, "epochs": 5, "step": 90, "steps": 100}], ["100 %", "epoch 5/5"]),
+        ([{"step": 100, "steps": 100}], ["100 %", "step 100/100"]),
+        ([{"step": 0, "steps": 60}, {"step": 59, "steps": 60}], ["100 %", "step 60/60"]),
+        ([{"epoch": 5, "epochs": 5}], ["100 %", "epoch 5/5"]),
+    ):
+        told = [at(9 + when, "progress", "worker-0", **data) for when, data in enumerate(counted)]
+        view = view_of([*starting(1), *told, end])
+        assert view.fraction == 1
+        assert view.position == words
+        assert head_line(view) == "  ".join(words)
+    assert view_of([*starting(1), *told]).position == ["80 %", "epoch 5/5"]
+
+
+def head_line(view: RunView) -> str:
+    return painted(view)[1].lstrip("━╸─ ").strip()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "slowest"),
+    [
+        ({"step": 50, "steps": 100}, {"step": 51, "steps": 100}, ""),
+        ({"step": 50, "steps": 100}, {"step": 53, "steps": 100}, "worker-0"),
+        ({"step": 500, "steps": 1000}, {"step": 515, "steps": 1000}, ""),
+        ({"step": 3, "steps": 10}, {"step": 4, "steps": 10}, ""),
+        ({"epoch": 2, "epochs": 5}, {"epoch": 1, "epochs": 5}, "worker-1"),
+        ({"step": 5}, {"step": 50}, "worker-0"),
+        ({"step": 50}, {"step": 51}, ""),
+    ],
+)
+def test_the_slowest_is_named_where_it_is_well_behind(
+    first: dict[str, int], second: dict[str, int], slowest: str
+) -> None:
+    events = [at(9, "progress", "worker-0", **first), at(9, "progress", "worker-1", **second)]
+    view = view_of([*starting(2), *events])
+    assert (view.laggard.name if view.laggard else "") == slowest
+
+
+def serving(*others: Event) -> RunView:
+    job = {"name": "servers", "strategy": "parameter_server"}
+    events = [at(0, "run_requested", job=job), at(2, "run_phase", phase="training")]
+    for name in ("chief-0", "ps-0"):
+        events += [
+            at(2, "process_started", name, pid=1),
+            at(3, "stage", name, stage="importing tensorflow"),
+            at(5, "listening", name, port=1),
+        ]
+    return view_of([*events, *others], now=9)
+
+
+def test_servers_that_listen_serve_and_the_run_with_them() -> None:
+    view = serving()
+    assert view.phase_of(view.workers["ps-0"]) == "serving 4.0 s"
+    assert view.doing == "serving"
+
+
+def test_a_process_that_listens_and_then_tells_of_a_stage_is_at_that() -> None:
+    view = serving(at(6, "stage", "chief-0", stage="building the first step"))
+    assert view.doing == "building the first step"
+    assert view.phase_of(view.workers["ps-0"]) == "serving 4.0 s"
+    view = serving(at(6, "progress", "chief-0", step=1))
+    assert view.doing == "training"
+
+
+def test_a_process_that_listens_serves_where_nothing_else_is_known_of_it() -> None:
+    running = at(6, "stage", "ps-0", stage="running the script")
+    view = serving(running)
+    assert view.doing == "serving"
+    assert view.phase_of(view.workers["ps-0"]).startswith("serving")
+    view = serving(at(6, "stage", "ps-0", stage="importing keras"), at(7, "stage", "ps-0", stage="running the script"))
+    assert view.phase_of(view.workers["ps-0"]) == "serving 2.0 s"
+
+
+def test_servers_that_are_up_do_not_hide_what_the_others_wait_for() -> None:
+    for count in (0, 1):
+        started = [at(2, "process_started", "worker-0", pid=1)]
+        stages = [at(6, "stage", "worker-0", stage="importing tensorflow")] * count
+        assert serving(*started, *stages).doing == ("importing tensorflow" if stages else "training")
+
+
+def test_a_server_that_was_stopped_as_the_run_succeeded_has_ended_well() -> None:
+    stopped = [at(9, "worker_state", "ps-0", status="stopped", signal=15)]
+    for status, shown in (("succeeded", "ended"), ("failed", "stopped"), ("stopped", "stopped")):
+        view = serving(*stopped, at(9, "run_ended", status=status))
+        assert view.workers["ps-0"].status == shown
+
+
+def test_the_last_line_is_one_that_says_something() -> None:
+    worker = WorkerView("ps-0")
+    worker.print('config {\n  protocol: "grpc"\n}\n\n----\n')
+    assert worker.last_line == 'protocol: "grpc"'
+    worker.print("été\n…\n")
+    assert worker.last_line == "été"

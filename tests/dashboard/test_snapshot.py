@@ -99,17 +99,32 @@ def test_training_is_solid_validation_dashed_and_one_value_a_dot() -> None:
     assert "dasharray" in val
     assert "dasharray" not in train
     assert train.count("M") == 2, "a gap where a value is no number"
-    assert picture.count("<circle") == 2, "one in the caption, one on the curve"
+    assert picture.count("<circle") == 1
+    assert re.findall("<tspan[^>]*>([^<]*)<", picture) == ["loss", "—", "train 0.4", "- -", "val 0.8", "●", "test 0.7"]
 
 
 def test_a_long_name_leaves_room_for_the_values() -> None:
     label, picture = chart("a_rather_long_metric_name_for_a_chart", {"train": [(0, 1.0), (1, 2.0)], "val": [(1, 3.0)]})
 
     assert label.startswith("a_rather_long_metric_name_for_a_chart: ")
-    (_, name), *values = re.findall(r'<text x="([\d.]+)" y="14"[^>]*>([^<]*)<', picture)
+    name, _, train, _, val = re.findall("<tspan[^>]*>([^<]*)<", picture)
     assert re.fullmatch("a_rather_long_.*…", name)
-    assert [words for _, words in values] == ["train 2", "val 3"]
-    assert all(float(x) + 6.5 * len(words) <= 396 for x, words in values)
+    assert (train, val) == ("train 2", "val 3")
+    assert 8 * len(name) + 6.5 * len(train + val) + 60 < 396
+
+
+def test_a_name_is_not_cut_where_it_has_room() -> None:
+    course = [(0, 0.1), (1, 0.9876)]
+    _, picture = chart("accuracy", {"train": course, "val": course, "test": course[1:]})
+    assert ">accuracy<" in picture
+
+
+def test_a_value_that_stays_is_told_beside_its_line() -> None:
+    _, picture = chart("rate", {"train": [(0, 0.5), (1, 0.5)]})
+    (label,) = re.findall(r'y="([\d.]+)"[^>]*text-anchor="end"[^>]*>0.5<', picture)
+    height = re.search(r'd="M[\d.]+ ([\d.]+)L', picture)
+    assert height is not None
+    assert abs(float(label) - float(height[1])) < 8
 
 
 def test_a_rank_is_shown_with_its_own_step_and_metrics() -> None:

@@ -135,7 +135,7 @@ def test_what_is_logged_when_no_thread_can_be_started_any_more_is_seen(tmp_path:
 class StuckView:
     """A live view whose kernel takes nothing."""
 
-    cover = ""
+    cover = remedy = ""
     seconds_per_picture = 5.0
 
     def __init__(self, released: threading.Event) -> None:
@@ -143,6 +143,9 @@ class StuckView:
 
     def tick(self) -> None:
         self.released.wait(30)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return {"application/vnd.jupyter.widget-view+json": {}}
 
 
 def seconds_in_the_background(function: Callable[[], object]) -> float:

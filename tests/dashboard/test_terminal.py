@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from muster.events import Event
 from tests.dashboard.recording import record
 from tests.dashboard.scenes import START, at, failing, starting, training, view_of
 from tests.dashboard.screen import painted
+from tests.support import eventually
 
 
 def test_starting() -> None:
@@ -29,20 +31,10 @@ def test_starting() -> None:
         "● mnist  horovod  launching  2.5 s  2 starting",
         "",
         lines[2],
-        "worker-0  ◔ starting            scheduled 2.4 s",
-        "worker-1  ◔ starting            scheduled 2.4 s",
+        "worker-0  ◔ starting   scheduled 2.4 s",
+        "worker-1  ◔ starting   scheduled 2.4 s",
     ]
-    assert lines[2].split() == [
-        "worker",
-        "status",
-        "address",
-        "phase",
-        "progress",
-        "cpu",
-        "memory",
-        "last",
-        "line",
-    ]
+    assert lines[2].split() == ["worker", "status", "phase", "last", "line"], "no column for what nobody has told"
 
 
 def test_training() -> None:
@@ -58,6 +50,15 @@ def test_training() -> None:
     assert row[-5:] == ["100", "12.0 MB", "0.9", "0.61/2 GB", "epoch 2"]
 
 
+def test_a_column_that_nobody_has_anything_for_is_left_out() -> None:
+    without = [event for event in training(2) if event.kind != "usage"]
+    titles = [next(line.split() for line in painted(view_of(scene), 140) if line.startswith("worker ")) for scene in (
+        without, [*without, at(30, "usage", "worker-0", cpu=0.0, memory=1 << 30)]
+    )]  # fmt: skip
+    assert {"cpu", "memory"}.isdisjoint(titles[0])
+    assert {"cpu", "memory"} < set(titles[1])
+
+
 def test_failed_ones_come_first_below_the_cause_and_the_advice() -> None:
     lines = painted(view_of(failing()))
 
@@ -67,6 +68,12 @@ def test_failed_ones_come_first_below_the_cause_and_the_advice() -> None:
         "Try: look at the shard",
     ]
     assert re.match(r"worker-1 r1 +✗ failed .* exit 1 .* ValueError: no data$", lines[7])
+
+
+@pytest.mark.parametrize(("step", "bar"), [(0, "─" * 40), (51, "━" * 20 + "─" * 20), (53, "━" * 20 + "╸" + "─" * 19)])
+def test_a_bar_is_read_by_its_shape(step: int, bar: str) -> None:
+    lines = painted(view_of([*starting(1), at(9, "progress", "worker-0", step=step, steps=102)]))
+    assert lines[1].startswith(f"{bar}  ")
 
 
 def test_all_of_the_work_of_one_is_not_all_of_the_work() -> None:
@@ -85,7 +92,7 @@ def test_nothing_that_matters_is_cut_in_a_narrow_terminal(scene: object, width: 
     assert all(word in above for word in view.census.split())
     for worker in view.workers.values():
         assert any(line.startswith(f"{worker.name} {worker.rank_names}".strip()) for line in table.splitlines())
-        assert worker.leading.position in table
+        assert worker.slowest.position in table
 
 
 @pytest.mark.parametrize("height", [16, 24, 50])
@@ -134,6 +141,9 @@ def test_replay_of_a_recorded_run_shows_its_end(tmp_path: Path, monkeypatch: pyt
     assert any(re.match(r"worker-\d +✗ failed .* epoch 3/3 .*ValueError: the shard is empty$", line) for line in lines)
 
 
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
 class Terminal(io.StringIO):
     """A terminal that counts the frames painted on it."""
 
@@ -157,6 +167,26 @@ def test_at_most_four_frames_a_second_however_many_events() -> None:
     dashboard.close()
 
     assert 2 <= terminal.frames <= 8  # first and last frame, four in between, and what a busy machine delays
+
+
+def test_a_process_is_suspended_once_the_terminal_has_its_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Terminal):
+        def write(self, text: str) -> int:
+            time.sleep(0.3 * (SHOW_CURSOR in text))
+            return super().write(text)
+
+    terminal = Slow()
+    shown: list[str] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: shown.append(terminal.getvalue()))
+    dashboard = TerminalDashboard(stream=terminal)
+    for event in training(3):
+        dashboard(event)
+    eventually(lambda: HIDE_CURSOR in terminal.getvalue(), "it is painted")
+    signal.raise_signal(signal.SIGTSTP)
+    dashboard.close()
+
+    (text,) = shown
+    assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
 
 
 def test_the_end_of_the_run_closes_it() -> None:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,44 @@ def test_a_window_of_another_size_has_one_picture(running: Tmux) -> None:
         assert shown.count("status") == 1
     running.type("C-c")
     eventually(lambda: "ended: 130" in running.shows(), "ended")
+
+
+def test_a_lower_window_that_is_made_higher_again_has_one_picture(running: Tmux) -> None:
+    for height in (6, 24):
+        resized_after = max(seconds_shown(running))
+        running("resize-window", "-y", str(height))
+        eventually(lambda: max(seconds_shown(running)) > resized_after + 1, "painted again")  # noqa: B023
+    shown = running.shows()
+    assert shown.count("● sleeps") == 1
+    assert "program.py; echo" in shown.partition("● sleeps")[0].replace("\n", "")
+    running.type("C-c")
+    eventually(lambda: "ended: 130" in running.shows(), "ended")
+
+
+def test_nothing_is_painted_over_what_others_print_while_it_is_in_the_background(running: Tmux) -> None:
+    running.type("C-z")
+    eventually(lambda: "Stopped" in running.shows(), "suspended")
+    running.type("echo typed", "Enter")
+    eventually(lambda: "\ntyped\n" in running.shows(), "keys are shown")
+    assert running("display-message", "-p", "#{cursor_flag}").strip() == "1"
+    running.type("bg", "Enter")
+    time.sleep(1.5)
+    for word in ("one", "two", "three"):
+        running.type(f"echo {word}", "Enter")
+        time.sleep(0.4)
+    time.sleep(1)
+    shown = running.shows()
+    assert "$ echo one\none\n$ echo two\ntwo\n$ echo three\nthree\n" in shown
+    assert shown.count("● sleeps") == 1
+
+    running.type("fg", "Enter")
+    eventually(lambda: running.shows().count("● sleeps") == 2, "painted below")
+    running.type("C-c")
+    eventually(lambda: "plain  stopped" in running.shows(), "ended")
+    shown = running.shows()
+    assert "$ echo three\nthree\n" in shown
+    assert shown.count("● sleeps") == 1
+    assert shown.count("plain  stopped") == 1
 
 
 def seconds_shown(tmux: Tmux) -> list[float]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,6 +95,25 @@ def test_names_and_values_that_are_a_slip_are_told_once(received: Received) -> N
     ]
 
 
+@pytest.mark.parametrize("slip", ["setp", "stpe", "epohcs", "exampels"])
+def test_letters_that_have_changed_places_are_a_slip(received: Received, slip: str) -> None:
+    report(1, **cast("dict[str, Any]", {slip: 1}))
+    assert f"reports {slip}=" in next(message["text"] for message in received() if message["kind"] == "warning")
+
+
+@pytest.mark.parametrize(
+    ("examples", "is_told"), [([32] * 8, True), (range(32, 320, 32), False), ([32, 64, *[64] * 8], False)]
+)
+def test_examples_of_one_step_in_place_of_all_are_told_once(
+    received: Received, monkeypatch: pytest.MonkeyPatch, examples: Iterable[int], is_told: bool
+) -> None:
+    monkeypatch.setattr(progress, "_first_examples", {})
+    for step, count in enumerate(examples, start=1):
+        report(step, examples=count)
+    warnings = [message["text"] for message in received() if message["kind"] == "warning"]
+    assert [text.partition(";")[0] for text in warnings] == ["reports examples=32 at every step"] * is_told
+
+
 @pytest.mark.parametrize("variable", progress.RANK_VARIABLES)
 def test_the_rank_is_the_launchers(received: Received, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
@@ -177,6 +196,13 @@ def test_the_first_and_the_last_report_of_every_epoch_are_sent(received: Receive
     assert [(message["epoch"], message["step"]) for message in received()] == [(1, 1), (1, 3), (2, 1), (2, 3)]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_report_of_the_last_step_is_sent_as_nothing_may_follow_it_for_long(received: Received, first: int) -> None:
+    for step in range(60):
+        report(first + step, steps=60)
+    assert [message["step"] for message in received()][-1] == first + 59
+
+
 def test_a_full_queue_drops_reports_and_holds_up_nothing(received: Received, clock: Callable[[float], None]) -> None:
     started = time.perf_counter()
     for step in range(1, 2001):
@@ -253,7 +279,8 @@ def test_a_copy_of_the_folder_reports_from_any_interpreter(tmp_path: Path, inter
     with Listener() as agent:
         env = {"PYTHONPATH": str(tmp_path), "MUSTER_REPORT": agent.path, "PMI_RANK": "1"}
         subprocess.run([python, "-c", PROGRAM], env=env, check=True, timeout=60)
-    last = agent.messages[-1]
-    assert (last["step"], last["rank"], last["metrics"]) == (500, 1, {"loss": 0.002, "test_accuracy": 0.97})
+    step, after = agent.messages[-2:]
+    assert (step["step"], step["rank"], step["metrics"]) == (500, 1, {"loss": 0.002})
+    assert (after["rank"], after["metrics"]) == (1, {"test_accuracy": 0.97})
     assert agent.messages[0]["step"] == 1
     assert len(agent.messages) < 100

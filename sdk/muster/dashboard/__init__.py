@@ -8,16 +8,20 @@ from typing import TextIO
 
 from muster.dashboard.base import Dashboard, NoDashboard, Shown
 from muster.errors import JobError
+from muster.runtime.suspension import is_in_background
 
-__all__ = ["Dashboard", "NoDashboard", "Shown", "choose", "is_notebook"]
+__all__ = ["Dashboard", "NoDashboard", "Shown", "choose", "is_notebook", "is_terminal"]
 
 VARIABLE = "MUSTER_DASHBOARD"
 NOTEBOOK = ("widget", "basic")
 ELSEWHERE = ("rich", "plain")
+OF_A_CELL = {"TERM": "xterm-color", "GIT_PAGER": "cat"}  # in the environment that ipykernel gives to commands
 
 
 def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashboard:
     """The dashboard that suits: a widget in a notebook, else live in a terminal, else plain lines.
+
+    In the background of a terminal, as with ``&``, these are plain lines, too: there others write meanwhile.
 
     The environment variable ``MUSTER_DASHBOARD`` overrides: ``widget``, ``basic`` (a simpler widget, for notebooks
     that cannot load the other), ``rich``, ``plain`` or ``off``.
@@ -40,7 +44,7 @@ def choose(stream: TextIO | None = None, cluster: Shown | None = None) -> Dashbo
         from muster.dashboard.display import dashboard_of
 
         return dashboard_of(cluster, wanted)
-    if wanted == "rich" or (wanted != "plain" and _is_terminal(stream)):
+    if wanted == "rich" or (wanted != "plain" and is_terminal(stream)):
         from muster.dashboard.terminal import TerminalDashboard
 
         return TerminalDashboard(stream=stream)
@@ -56,5 +60,12 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a picture on ``stream`` can be painted over, and nobody else writes there meanwhile.
+
+    That of a command in a notebook's cell (``!muster show``) cannot, though IPython gives it a terminal.
+    """
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    is_in_cell = all(os.environ.get(name) == value for name, value in OF_A_CELL.items())
+    return not is_in_cell and not is_in_background(stream)

@@ -15,13 +15,14 @@ from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 
 SECONDS_PER_PICTURE = 1.0  # without news, for the sake of the clock
+SECONDS_PER_BUNDLE = 5.0  # of the picture beside the widget, for pages that can show no widget
 
 
 class BasicView:
     """Shows a ``LiveState`` with nothing but what ipywidgets itself brings."""
 
-    cover = ""
-    seconds_per_picture = SECONDS_PER_PICTURE
+    cover = remedy = ""
+    seconds_per_picture = SECONDS_PER_BUNDLE
 
     def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
         stop = controls.stop

@@ -44,8 +44,8 @@ def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
     label = f"{family}: {', '.join(newest)}"
     axes = f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="{GREY}" stroke-opacity=".6"/>'
     texts = [
-        _text(LEFT - 6, TOP + 8, f"{high:.3g}", "end"),
-        _text(LEFT - 6, BOTTOM, f"{low:.3g}", "end") if high > low else "",
+        _text(LEFT - 6, TOP + 8, f"{high:.3g}", "end") if high > low else "",
+        _text(LEFT - 6, BOTTOM, f"{low:.3g}", "end"),
         _text(LEFT, BOTTOM + 16, f"{first:.0f}"),
         _text(RIGHT, BOTTOM + 16, f"{last:.0f}", "end"),
     ]
@@ -80,16 +80,24 @@ def _caption(family: str, variants: dict[str, Points]) -> str:
     newest = {variant: f"{points[-1][1]:.3g}" for variant, points in variants.items()}
     if len(variants) > 1:
         newest = {variant: f"{variant} {value}" for variant, value in newest.items()}
-    room = WIDTH - LEFT - 10 - sum(29 + 6.5 * len(words) for words in newest.values())
+    room = WIDTH - 2 - sum(28 + 6.5 * len(words) for words in newest.values())
     most = max(int(room / 8), 4)
     name = family if len(family) <= most else f"{family[: most - 1]}…"
-    parts, x = [_text(LEFT, 14, name, weight="bold", size=13)], LEFT + 8.0 * len(name) + 10
-    for variant, points in variants.items():
-        words = newest[variant]
-        key = f'<path d="M{x} 10h14" {_stroke(variant)}/>' if len(points) > 1 else _dot(variant, x + 10, 10)
-        parts.append(key + _text(x + 19, 14, words, size=12))
-        x += 19 + 6.5 * len(words) + 10
-    return "".join(parts)
+    left = min(LEFT, room - 8 * len(name))
+    keys = [
+        f'<tspan dx="10" fill="{COLOURS[_kind(variant)]}" font-weight="bold">{_key(variant, points)}</tspan>'
+        f'<tspan dx="4" font-weight="normal" font-size="12">{escape(newest[variant])}</tspan>'
+        for variant, points in variants.items()
+    ]
+    return (
+        f'<text x="{max(left, 2):g}" y="14" font-size="13" font-weight="bold" fill="{GREY}">'
+        f"<tspan>{escape(name)}</tspan>{''.join(keys)}</text>"
+    )
+
+
+def _key(variant: str, points: Points) -> str:
+    """The sign of a curve in a line of text, which flows however wide the letters are."""
+    return "●" if len(points) == 1 else "- -" if _kind(variant) == "val" else "—"
 
 
 def _line(variant: str, points: Points, place: Callable[[tuple[float, float]], tuple[float, float]]) -> str:

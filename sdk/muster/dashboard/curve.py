@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 CURVE_POINTS = 600  # points that a curve keeps at most
@@ -18,7 +19,8 @@ class Point(NamedTuple):
 class Curve:
     """The history of one metric, thinned out evenly once it has more than ``limit`` points. The newest always stays.
 
-    It follows one source, the one with the lowest key: the values of several ranks in turn would only zigzag.
+    It follows one source, the one with the lowest key: the values of several ranks in turn would only zigzag. Where the
+    steps go back, as training does to a checkpoint, what comes takes the place of what was there.
     """
 
     def __init__(self, limit: int = CURVE_POINTS) -> None:
@@ -57,6 +59,10 @@ class Curve:
             self._sources += 1
         elif source != self._source:
             return False
+        elif self.last is not None and _is_before(point, self.last):
+            kept = bisect_left(self._kept, True, key=lambda earlier: not _is_before(earlier, point))
+            self._kept, self._count = self._kept[:kept], kept * self._stride
+            self._sources += 1
         self.last = point
         if self._count % self._stride == 0:
             self._kept.append(point)
@@ -65,3 +71,7 @@ class Curve:
             self._kept = self._kept[::2]
             self._stride *= 2
         return True
+
+
+def _is_before(point: Point, other: Point) -> bool:
+    return point.step is not None and other.step is not None and point.step < other.step

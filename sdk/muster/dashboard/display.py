@@ -11,6 +11,7 @@ from IPython.display import display
 from muster.dashboard import snapshot
 from muster.dashboard.base import Controls, Shown
 from muster.dashboard.follow import follow
+from muster.dashboard.frontend import is_attended
 from muster.dashboard.notebook import MakeView, NotebookDashboard
 from muster.dashboard.pictures import PictureView
 from muster.dashboard.replay import replay
@@ -63,8 +64,11 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
 def _load(kind: str) -> MakeView:
     """Return the maker of the live view: of the best that can be loaded, or of the one that was asked for.
 
-    That of a plain kernel, which has no widgets, shows pictures.
+    That of a plain kernel, which has no widgets, shows pictures; so does one that runs a notebook for nobody,
+    which would be kept with the code of each widget.
     """
+    if not kind and not is_attended():
+        return PictureView
     if kind != "basic":
         try:
             from muster.dashboard.widget import RunWidget

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.replay import untold_end
+from muster.errors import MusterError
 from muster.events import Event, EventKind, Observer
-from muster.events.data import Output
+from muster.events.data import Output, Usage
 from muster.records.runs import Run
 
 READ_SECONDS = 0.25
 READS_PER_LOG = 4  # logs are read less often: there is one for each worker
 LOG_BYTES = 4096  # of a log that is there already: only its last line is shown
+ASK_SECONDS = 1.0  # until a run under way is asked again for what its workers use,
+WORKERS_PER_SECOND = 1000  # or longer, where there are more than these
 
 
 def follow(run: Run, observer: Observer, closing: threading.Event | None = None) -> None:
     """Tell ``observer`` everything that is recorded of ``run``, until it has ended or ``closing`` is set."""
-    closing = closing or threading.Event()
-    tell, ended = _teller(observer)
-    journal = LogTail(run.path / "events.jsonl", at_most=None)
+    usage = _Usage(run)
+    try:
+        _follow(run, observer, closing or threading.Event(), usage)
+    finally:
+        usage.close()
+
+
+def _follow(run: Run, observer: Observer, closing: threading.Event, usage: _Usage) -> None:
     logs: dict[str, LogTail] = {}
+    tell, ended = _teller(observer, lambda: _tell_output(run.path / "logs", logs, observer))
+    journal = LogTail(run.path / "events.jsonl", at_most=None)
     unfinished, reads = "", 0
     while not ended.is_set():
         alive = run.status == "running"  # asked before reading, so that nothing written before its end is missed
@@ -30,7 +41,9 @@ def follow(run: Run, observer: Observer, closing: threading.Event | None = None)
         for line in lines:
             _tell_line(line, tell)
         if reads % READS_PER_LOG == 0 and not ended.is_set():
-            _tell_output(run.path / "logs", logs, tell)
+            _tell_output(run.path / "logs", logs, observer)
+        for event in usage.news() if not ended.is_set() else []:
+            observer(event)
         reads += 1
         if not alive and not ended.is_set():
             tell(untold_end(run))
@@ -38,11 +51,50 @@ def follow(run: Run, observer: Observer, closing: threading.Event | None = None)
             return
 
 
-def _teller(observer: Observer) -> tuple[Observer, threading.Event]:
-    """``observer``, and what is set once it has been told of the end."""
+def usage_now(run: Run) -> list[Event]:
+    """Return what the workers of a run use right now, which is not among the recorded events; empty where unknown."""
+    try:
+        return [Event.of(Usage(*used), worker) for worker, used in run.usage().items()]
+    except (MusterError, TypeError):  # nobody answers; or another version of Muster does
+        return []
+
+
+class _Usage:
+    """Use of the workers of a run, asked for on a thread of its own: a session that hangs holds up no view."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._news: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        threading.Thread(target=self._ask, name="muster-usage", daemon=True).start()
+
+    def news(self) -> list[Event]:
+        """Return what has come since the last call."""
+        return [self._news.get() for _ in range(self._news.qsize())]
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def _ask(self) -> None:
+        told: dict[str | None, Usage] = {}
+        pause = 0.0
+        while not self._closed.wait(pause):
+            asked = usage_now(self._run)
+            for event in asked:
+                if isinstance(event.data, Usage) and told.get(event.worker) != event.data:
+                    told[event.worker] = event.data
+                    self._news.put(event)
+            pause = max(ASK_SECONDS, len(asked) / WORKERS_PER_SECOND)
+
+
+def _teller(observer: Observer, tell_last: Callable[[], None]) -> tuple[Observer, threading.Event]:
+    """``observer``, which is told of the end after ``tell_last``; and what is set once it has been."""
     ended = threading.Event()
 
     def tell(event: Event) -> None:
+        if event.kind == EventKind.RUN_ENDED:
+            tell_last()
         observer(event)
         if event.kind == EventKind.RUN_ENDED:
             ended.set()

@@ -7,13 +7,13 @@ from html import escape
 
 from muster.dashboard import snapshot, web
 from muster.dashboard.live import LiveState
-from muster.dashboard.logtail import LogTail
 from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
 from muster.records.runs import Run
+from muster.text.cleaning import clean
 
 MAX_LOGS = 64  # of workers whose logs are in the page, failed ones first
-LOG_BYTES = 64 * 1024  # of each, from its end
+LOG_LINES = 100_000  # of each, from its end, and no more than log_end() reads
 
 
 def html_page(run: Run) -> str:
@@ -41,7 +41,7 @@ def html_page(run: Run) -> str:
 def _logs(run: Run, view: RunView) -> dict[str, str]:
     known = set(run.workers)
     shown = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
-    return {name: LogTail(run.path / "logs" / f"{name}.log", at_most=LOG_BYTES).read() for name in shown}
+    return {name: clean("\n".join(run.log_end(name, LOG_LINES))) for name in shown}
 
 
 def _embedded(data: object) -> str:

@@ -28,10 +28,10 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
     "memory": attrgetter("memory"),
     "gpu": attrgetter("gpu_use"),
     "ranks": attrgetter("rank_names"),
-    "epoch": attrgetter("leading.epoch_now"),
-    "epochs": attrgetter("leading.epochs"),
-    "step": attrgetter("leading.steps_done"),
-    "steps": attrgetter("leading.steps"),
+    "epoch": attrgetter("slowest.epoch_now"),
+    "epochs": attrgetter("slowest.epochs"),
+    "step": attrgetter("slowest.steps_done"),
+    "steps": attrgetter("slowest.steps"),
     "rate": lambda worker: None if worker.rate is None else round(worker.rate),
     "sent": attrgetter("sent"),
     "line": attrgetter("last_line"),
@@ -41,7 +41,7 @@ COLUMNS: dict[str, Callable[[WorkerView], Any]] = {
 # With four diffs a second, a thousand workers that all change all the time are shown as they were a second ago.
 MOST_ROWS = 256
 URGENT = frozenset({EventKind.WORKER_STATE, EventKind.EXCEPTION, EventKind.PROCESS_EXITED})
-AGGREGATES_SECONDS = 1.0  # sums over all workers are made no more often than this
+AGGREGATES_SECONDS = 1.0  # sums over more than MOST_ROWS workers are made no more often than this
 Columns = dict[str, list[Any]]
 
 
@@ -70,7 +70,7 @@ class LiveState:
         """Take one event into account."""
         with self.lock:
             fold(self.view, event)
-            if event.kind == EventKind.RUN_ATTEMPT:
+            if event.kind in (EventKind.RUN_ATTEMPT, EventKind.RUN_ENDED):
                 self._changed = dict.fromkeys(self.view.workers)
             if event.worker in self.view.workers:
                 self._changed[event.worker] = None
@@ -157,7 +157,8 @@ class LiveState:
 
     def _take_head(self) -> dict[str, Any]:
         now = self.view.clock()
-        if now - self._aggregated_at >= AGGREGATES_SECONDS or self.view.ended is not None:
+        is_due = len(self.view.workers) <= MOST_ROWS or now - self._aggregated_at >= AGGREGATES_SECONDS
+        if is_due or self.view.ended is not None:
             self._aggregates, self._aggregated_at = aggregates_of(self.view), now
         head = {**head_of(self.view), **self._aggregates}
         news = {key: value for key, value in head.items() if self._head.get(key, _NEW) != value}
@@ -209,15 +210,13 @@ def head_of(view: RunView) -> dict[str, Any]:
 
 def aggregates_of(view: RunView) -> dict[str, Any]:
     """Return the facts that need every worker: the slowest, the time left and the speed of all together."""
-    slowest = view.slowest_worker
-    fraction = view.fraction
-    told = [worker.leading for worker in view.workers.values() if worker.leading.has_begun]
+    laggard = view.laggard
     return {
-        "slowest": slowest.name if slowest else "",
-        "uneven": view.status == "running" and any(progress.fraction != fraction for progress in told),
-        "fraction": fraction,
+        "laggard": laggard.name if laggard else "",
+        "fraction": view.fraction,
+        "position": view.position,
         "tellers": view.tellers,
-        "left": slowest.leading.time_left(view.clock()) if slowest and view.status == "running" else None,
+        "left": view.time_left,
         "rate": view.rate,
         "efficiency": view.efficiency,
     }

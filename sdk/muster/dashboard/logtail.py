@@ -6,6 +6,7 @@ import codecs
 from pathlib import Path
 
 from muster.text.cleaning import clean
+from muster.text.reading import open_regular
 
 FIRST_BYTES = 256 * 1024  # of a log that is there already; more than a person scrolls through in a cell
 
@@ -22,7 +23,7 @@ class LogTail:
     def read(self) -> str:
         """Return the text appended since the last call, safe to be shown; carriage returns are line ends."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 size = file.seek(0, 2)
                 if self._position is None:
                     self._position = max(0, size - self._at_most) if self._at_most else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.text.cleaning import clean
+from muster.text.reading import open_regular
 
 MOST_BYTES = 128 * 1024  # of a message: of a log that grows faster than a page can show it, the newest
 MOST_COUNTED = 1 << 30  # bytes that are looked through to count lines
@@ -34,7 +35,7 @@ class LogWindow:
         whether it does not follow what was read before, since that was left out, or the file has begun anew.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 size = file.seek(0, 2)
                 fresh = self._position is None or size < self._position
                 if self._position is None or size < self._position:
@@ -59,7 +60,7 @@ class LogWindow:
             if start <= 0:
                 path, base = self._older, -self._older.stat().st_size
                 end = start - base
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 begin = max(0, end - MOST_BYTES)
                 file.seek(begin)
                 data = file.read(max(0, end - begin))
@@ -85,17 +86,17 @@ class LogWindow:
 
 def _shown(data: bytes) -> str:
     text = data.decode("utf-8", errors="replace")
-    return clean(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return "\r".join(map(clean, text.replace("\r\n", "\n").split("\r")))  # the page has lines overwritten
 
 
 def _count(data: bytes) -> int:
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    return data.count(b"\n")
 
 
 def _lines_of(path: Path) -> int:
     count = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while file.tell() < MOST_COUNTED and (data := file.read(1 << 20)):
                 count += _count(data)
     except OSError:

@@ -21,6 +21,7 @@ from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, GOOD_END, WorkerView
 from muster.events import Event, EventKind
 from muster.text.cleaning import clean
+from muster.training.stages import RUNNING
 
 __all__ = ["FINAL", "RunView", "WorkerView", "fold"]
 
@@ -29,6 +30,7 @@ MAX_NOTES = 8
 MAX_GPUS = 16
 MAX_STAGE = 60  # characters
 MAX_STAGES = 32  # different ones
+SERVING = "serving"  # the stage of a process that listens
 
 
 @dataclass
@@ -97,7 +99,9 @@ class RunView:
             return "sending the project"
         if self.phase != "training" or self.has_stepped:
             return self.phase
-        return next((stage for stage, count in self.stages.most_common(1) if count), self.phase)
+        if self.stages[SERVING] == len(self.workers) > 0:
+            return SERVING
+        return next((stage for stage, count in self.stages.most_common() if count and stage != SERVING), self.phase)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,19 +110,19 @@ class RunView:
 
     @property
     def slowest_worker(self) -> WorkerView | None:
-        """The worker that is furthest back, of those that have told how far they are."""
-        told = [worker for worker in self.workers.values() if worker.leading.has_begun]
-        return min(told, key=lambda worker: worker.leading.fraction or 0.0, default=None)
+        """The worker with the process that is furthest back, of those that have told how far they are."""
+        told = [worker for worker in self.workers.values() if worker.slowest.has_begun]
+        return min(told, key=lambda worker: worker.slowest.order(), default=None)
 
     @property
     def slowest(self) -> ProcessProgress | None:
-        """The progress of the worker that is furthest back."""
+        """The progress of the process that is furthest back."""
         worker = self.slowest_worker
-        return worker.leading if worker else None
+        return worker.slowest if worker else None
 
     @property
     def fraction(self) -> float | None:
-        """The part of its work that the slowest worker has done, 0 to 1; all of it once the run has succeeded.
+        """The part of its work that the slowest process has done, 0 to 1; all of it once the run has succeeded.
 
         As long as the project is sent it is the part of that.
         """
@@ -128,12 +132,35 @@ class RunView:
         return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
     @property
+    def position(self) -> list[str]:
+        """The part that the slowest process has done and where it is, in words; what it told last if it ended early."""
+        slowest = self.slowest
+        if self.status == "succeeded" and slowest and not slowest.has_told_its_end:
+            return [f"last told: {slowest.position}"]
+        part = [] if self.fraction is None else [f"{100 * self.fraction:.0f} %"]
+        return [*part, slowest.position] if slowest and self.sent is None else part
+
+    @property
+    def laggard(self) -> WorkerView | None:
+        """The slowest worker, where another one of those under way is well ahead of it."""
+        slowest = self.slowest_worker
+        others = (progress for worker in self.workers.values() for progress in worker.told)
+        if slowest is None or self.status != "running":
+            return None
+        return slowest if any(slowest.slowest.is_well_behind(other) for other in others) else None
+
+    @property
     def tellers(self) -> str:
-        """The number that has told how far it is, in words, where others like them may be anywhere; else empty."""
-        told = [worker for worker in self.workers.values() if worker.leading.has_begun]
-        roles = {worker.role for worker in told}
-        alike = sum(worker.role in roles for worker in self.workers.values())
-        return f"told by {len(told)} of {alike} workers" if self.status == "running" and len(told) < alike else ""
+        """The number of ranks that have told how far they are, in words, where others like them may be anywhere.
+
+        Empty where all have told, and once the run has succeeded.
+        """
+        roles = {worker.role for worker in self.workers.values() if worker.slowest.has_begun}
+        alike = [worker for worker in self.workers.values() if worker.role in roles]
+        told = sum(len(worker.told) for worker in alike)
+        expected = sum(max(len(worker.progress), 1) for worker in alike)
+        noun = "workers" if expected == len(alike) else "ranks"
+        return f"told by {told} of {expected} {noun}" if self.status != "succeeded" and told < expected else ""
 
     @property
     def time_left(self) -> float | None:
@@ -241,6 +268,10 @@ def _run_ended(view: RunView, event: Event, data: events.RunEnded) -> None:
     view.phase, view.phase_since, view.ended = "ended", event.time, event.time
     view.reason, view.advice = clean(data.reason or ""), clean(data.advice or "")
     view.culprit, view.error = clean(event.worker or ""), clean(data.error or "")
+    if view.status == "succeeded":  # whom Muster stopped then, such as servers, has done all that it was to do
+        for worker in view.workers.values():
+            if worker.status == "stopped" and "ready" in worker.entered:
+                worker.status = "ended"
     if view.status == "lost":  # nobody is there to tell how its workers ended
         for worker in view.workers.values():
             if worker.status not in FINAL:
@@ -298,17 +329,23 @@ def _take_end(worker: WorkerView, data: events.WorkerState | events.ProcessExite
 
 def _stage(view: RunView, worker: WorkerView, when: float, data: events.Stage) -> None:
     rank, stage = data.rank, clean(data.stage)[:MAX_STAGE]
+    if worker.listens and stage == RUNNING:  # it is told so where nothing else is known
+        stage = SERVING
     if rank is None or rank == min(worker.ranks, default=rank):  # the lowest rank stands for the worker
-        if worker.stage:
-            view.stages[worker.stage] -= 1
-        if stage == "training":
-            view.has_stepped = True
-            worker.enter("training", when)
-        elif stage in view.stages or len(view.stages) < MAX_STAGES:
-            view.stages[stage] += 1
-        else:
-            stage = ""
-        worker.stage, worker.stage_since = stage, when
+        _enter_stage(view, worker, when, stage)
+
+
+def _enter_stage(view: RunView, worker: WorkerView, when: float, stage: str) -> None:
+    if worker.stage:
+        view.stages[worker.stage] -= 1
+    if stage == "training":
+        view.has_stepped = True
+        worker.enter("training", when)
+    elif stage in view.stages or len(view.stages) < MAX_STAGES:
+        view.stages[stage] += 1
+    else:
+        stage = ""
+    worker.stage, worker.stage_since = stage, when
 
 
 def _transfer(view: RunView, worker: WorkerView, when: float, data: events.Transfer) -> None:
@@ -317,6 +354,9 @@ def _transfer(view: RunView, worker: WorkerView, when: float, data: events.Trans
 
 def _listening(view: RunView, worker: WorkerView, when: float, data: events.Listening) -> None:
     worker.enter("ready", when)
+    worker.listens = True
+    if worker.phase == "ready":
+        _enter_stage(view, worker, when, SERVING)
 
 
 def _usage(view: RunView, worker: WorkerView, when: float, data: events.Usage) -> None:

@@ -1,7 +1,7 @@
 """The dashboard below a notebook's cell: live while the run is under way, and a static picture of its end from then on.
 
 Notebooks keep no widgets. So what is displayed is a picture from the beginning, taken again now and then, and the page
-puts the live view over it, where it can; elsewhere the view itself is displayed, and the picture takes its place.
+puts the live view over it, where it can; elsewhere the view itself is displayed beside it, and the picture alone stays.
 """
 
 from __future__ import annotations
@@ -21,16 +21,27 @@ from muster.dashboard.ticker import Ticker
 from muster.events import Event, EventKind
 from muster.records.runs import Run
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 class LiveView(Protocol):
     """Something that IPython can display and that shows a ``LiveState`` when it ticks.
 
-    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself. What is
-    below it is painted again after ``seconds_per_picture``, while nothing happens that a saved notebook should tell.
+    ``cover`` is the class of the elements that it is put over, or empty where it has to be displayed itself. The
+    picture is taken again after ``seconds_per_picture``, while nothing happens that a saved notebook should tell,
+    and has ``remedy`` in it, which says how to have the view where that is not seen.
     """
 
-    cover: str
-    seconds_per_picture: float
+    @property
+    def cover(self) -> str: ...  # noqa: D102
+
+    @property
+    def seconds_per_picture(self) -> float: ...  # noqa: D102
+
+    @property
+    def remedy(self) -> str: ...  # noqa: D102
+
+    def _repr_mimebundle_(self, **options: Any) -> Any: ...
 
     def tick(self) -> None:
         """Show what is new, if anything is."""
@@ -59,7 +70,7 @@ class NotebookDashboard:
         self._folder = folder
         self._live = make_view(self.state, folder, controls)
         self._ticker = Ticker(self._tick, self._finish)
-        self._compared = self._named = False
+        self._compared = False
         self._pictured: tuple[tuple[str, ...], float] = ((), float("-inf"))
         self._handles: list[Any] = []
         self._cell = -1
@@ -85,10 +96,7 @@ class NotebookDashboard:
             if self._closed:
                 display(self._static(), raw=True)
                 return
-            if self._live.cover:
-                self._handles.append(display(self._static(), raw=True, display_id=True))
-            else:
-                self._handles.append(display(self._live, display_id=True))
+            self._handles.append(display(self._bundle(), raw=True, display_id=True))
         self._ticker.start()
 
     def close(self) -> None:
@@ -107,21 +115,16 @@ class NotebookDashboard:
             self._compared = True  # here rather than where the event came in, since it reads many files
             self.state.view.single_rate = rate_of_one_worker(self.state.view.job)
         self._live.tick()
-        if not self._live.cover and self.state.view.run_id and not self._named:
-            self._named = True
-            for handle in self._handles:
-                handle.update(self._live)  # once: its text, which a notebook keeps, has the run's id from now on
-        if self._live.cover:
-            view, now = self.state.view, time.monotonic()
-            stage = (view.run_id, view.phase, view.status, view.exception)
-            if stage != self._pictured[0] or now - self._pictured[1] >= self._live.seconds_per_picture:
-                self._pictured = (stage, now)
-                self._take_picture()
+        view, now = self.state.view, time.monotonic()
+        stage = (view.run_id, view.phase, view.status, view.exception)
+        if stage != self._pictured[0] or now - self._pictured[1] >= self._live.seconds_per_picture:
+            self._pictured = (stage, now)
+            self._take_picture()
 
     def _take_picture(self) -> None:
-        static = self._static() if self._handles else {}
+        bundle = self._bundle() if self._handles else {}
         for handle in self._handles:
-            handle.update(static, raw=True)
+            handle.update(bundle, raw=True)
 
     def _add_hint(self) -> None:
         """Say how to open TensorBoard from now on: the picture that stays has no buttons."""
@@ -130,8 +133,17 @@ class NotebookDashboard:
             if text:
                 self.state.view.notes.append(text)
 
+    def _bundle(self) -> dict[str, Any]:
+        """The picture, and beside it the view where that has to be displayed itself."""
+        if self._closed or self._live.cover:
+            return self._static()
+        found = self._live._repr_mimebundle_()
+        data = found[0] if isinstance(found, tuple) else found  # with its metadata
+        return {**self._static(), WIDGET: data[WIDGET]}
+
     def _static(self) -> dict[str, str]:
         with self.state.lock:
             view = self.state.view
             run = Run(self._folder()) if view.run_id else None
-            return snapshot.mime_bundle(view, run, cover="" if self._closed else self._live.cover)
+            live = self._live
+            return snapshot.mime_bundle(view, run, cover="" if self._closed else live.cover, remedy=live.remedy)

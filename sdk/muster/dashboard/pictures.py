@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from muster.dashboard import snapshot
 from muster.dashboard.base import Controls
 from muster.dashboard.live import LiveState
+
+NEED_WIDGETS = (
+    "<code>pip install 'muster[notebook]'</code> in the environments of both the kernel and the Jupyter server "
+    "has runs live here, with logs and buttons."
+)
 
 
 class PictureView:
     """A live view that shows nothing by itself: the pictures below it, which need no widget, are all there is."""
 
-    cover = snapshot.NO_WIDGET
+    cover = "muster-picture"  # which nothing is put over
     seconds_per_picture = 1.0
+    remedy = NEED_WIDGETS
 
     def __init__(self, state: LiveState, folder: Callable[[], Path], controls: Controls) -> None:
         """Take what other views take."""
 
     def tick(self) -> None:
         """Do nothing."""
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return {}

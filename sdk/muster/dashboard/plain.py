@@ -59,7 +59,7 @@ class PlainDashboard:
             return []
         if event.kind == EventKind.PROGRESS:
             return self._progress(event.time)
-        if event.kind == EventKind.STAGE and view.doing != self._doing:
+        if event.kind in (EventKind.STAGE, EventKind.LISTENING) and view.doing != self._doing:
             self._doing = view.doing
             return [] if view.doing == view.phase else [view.doing]
         if event.kind == EventKind.EXCEPTION:

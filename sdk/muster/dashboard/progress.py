@@ -9,6 +9,7 @@ from muster import events
 
 STILL_SECONDS = 10.0  # without a step, beyond STILL_STEPS of them, after which nobody knows when it will be done
 STILL_STEPS = 5
+BEHIND, STEPS_BEHIND = 0.02, 1  # the part of the work, and the steps, that one may lack and keep up with another
 RATE_SECONDS = 10.0  # examples per second are an average over about so long
 
 
@@ -16,7 +17,8 @@ RATE_SECONDS = 10.0  # examples per second are an average over about so long
 class ProcessProgress:
     """Progress of one process: the numbers it last reported, and how fast it takes examples.
 
-    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs.
+    A script that has ever said that it is at step 0 counts from 0: its step 59 is the sixtieth; likewise epochs. One
+    that falls back by more than half of its steps begins them anew: ``earlier`` are those of all the times before.
     ``began`` is when it first told what part of its work was done, and that part; ``moved`` when that last changed, and
     ``moves`` how often it has.
     """
@@ -25,6 +27,7 @@ class ProcessProgress:
     steps: int | None = None
     epoch: int | None = None
     epochs: int | None = None
+    earlier: int = 0
     bytes_sent: int | None = None
     rate: float | None = None
     began: tuple[float, float] | None = None
@@ -42,9 +45,8 @@ class ProcessProgress:
     @property
     def steps_done(self) -> int | None:
         """Steps done, of the epoch where there are epochs; None where the script did not say."""
-        if self.step is None or not self.counts_from_zero or not self.steps:
-            return self.step
-        return min(self.step + 1, self.steps)
+        is_one_behind = self.counts_from_zero and self.step is not None and self.step < (self.steps or 0)
+        return self.step + 1 if self.step is not None and is_one_behind else self.step
 
     @property
     def fraction(self) -> float | None:
@@ -53,6 +55,27 @@ class ProcessProgress:
         if not self.epochs:
             return within
         return None if self.epoch_now is None else _part(self.epoch_now - 1 + (within or 0.0), self.epochs)
+
+    def order(self) -> tuple[float, float]:
+        """Return a sort key that puts first what is furthest back."""
+        return (self.fraction or 0.0, self.total_step or 0.0)
+
+    @property
+    def has_told_its_end(self) -> bool:
+        """True unless it has last told of an epoch before the last one; where there are none, of a step before that."""
+        if self.epochs:
+            return (self.epoch_now or 0) >= self.epochs
+        return not self.steps or (self.steps_done or 0) >= self.steps
+
+    def is_well_behind(self, other: ProcessProgress) -> bool:
+        """Return whether it lacks so much of what another has done that it is no chance."""
+        if self.total_step is not None and other.total_step is not None:
+            steps = other.total_step - self.total_step
+            if steps <= STEPS_BEHIND:
+                return False
+            if self.fraction is None or other.fraction is None:
+                return steps > BEHIND * other.total_step
+        return (other.fraction or 0.0) - (self.fraction or 0.0) > BEHIND
 
     @property
     def position(self) -> str:
@@ -68,18 +91,21 @@ class ProcessProgress:
         """The epoch under way, counted from 1; None where the script did not say."""
         if self.epoch is None or not self.counts_epochs_from_zero:
             return self.epoch
-        return min(self.epoch + 1, self.epochs or self.epoch + 1)
+        return self.epoch + 1 if self.epoch < (self.epochs or self.epoch + 1) else self.epoch
 
     @property
     def total_step(self) -> float | None:
         """Steps done over all epochs."""
         if self.step is not None and self.steps and self.epoch_now:
             return self.step + self.steps * (self.epoch_now - 1)
-        return self.step
+        return None if self.step is None else self.earlier + self.step
 
     def update(self, when: float, data: events.Progress) -> None:
         """Take what one report says; what it leaves out stays as it was."""
         before = self.fraction
+        if self.step is not None and data.step is not None and 2 * data.step < self.step:
+            is_within = self.steps is not None and self.step <= self.steps
+            self.earlier += (self.steps or 0) if is_within else self.step + (data.step == 0)
         for name in ("step", "steps", "epoch", "epochs", "bytes_sent"):
             if (value := getattr(data, name)) is not None:
                 setattr(self, name, value)

@@ -20,7 +20,7 @@ from muster.text.cleaning import clean
 
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
-MAX_LINE = 44  # characters of a last line
+MAX_LINE = 200  # characters of a last line, which is cut where the page has less room
 MAX_REASON = 2000  # characters
 MAX_LOGS = 8  # of workers whose logs are in the picture, failed ones first
 LOG_LINES = 30  # of each, from its end
@@ -35,21 +35,19 @@ HUES = {  # each stands out on white and on black, as glyphs do; the words besid
     "stopping": "#b06000",
 }
 GREY = "#808080"
-NO_WIDGET = "muster-picture"  # the cover of a picture that no live view is put over
-STAYS_LIVE = "A run with <code>wait=False</code> stays live here when the page is loaded again."
-NEED_WIDGETS = "<code>pip install 'muster[notebook]'</code> has it live here, with logs and buttons."
 RULE = "1px solid rgba(128,128,128,.35)"
 
 
-def mime_bundle(view: RunView, run: Run | None = None, cover: str = "") -> dict[str, str]:
+def mime_bundle(view: RunView, run: Run | None = None, cover: str = "", remedy: str = "") -> dict[str, str]:
     """The picture in all the forms in which a notebook keeps an output.
 
     Args:
         view: what it shows.
         run: where to find the logs, once it has ended.
         cover: class of the element around it, which a live view is put over while the run is under way.
+        remedy: HTML that says how to see it live here, for a run under way.
     """
-    return {"text/html": to_html(view, run, cover), "text/plain": to_text(view)}
+    return {"text/html": to_html(view, run, cover, remedy), "text/plain": to_text(view)}
 
 
 def to_text(view: RunView) -> str:
@@ -64,27 +62,27 @@ def to_text(view: RunView) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def to_html(view: RunView, run: Run | None = None, cover: str = "") -> str:
+def to_html(view: RunView, run: Run | None = None, cover: str = "", remedy: str = "") -> str:
     """The picture as HTML: the cause of a failure first, then progress, curves, a table of workers, and their logs."""
-    parts = [_title(view), _live(view, cover), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
+    parts = [_title(view), _live(view, remedy), _cause(view), _notes(view), _progress(view), charts(view), _table(view)]
     if view.ended is not None and run is not None:
         parts += [_logs(view, run), _command(view)]
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.45"
     return f'<div class="{cover}" style="{style}">{"".join(parts)}</div>'
 
 
-def _live(view: RunView, cover: str = "") -> str:
-    """Return a remark on when the picture of a run under way was taken, and how to see it live."""
+def _live(view: RunView, remedy: str) -> str:
+    """Return a remark on when the picture of a run under way was taken, which is true whenever it is read."""
     if view.ended is not None:
         return ""
     if not view.run_id:
         return f'<div style="color:{GREY}">It has not started.</div>'
-    taken = time.strftime("%H:%M:%S", time.localtime(view.clock()))
+    taken = time.strftime("%Y-%m-%d at %H:%M:%S", time.localtime(view.clock()))
     run = escape(view.run_id)
     return (
-        f'<div style="color:{GREY}">As it was at {taken}. Live: <code>muster show {run}</code> in a terminal, or '
-        f'<code>muster.open_run("{run}")</code> in a cell; <code>muster stop {run}</code> ends it. '
-        f"{NEED_WIDGETS if cover == NO_WIDGET else STAYS_LIVE}</div>"
+        f'<div style="color:{GREY}">As it was on {taken}. What became of it: <code>muster show {run}</code> in a '
+        f'terminal, or <code>muster.open_run("{run}")</code> in a cell; both are live while it runs. '
+        f"<code>muster stop {run}</code> ends it. {remedy}</div>"
     )
 
 
@@ -141,13 +139,12 @@ def _notes(view: RunView) -> str:
 
 def _progress(view: RunView) -> str:
     slowest = view.slowest
-    behind, where = "", slowest.position if slowest else ""
-    if view.told and slowest and view.told[1].position != where and view.slowest_worker:
+    where = view.position
+    if view.told and slowest and view.slowest_worker and slowest.is_well_behind(view.told[1]):
         # The metrics are those of another rank, which stands elsewhere.
-        behind, where = f"slowest: {view.slowest_worker.name}, {where}", f"{view.told[0]}: {view.told[1].position}"
+        where = [f"slowest: {view.slowest_worker.name}, {slowest.position}", f"{view.told[0]}: {view.told[1].position}"]
     facts = [
-        behind,
-        where,
+        *where,
         view.tellers,
         *(f"{name} {number(value)}" for name, value in view.metrics.items()),
         f"{rate(view.rate)} examples/s" if view.rate is not None else "",
@@ -177,8 +174,10 @@ def _table(view: RunView) -> str:
 
 def _row(cells: Iterable[str]) -> str:
     style = f"text-align:left;padding:2px 10px 2px 0;border-top:{RULE};white-space:nowrap"
-    columns = "".join(f'<td style="{style}">{cell}</td>' for cell in cells)
-    return f"<tr>{columns}</tr>"
+    *others, last = cells
+    columns = "".join(f'<td style="{style}">{cell}</td>' for cell in others)
+    rest = f"{style};width:100%;max-width:0;min-width:160px;overflow:hidden;text-overflow:ellipsis"
+    return f'<tr>{columns}<td style="{rest}">{last}</td></tr>'
 
 
 def _cells(view: RunView, worker: WorkerView) -> list[str]:
@@ -189,7 +188,7 @@ def _cells(view: RunView, worker: WorkerView) -> list[str]:
         f"{_glyph(worker.status)} {escape(worker.status)}",
         escape(view.phase_of(worker)),
         escape(worker.address),
-        ("" if part is None else f"{_bar(part, 60)} ") + escape(worker.leading.position),
+        ("" if part is None else f"{_bar(part, 60)} ") + escape(worker.slowest.position),
         rate(worker.rate),
         volume(worker.sent),
         "" if worker.cpu is None else f"{worker.cpu:.1f}",

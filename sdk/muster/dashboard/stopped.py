@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from muster.dashboard.frontend import is_attended
 from muster.errors import RunStopped
-from muster.runtime.interrupts import RunInterrupted
+from muster.runtime.interrupts import RunCancelled, RunInterrupted
+
+REST = "Cells that were to run after this one do not."
 
 
 def show_in(shell: Any) -> None:
@@ -16,7 +19,7 @@ def show_in(shell: Any) -> None:
     which is left to the user where it is taken.
     """
     if not shell.custom_exceptions:
-        shell.set_custom_exc((RunStopped, RunInterrupted), _tell)
+        shell.set_custom_exc((RunStopped, RunInterrupted, RunCancelled), _tell)
 
 
 def _tell(
@@ -26,9 +29,15 @@ def _tell(
     trace: TracebackType | None,
     tb_offset: int | None = None,
 ) -> list[str]:
-    """Print the line. What is returned, and the kernel's reply, have no traceback."""
+    """Print the line. What is returned, and the kernel's reply, have no traceback.
+
+    Where a notebook is executed for nobody, it is an error for which it is looked through afterwards.
+    """
     where = f" Logs: {error.log}" if isinstance(error, RunStopped) and error.log else ""
     message = error.message if isinstance(error, RunStopped) else str(error)
-    print(f"{message}{where}")
+    if not is_attended():
+        shell._showtraceback(kind, error, [f"{kind.__name__}: {message}{where}"])
+        return []
+    print(f"{message}{where}\n{REST}")
     shell._last_traceback = []  # which ipykernel sends with its reply, and which would be that of an earlier cell
     return []

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 import threading
 import time
@@ -17,7 +18,6 @@ from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.control import Control
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +27,9 @@ from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size,
 from muster.dashboard.ticker import Ticker
 from muster.events import Event, EventKind
 from muster.runtime import outlet
+from muster.runtime.suspension import is_in_background, when_suspended
 
+SECONDS_TO_LEAVE = 1.0  # that Ctrl-Z waits for a terminal to be given back
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
 MAX_CAUSE_LINES = 6
 CURVE_WIDTH = 12  # characters
@@ -56,11 +58,14 @@ class TerminalDashboard:
         self._lock = threading.Lock()  # guards the view: events come from one thread, frames are painted in others
         self._screen = Screen(self.view, is_last=False, lock=self._lock)
         self._console = Console(file=self._frames, force_terminal=True)
-        self._live = Live(self._screen, console=self._console, auto_refresh=False, redirect_stderr=False)
+        self._live = self._new_frame()
         self._is_closed = False
         self._painted = (-1, float("-inf"))
-        self._width = self._console.width
+        self._size = self._console.size
+        self._scrolled_away = 0  # lines of frames, above the top of the terminal
+        self._suspending, self._left = threading.Event(), threading.Event()
         self._ticker = Ticker(self._tick, self._finish)
+        self._stop_watching = when_suspended(self._leave, self._suspending.clear)
 
     def __call__(self, event: Event) -> None:
         """Take one event into account, and show it with the next frame."""
@@ -78,8 +83,40 @@ class TerminalDashboard:
         """Paint the last frame, say where to read on, and give the terminal back, if it takes that in time."""
         self._is_closed = True
         self._ticker.close()
+        self._stop_watching()
+
+    def _new_frame(self) -> Live:
+        """Make the live view that paints below everything that is there, and later over itself."""
+        return Live(self._screen, console=self._console, auto_refresh=False, redirect_stderr=False)
 
     def _tick(self) -> None:
+        is_suspending = self._suspending.is_set()
+        if is_suspending or is_in_background(self._stream):
+            self._leave_frame()
+        else:
+            self._paint()
+        self._frames.pass_on()
+        if is_suspending:
+            self._left.set()  # now that the terminal has it: nothing is written by a process that is stopped
+
+    def _leave(self) -> None:
+        """Have the terminal given back for as long as this process is suspended."""
+        self._left.clear()
+        self._suspending.set()
+        self._left.wait(SECONDS_TO_LEAVE)  # also where it takes nothing
+
+    def _leave_frame(self) -> None:
+        """Let the frame stand as it is: what is painted next has others' output above it."""
+        if self._live.is_started:
+            self._frames.pass_on()
+            self._live.stop()
+            self._frames.forget()
+            self._console.show_cursor(True)
+            self._screen.widths, self._scrolled_away = [], 0
+            self._live = self._new_frame()
+            self._painted = (-1, float("-inf"))
+
+    def _paint(self) -> None:
         version, painted_at = self._painted
         now = time.monotonic()
         if not self._live.is_started:
@@ -88,23 +125,29 @@ class TerminalDashboard:
             self._painted = (self.view.version, now)
             self._fit()
             self._live.refresh()
-        self._frames.pass_on()
 
     def _fit(self) -> None:
-        """Erase what stands below the last frame's first lines since a narrower terminal has wrapped them.
+        """Erase what a resized terminal shows of the last frame above the lines that Rich goes up to.
 
-        Rich goes up as many lines as it has painted. A terminal that cuts lines where others wrap them loses as many
-        of those above the frame.
+        A narrower one wraps lines. A terminal that cuts them where others wrap them loses as many of those above the
+        frame. A lower one scrolls the first lines away, and may bring them back when it is higher again; one that does
+        not has the frame at its top, where nothing is above it.
         """
-        width = self._console.width
-        if width < self._width:
-            more = sum((painted - 1) // width for painted in self._screen.widths if painted)
-            for _ in range(more):
-                self._console.control(Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)))
-        self._width = width
+        before, self._size = self._size, self._console.size
+        if before == self._size:
+            return
+        width, rows = self._size
+        heights = [max(-(-painted // width), 1) if width < before.width else 1 for painted in self._screen.widths]
+        more = sum(heights) - len(heights)
+        scrolled_away = sum(end <= sum(heights) - rows for end in itertools.accumulate(heights))
+        brought_back = min(self._scrolled_away, max(rows - before.height, 0))
+        for _ in range(more + brought_back):
+            self._console.control(Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)))
+        self._scrolled_away += scrolled_away - brought_back
 
     def _finish(self) -> None:
         self._screen.is_last = True
+        self._live.start()  # unless it is
         self._fit()
         self._live.stop()  # paints once more
         if self.view.logs_command:
@@ -130,6 +173,12 @@ class _Frames(io.StringIO):
     def write(self, text: str) -> int:
         with self._taking:
             return super().write(text)
+
+    def forget(self) -> None:
+        """Leave out what has not been passed on."""
+        with self._taking:
+            self.seek(0)
+            self.truncate()
 
     def pass_on(self) -> None:
         """Write everything to the terminal, however long that takes."""
@@ -225,20 +274,19 @@ def _cut_to(text: Text, characters: int) -> Text:
 
 
 def overall(view: RunView, width: int) -> RenderableType | None:
-    """A bar for the worker that is furthest back, since the others will wait for it; None before training.
+    """A bar for the rank that is furthest back, since the others will wait for it; None before training.
 
     As long as the project is on its way to the workers, the bar is for that. A narrow terminal has a shorter bar, and
     then fewer words: the rate goes first. Who has told so is said where others have not.
     """
     if view.fraction is None:
         return None
-    part = f"{100 * view.fraction:.0f} %"
-    position = view.slowest.position if view.slowest else ""
+    part, *position = view.position
     speed = f"{rate(view.rate)} examples/s" if view.rate is not None else ""
     left = f"{duration(view.time_left)} left" if view.time_left is not None else ""
     told = view.tellers
     choices = [
-        (part, position, told, speed, left), (part, position, told, left), (part, told, left), (part, told), (part,)
+        (part, *position, told, speed, left), (part, *position, told, left), (part, told, left), (part, told), (part,)
     ]  # fmt: skip
     texts = ["  ".join(filter(None, words)) for words in choices]
     text = next((text for text in texts if len(text) + 2 + SHORTEST_BAR <= width), texts[-1])
@@ -247,14 +295,11 @@ def overall(view: RunView, width: int) -> RenderableType | None:
     return grid
 
 
-def _bar(fraction: float, width: int) -> ProgressBar:
-    return ProgressBar(
-        total=1.0,
-        completed=fraction,
-        width=width,
-        complete_style=COLOURS["running"],
-        finished_style=COLOURS["succeeded"],
-    )
+def _bar(fraction: float, width: int) -> Text:
+    """A thick line for what is done and a thin one for the rest, so that it reads on light and dark and in grey."""
+    full, half = divmod(int(2 * width * fraction), 2)
+    style = COLOURS["succeeded" if fraction >= 1 else "running"]
+    return Text.assemble(("━" * full + "╸" * half, style), ("─" * (width - full - half), "bright_black"), no_wrap=True)
 
 
 def metrics_columns(view: RunView) -> RenderableType:
@@ -296,7 +341,7 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def _position(view: RunView, worker: WorkerView) -> RenderableType:
-    return _line(worker.leading.position)
+    return _line(worker.slowest.position)
 
 
 def _progress(view: RunView, worker: WorkerView) -> RenderableType:
@@ -319,17 +364,23 @@ def _name(view: RunView, worker: WorkerView) -> Text:
 COLUMNS = (
     Column("worker", _name),
     Column("status", _status, min_width=11),
-    Column("address", lambda view, worker: Text(worker.address), from_width=110),
+    Column("address", lambda view, worker: Text(worker.address), from_width=110, where=lambda worker: worker.address),
     Column("phase", _phase, from_width=90),
-    Column("progress", _position, below_width=NARROW),
-    Column("progress", _progress, from_width=NARROW, min_width=10),
+    Column("progress", _position, below_width=NARROW, where=lambda worker: worker.told),
+    Column("progress", _progress, from_width=NARROW, min_width=10, where=lambda worker: worker.told),
     Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100, where=lambda worker: worker.rate),
     Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
-    Column("cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"), from_width=100),
+    Column(
+        "cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"),
+        from_width=100, where=lambda worker: worker.cpu is not None,
+    ),
     Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),
-    Column("memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)), from_width=80),
+    Column(
+        "memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)),
+        from_width=80, where=lambda worker: worker.memory is not None,
+    ),
     Column("last line", _last_line, from_width=NARROW, min_width=12, ratio=1),
-)
+)  # fmt: skip
 
 
 def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:

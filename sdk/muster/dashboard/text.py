@@ -13,6 +13,7 @@ GLYPHS = {  # status is always glyph, word and colour, so that no eye depends on
     "succeeded": "✓",
     "failed": "✗",
     "stopped": "■",
+    "ended": "✓",
     "timedout": "✗",
     "lost": "?",
 }
@@ -24,6 +25,7 @@ COLOURS = {
     "succeeded": "green",
     "failed": "red",
     "stopped": "bright_black",
+    "ended": "bright_black",
     "timedout": "red",
     "lost": "magenta",
 }

@@ -8,7 +8,7 @@ reads them.
 
 from __future__ import annotations
 
-import os
+import math
 import secrets
 import threading
 import time
@@ -22,15 +22,20 @@ import traitlets
 from muster.dashboard import web
 from muster.dashboard.base import Controls
 from muster.dashboard.clicks import let_clicks_through
+from muster.dashboard.frontend import is_jupyter
 from muster.dashboard.live import LiveState
 from muster.dashboard.logwindow import LogWindow
+from muster.dashboard.pictures import NEED_WIDGETS
 from muster.dashboard.tensorboard import RunBoard
 from muster.errors import MusterError
 from muster.text.cleaning import is_file_name
 
-SECONDS_PER_BEAT = 0.7  # a page that hears nothing for two seconds says so
-SECONDS_PER_PICTURE = 5.0  # below the live view
+SECONDS_PER_BEAT = 0.5  # a page that hears nothing for two seconds says so
+SECONDS_PER_PICTURE = (1.0, 5.0)  # below the live view, at the beginning of the run and later
 SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
+BASIC = (
+    "<code>MUSTER_DASHBOARD=basic</code> in the kernel's environment has a simpler view, for pages that show none here."
+)
 
 
 class RunWidget(anywidget.AnyWidget):
@@ -48,7 +53,6 @@ class RunWidget(anywidget.AnyWidget):
 
     _esm = web.script()
     _css = web.style()
-    seconds_per_picture = SECONDS_PER_PICTURE
     can_stop = traitlets.Bool(False).tag(sync=True)
     can_say_stacks = traitlets.Bool(False).tag(sync=True)
     is_own = traitlets.Bool(False).tag(sync=True)
@@ -61,7 +65,7 @@ class RunWidget(anywidget.AnyWidget):
             can_stop=controls.stop is not None,
             can_say_stacks=controls.stacks is not None,
             is_own=controls.is_own,
-            cover=f"muster-live-{secrets.token_hex(8)}" if _is_jupyter() else "",
+            cover=f"muster-live-{secrets.token_hex(8)}" if is_jupyter() else "",
         )
         self._state, self._folder, self._controls = state, folder, controls
         self._board = RunBoard(folder)
@@ -72,6 +76,22 @@ class RunWidget(anywidget.AnyWidget):
         self._followed: tuple[str, LogWindow] | None = None
         self.on_msg(self._answer)
         let_clicks_through(self.comm)
+
+    @property
+    def seconds_per_picture(self) -> float:
+        """The pause between two pictures: short as long as no page has said that it shows the view itself.
+
+        An editor that displays the view would begin it anew with each.
+        """
+        if not self.cover:
+            return math.inf
+        least, most = SECONDS_PER_PICTURE
+        return min(max(least, self._state.view.elapsed / 10), most) if self._heard else least
+
+    @property
+    def remedy(self) -> str:
+        """HTML that says how to have the view in a page that has not said that it shows it."""
+        return "" if self._heard else NEED_WIDGETS if self.cover else BASIC
 
     def tick(self) -> None:
         """Send what is new.
@@ -97,6 +117,7 @@ class RunWidget(anywidget.AnyWidget):
     def _answer(self, _: Any, message: Any, __: Any) -> None:
         if not isinstance(message, dict):
             return
+        self._heard = True
         ask = message.get("ask")
         if ask == "stop":
             self._answer_with("stopping", self._controls.stop)
@@ -106,7 +127,6 @@ class RunWidget(anywidget.AnyWidget):
             self._board.open(lambda answer: self.send({"kind": "tensorboard", **answer}))
         elif ask in ("snapshot", "log", "older"):
             with self._sending:
-                self._heard = True
                 if ask == "snapshot":
                     self._send_snapshot()
                 elif ask == "log":
@@ -145,16 +165,3 @@ class RunWidget(anywidget.AnyWidget):
         news = log.read()
         if news["text"] or fresh:
             self.send({"kind": "log", "worker": worker, **news})
-
-    def __repr__(self) -> str:
-        run = self._state.view.run_id
-        return f"<live view of run {run}; elsewhere: muster show {run}>" if run else "<live view of a run>"
-
-
-def _is_jupyter() -> bool:
-    """Return whether a Jupyter server's own page shows this kernel: every model of a widget then lives in that page.
-
-    Editors such as VS Code, which name their sessions so, load a widget only where it is displayed.
-    """
-    session = os.environ.get("JPY_SESSION_NAME", "")
-    return bool(session) and "-jvsc-" not in session

@@ -11,9 +11,10 @@ from muster.text.cleaning import clean
 
 MAX_RANKS = 64  # of one worker; those beyond are left out
 MAX_LINE = 500  # characters of a worker's last line
-FINAL = frozenset({"succeeded", "failed", "stopped", "timedout", "lost"})
+FINAL = frozenset({"succeeded", "failed", "stopped", "ended", "timedout", "lost"})
 FAILURES = frozenset({"failed", "timedout", "lost"})
 GOOD_END = "exit 0"
+NOTHING = ProcessProgress()
 PHASES = ("requested", "scheduled", "connected", "ready", "training", "done")
 
 
@@ -24,6 +25,7 @@ class WorkerView:
     Attributes:
         phase: what it is at, one of ``PHASES``. It only moves forward.
         stage: what its process is at before its first step, such as ``importing tensorflow``; empty where unknown.
+        listens: whether its process, a server, has begun to.
         entered: when it came to each phase that it has been in.
         cpu: cores that it keeps busy.
         memory: bytes that it uses.
@@ -36,7 +38,6 @@ class WorkerView:
         end: how its process ended, such as ``exit 1``; of several ranks the first that failed. Empty where Muster
             stopped it, which says nothing of how it fared.
         raised: type of the exception that its script raised first.
-        leading: the progress of its lowest rank, which stands for the worker.
     """
 
     name: str
@@ -46,6 +47,7 @@ class WorkerView:
     phase_since: float = 0.0
     stage: str = ""
     stage_since: float = 0.0
+    listens: bool = False
     entered: dict[str, float] = field(default_factory=dict)
     cpu: float | None = None
     memory: float | None = None
@@ -56,7 +58,6 @@ class WorkerView:
     ranks: list[int] = field(default_factory=list)
     received: int = 0
     expected: int = 0
-    leading: ProcessProgress = field(default_factory=ProcessProgress)
     exit_code: int | None = None
     signal: int | None = None
     end: str = ""
@@ -116,9 +117,22 @@ class WorkerView:
         return f"{self.gpu:.1f}/{len(self.gpus)}, {size(self.gpu_memory)}"
 
     @property
+    def told(self) -> list[ProcessProgress]:
+        """The progress of each of its processes that has told how far it is."""
+        return [progress for progress in self.progress.values() if progress.has_begun]
+
+    @property
+    def slowest(self) -> ProcessProgress:
+        """The progress of its process that is furthest back, of those that have told; it stands for the worker."""
+        if len(self.progress) == 1:
+            return next(iter(self.progress.values()))
+        return min(self.told, key=ProcessProgress.order, default=NOTHING)
+
+    @property
     def fraction(self) -> float | None:
         """The part of its work that is done, 0 to 1, all of it once it has succeeded; None where it has not told."""
-        return 1.0 if self.leading.fraction is not None and self.status == "succeeded" else self.leading.fraction
+        fraction = self.slowest.fraction
+        return 1.0 if fraction is not None and self.status == "succeeded" else fraction
 
     @property
     def has_failed(self) -> bool:
@@ -143,16 +157,12 @@ class WorkerView:
     @property
     def rate(self) -> float | None:
         """Examples per second, of all its ranks together."""
-        if len(self.progress) < 2:
-            return self.leading.rate
         rates = [progress.rate for progress in self.progress.values() if progress.rate is not None]
         return sum(rates) if rates else None
 
     @property
     def sent(self) -> int | None:
         """Bytes that its ranks have sent to the others for training; None where they have sent or told nothing."""
-        if len(self.progress) < 2:
-            return self.leading.bytes_sent or None
         return sum(progress.bytes_sent or 0 for progress in self.progress.values()) or None
 
     def enter(self, phase: str, when: float) -> None:
@@ -168,13 +178,12 @@ class WorkerView:
                 return ProcessProgress()
             self.progress[rank] = ProcessProgress()
             self.ranks = sorted(rank for rank in self.progress if rank is not None)
-            self.leading = self.progress[self.ranks[0]] if self.ranks else self.progress[None]
         return self.progress[rank]
 
     def print(self, text: str) -> None:
-        """Remember the last line of what it printed that is not blank."""
+        """Remember the last line of what it printed that has a letter or a digit."""
         lines = re.split(r"[\r\n]+", self._unfinished + text[-4 * MAX_LINE :])
         self._unfinished = lines[-1][-MAX_LINE:]
-        shown = next((line for line in reversed(lines) if line.strip()), None)
+        shown = next((line for line in reversed(lines) if any(map(str.isalnum, line))), None)
         if shown is not None:
             self.last_line = clean(shown).expandtabs(4).strip()[:MAX_LINE]

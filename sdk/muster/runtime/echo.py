@@ -8,21 +8,27 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+
+from muster.runtime.suspension import when_suspended
 
 
 @contextmanager
 def without_echo() -> Iterator[None]:
     """Turn the terminal's echo off meanwhile. Keys that are pressed still reach whoever reads next.
 
-    Nothing changes where standard input and output are no terminal, or this process is in its background.
+    It is on while the process is suspended. Nothing changes where standard input and output are no terminal, or this
+    process is in its background.
     """
     descriptor = _terminal()
     if descriptor is None or not _set_echo(descriptor, on=False):
         yield
         return
+    end = when_suspended(partial(_set_echo, descriptor, on=True), partial(_set_echo, descriptor, on=False))
     try:
         yield
     finally:
+        end()
         _set_echo(descriptor, on=True)
 
 

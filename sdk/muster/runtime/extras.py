@@ -22,6 +22,6 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ExtraMissing(
-            f"{(error.name or 'a package').partition('.')[0]} is not installed, which this needs.",
+            f"{(error.name or 'something').partition('.')[0]} (a Python package) is not installed, which this needs.",
             advice=f"pip install 'muster[{name}]'",
         ) from error

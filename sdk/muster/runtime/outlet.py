@@ -41,6 +41,22 @@ def write(stream: TextIO, text: str) -> None:
             select.select([], [descriptor], [], 1.0)
 
 
+def fill_standard_streams() -> None:
+    """Have nothing read and written where this process was started without a standard stream, as by ``>&-``.
+
+    Else the next file or connection that is opened would be taken for that stream, also by what is started.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            os.set_inheritable(null, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def write_within(stream: TextIO, text: str, seconds: float) -> None:
     """Write ``text``, but wait no longer than ``seconds`` for a stream that takes nothing."""
     outlet = Outlet(stream)

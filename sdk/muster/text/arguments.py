@@ -76,7 +76,13 @@ def listed(names: Sequence[str]) -> ArgumentText:
 
 
 def each_part(text: str, change: Callable[[str], str]) -> str:
-    """Return ``text`` with ``change`` made to it, or, where it names arguments, to all that is between them."""
+    """Return ``text`` with ``change`` made to it, or, where it names arguments, to each text that it is made of."""
     if not isinstance(text, ArgumentText):
         return change(text)
-    return ArgumentText(*(part if isinstance(part, Argument) else change(part) for part in text.parts))
+    return ArgumentText(*(_changed(part, change) for part in text.parts))
+
+
+def _changed(part: str | Argument, change: Callable[[str], str]) -> str | Argument:
+    if not isinstance(part, Argument):
+        return change(part)
+    return Argument(change(str(part.name)), change(part.value) if isinstance(part.value, str) else part.value)

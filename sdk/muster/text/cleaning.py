@@ -21,10 +21,19 @@ def clean(text: object) -> str:
     return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
 
 
-def is_file_name(name: object) -> bool:
-    """Return whether a name, as of a worker, stands for one file in a folder and for nothing out of it.
+def overwritten(text: str) -> str:
+    """The lines of ``text`` as a terminal leaves them: what follows a carriage return stands in place of what it ends.
 
-    >>> [is_file_name(name) for name in ("worker-1", "../worker-1", "a/b", "..", "", "a\\0b")]
-    [True, False, False, False, False, False]
+    >>> overwritten("10 %\\r50 %\\r100 %\\r\\nnext")
+    '100 %\\nnext'
     """
-    return isinstance(name, str) and _FILE_NAME.fullmatch(name) is not None
+    return "\n".join(next(filter(None, reversed(line.split("\r"))), "") for line in text.split("\n"))
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a name, as of a worker, stands for one file in a folder, for nothing out of it, and can be shown.
+
+    >>> [is_file_name(name) for name in ("worker-1", "../worker-1", "a/b", "..", "", "a\\0b", "a\u202eb")]
+    [True, False, False, False, False, False, False]
+    """
+    return isinstance(name, str) and _FILE_NAME.fullmatch(name) is not None and clean(name) == name

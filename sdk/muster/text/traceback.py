@@ -11,8 +11,7 @@ from pathlib import Path
 
 PACKAGE = str(Path(__file__).parent.parent)
 CELL_FRAME = re.compile(
-    r'^  File "(?P<file>[^"\n]*/ipykernel_\d+/\d+\.py)", line (?P<line>\d+), in (?P<function>[^\n]+)$(?!\n    )',
-    re.MULTILINE,
+    r'^  File "(?P<file>[^"\n]*/ipykernel_\d+/\d+\.py)", line (?P<line>\d+)(?P<where>,? in [^\n]+)$', re.MULTILINE
 )
 FOREIGN = tuple({PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 
@@ -23,19 +22,35 @@ def shown_in_notebooks(error: BaseException) -> list[str]:
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((*FOREIGN, "<frozen")):
             lines += [f"{_place(frame.filename)}, line {frame.lineno}", f"----> {frame.line or ''}", ""]
-    return [*lines, CELL_FRAME.sub(_with_source, f"{type(error).__name__}: {error}")]
+    return [*lines, f"{type(error).__name__}: {error}"]
 
 
-def _with_source(frame: re.Match[str]) -> str:
-    """A frame of a worker's in a cell of this notebook, with its line: only this session has the cell."""
+def with_cells(text: str) -> str:
+    """A traceback or stacks of a worker's, with the names of this notebook's cells in place of those of their files.
+
+    And in a traceback with their lines, which only this session has.
+    """
+    return CELL_FRAME.sub(_of_cell, text)
+
+
+def _of_cell(frame: re.Match[str]) -> str:
+    cell = _cell(frame["file"])
+    if not cell:
+        return frame[0]
     line = linecache.getline(frame["file"], int(frame["line"])).strip()
-    place = f"  {_place(frame['file'])}, line {frame['line']}, in {frame['function']}"
-    return f"{place}\n    {line}" if line else frame[0]
+    is_traceback = frame["where"].startswith(",") and not frame.string.startswith("\n    ", frame.end())
+    place = f"  {cell}, line {frame['line']}{frame['where']}"
+    return f"{place}\n    {line}" if line and is_traceback else place
 
 
 def _place(filename: str) -> str:
     """Return IPython's name of a cell; the path of any other file."""
+    return _cell(filename) or f"File {filename}"
+
+
+def _cell(filename: str) -> str:
+    """Return IPython's name of a cell; empty for any other file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     name = shell.compile.format_code_name(filename) if shell is not None else None
-    return " ".join(name) if name else f"File {filename}"
+    return " ".join(name) if name else ""

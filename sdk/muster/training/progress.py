@@ -25,6 +25,7 @@ MAX_PER_SECOND = 5  # of each process: as many as somebody who watches can read;
 ARGUMENTS = ("step", "epoch", "steps", "epochs", "examples", "bytes_sent")  # of `report`, beside the metrics
 NOTICE = "preempted"  # the file in the worker's scratch folder, which its agent makes
 LIKENESS = 0.85  # of a metric's name to one of these, from which on it is taken for a slip
+SAME_EXAMPLES = 5  # steps with as many of them as the first, which are taken for a slip
 MAX_NAMES = 256  # of metrics that are looked at
 SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
 
@@ -59,8 +60,8 @@ def report(
             are sent by name. A value that `float()` refuses is left out, which the session is told of.
 
     Nothing is raised; of a name that looks like a misspelt argument the session is told, once. At most
-    `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are, and so is the last one of
-    the process.
+    `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are, and so are that of the last
+    of `steps` and the last one of the process.
     """
     if not os.environ.get(ADDRESS_VARIABLE):
         return
@@ -75,7 +76,9 @@ def report(
     if step is not None and not _stages.is_over:
         _first_step()
     _check_names(metrics)
-    _reporter.report(_converted(counts, int), metrics)
+    numbers = _converted(counts, int)
+    _check_examples(numbers)
+    _reporter.report(numbers, metrics)
 
 
 def preempted() -> bool:
@@ -185,7 +188,7 @@ class Reporter:
             self._counts.update(counts)
             self._metrics.update(metrics)
             self._reported_at = time.time()
-            if self._clock() >= self._next_send:
+            if self._clock() >= self._next_send or _is_last(counts):
                 self.flush()
 
     def flush(self, seconds: float = 0.0) -> None:
@@ -202,6 +205,11 @@ class Reporter:
             self._counts, self._metrics, self._reported_at = {}, {}, None
             self._next_send = self._clock() + 1 / MAX_PER_SECOND
             self._send(message, seconds)
+
+
+def _is_last(counts: Mapping[str, int]) -> bool:
+    """Tell whether a report is of the last step, counted from 1 or 0, which a script may be silent after for long."""
+    return "step" in counts and counts["step"] >= counts.get("steps", float("inf")) - 1
 
 
 def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict[str, Any]:
@@ -229,9 +237,21 @@ def _check_names(metrics: Mapping[str, Any]) -> None:
         import difflib  # most processes never get here with a new name again
 
         near = difflib.get_close_matches(name.lower(), ARGUMENTS, n=1, cutoff=LIKENESS)
+        near = near or [known for known in ARGUMENTS if sorted(known) == sorted(name.lower())]  # such as setp
         if near:
             text = "reports {}=, which is shown as a metric; the argument of report() is {}=".format(name, near[0])
             _warn_once(name, text)
+
+
+def _check_examples(counts: Mapping[str, int]) -> None:
+    """Warn where the number of examples stays as it is while steps go on: it is of one step, most likely."""
+    step, examples = counts.get("step"), counts.get("examples")
+    if step is None or not examples or len(_first_examples) > SAME_EXAMPLES:
+        return
+    _first_examples[step] = examples
+    if len(_first_examples) > SAME_EXAMPLES and set(_first_examples.values()) == {examples}:
+        text = "reports examples={0} at every step; it is to be their number since training began, such as step * {0}"
+        _warn_once("examples", text.format(examples))
 
 
 def _warn_once(name: str, text: str) -> None:
@@ -268,6 +288,7 @@ def _send_datagram(message: Mapping[str, Any], seconds: float) -> None:
 
 _known_names = {}  # type: Dict[str, None]
 _warned = {}  # type: Dict[str, str]
+_first_examples = {}  # type: Dict[int, int]
 _stages = stages.Stages(_tell)
 _reporter = Reporter(_send_datagram)
 atexit.register(_reporter.flush, SECONDS_AT_EXIT)

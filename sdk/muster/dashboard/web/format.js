@@ -2,7 +2,7 @@
 
 const GLYPHS = Object.assign(Object.create(null), { // names that workers make up find nothing here
   "not started": "○", scheduling: "○", starting: "◔", running: "●", stopping: "◑", succeeded: "✓", failed: "✗",
-  stopped: "■", timedout: "✗", lost: "?",
+  stopped: "■", ended: "✓", timedout: "✗", lost: "?",
 });
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const FAILURES = new Set(["failed", "timedout", "lost"]);

@@ -3,6 +3,16 @@
 const MAX_LOG_LINES = 20000; // in the page; the oldest go, and come again when they are scrolled to
 const NEAR = 40; // pixels from an end of what is shown
 
+// A line as a terminal leaves it: what follows a carriage return overwrites what was there. One at its end still has
+// nothing to overwrite it with.
+function overwritten(line) {
+  if (!line.includes("\r")) return line;
+  const last = line.split("\r").filter(Boolean).pop() ?? "";
+  return line.endsWith("\r") ? `${last}\r` : last;
+}
+
+const ended = (line) => overwritten(line).replace("\r", "");
+
 class Log {
   constructor(onClose, onOlder) {
     this.worker = null;
@@ -38,8 +48,8 @@ class Log {
     if (worker !== this.worker) return;
     if (fresh) Object.assign(this, { lines: [], unfinished: "", start: start ?? 0, before: before ?? 0, dropped: false });
     const lines = (this.unfinished + text).split("\n");
-    this.unfinished = lines.pop();
-    this.lines.push(...lines);
+    this.unfinished = overwritten(lines.pop());
+    this.lines.push(...lines.map(ended));
     const dropped = this.lines.length - MAX_LOG_LINES;
     if (dropped > 0) {
       this.lines.splice(0, dropped);
@@ -56,7 +66,7 @@ class Log {
     if (text) {
       const lines = text.split("\n");
       if (lines[lines.length - 1] === "") lines.pop();
-      this.lines.unshift(...lines);
+      this.lines.unshift(...lines.map(ended));
       this.before = Math.max(0, this.before - lines.length);
     } else {
       this.before = 0;
@@ -78,7 +88,7 @@ class Log {
   paint(toEnd = false) {
     const { text } = this;
     const atEnd = toEnd || text.scrollHeight - text.scrollTop - text.clientHeight < NEAR;
-    const lines = this.unfinished ? [...this.lines, this.unfinished] : this.lines;
+    const lines = this.unfinished ? [...this.lines, ended(this.unfinished)] : this.lines;
     const wanted = this.search.value.toLowerCase();
     const found = wanted ? lines.filter((line) => line.toLowerCase().includes(wanted)) : lines;
     setText(text, found.join("\n") || (wanted ? "" : "It has printed nothing yet."));

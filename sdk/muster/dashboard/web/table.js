@@ -64,22 +64,29 @@ class Table {
     this.window.style.height = `${Math.min(Math.max(this.order.length, 1), ROWS_IN_SIGHT) * ROW_HEIGHT}px`;
     this.element.setAttribute("aria-rowcount", String(this.order.length + 1));
     this.element.classList.toggle("muster-has-limit", this.store.run.memory_limit != null);
-    const some = (title) => this.store.columns[title]?.some((value) => value) ?? false;
-    this.element.classList.toggle("muster-has-gpus", some("gpu"));
-    this.element.classList.toggle("muster-has-sent", some("sent"));
     this.paintWidths();
     this.paintRows();
   }
 
-  // Names are never cut: they are what tells workers apart.
+  // Columns that say nothing are left out. Names are never cut: they are what tells workers apart.
   paintWidths() {
     const { names, columns } = this.store;
     if (this.measured === this.store.version) return;
     this.measured = this.store.version;
+    const some = (title) => columns[title]?.some((value) => value != null && value !== "") ?? false;
+    for (const title of ["address", "rate", "sent", "cpu", "gpu", "memory"]) this.show(title, some(title));
+    this.show("progress", some("step") || some("epoch"));
+    this.show("phase", columns.phase?.some((phase, row) => phase !== "done" || columns.ending?.[row]) ?? false);
     const longest = (values) => Math.max(0, ...values.map((value) => value?.length ?? 0));
     const width = longest(names.map((name, row) => `${name} ${columns.ranks?.[row] ?? ""}`));
     this.element.style.setProperty("--worker", `${(0.92 * Math.min(Math.max(width, 8), 60) + 1).toFixed(1)}ch`);
-    this.element.style.setProperty("--address", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
+    this.element.style.setProperty("--address-width", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
+    const said = longest((columns.phase ?? []).map((phase, row) => (phase === "done" ? columns.ending?.[row] : `${phase} 10:00:00`)));
+    this.element.style.setProperty("--phase-width", `${(0.92 * Math.min(said, 48) + 1).toFixed(1)}ch`);
+  }
+
+  show(title, wanted) {
+    this.element.classList.toggle(`muster-has-${title}`, wanted);
   }
 
   // The rows in sight out of all, and a shadow where there are more.
@@ -140,7 +147,9 @@ class Table {
     setClass(row.glyph, `muster-glyph muster-is-${worker.status}`);
     setText(row.glyph, GLYPHS[worker.status] ?? " ");
     setText(row.word, worker.status);
-    setText(row.cells.phase, this.phase(worker));
+    const phase = this.phase(worker);
+    setText(row.cells.phase, phase);
+    row.cells.phase.title = phase;
     setText(row.cells.address, worker.address);
     row.cells.worker.title = `${worker.name} ${worker.ranks || ""}`;
     row.bar.hidden = done == null;

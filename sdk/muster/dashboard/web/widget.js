@@ -2,7 +2,8 @@
 
 const SECONDS_TO_ANSWER = 0.5; // what the session has before it counts as busy with a cell
 const SECONDS_UNTIL_STUCK = 30;
-const SECONDS_UNTIL_SILENT = 1.7; // a session that lives is heard of every 0.7 s
+const SECONDS_UNTIL_SILENT = 2; // a session that lives is heard of every 0.5 s, or somewhat later under load
+const SECONDS_TO_END = 6; // what an interrupt has to show an effect
 
 class View {
   // can: what the session can do for this view: stop, sayStacks; isLive: whether it is there at all; isOwn: whether the
@@ -117,9 +118,19 @@ class View {
     this.stop.disabled = true;
     setText(this.stop, "Stopping …");
     this.send({ ask: "stop" });
-    const busy = () => (this.can.isOwn ? this.can.interrupt()
-      : this.cannotStop(`The kernel is busy with a cell. In a terminal: muster stop ${this.store.run.run_id}`));
-    this.waitsForStop = setTimeout(busy, SECONDS_TO_ANSWER * 1000);
+    this.waitsForStop = setTimeout(() => this.interrupt(), SECONDS_TO_ANSWER * 1000);
+  }
+
+  // Some editors let no widget interrupt the kernel, and say so in no way but that nothing happens.
+  interrupt() {
+    const how = this.can.isOwn ? "Interrupt it, or in" : "In";
+    const refused = () => this.cannotStop(`The kernel is busy with a cell. ${how} a terminal: muster stop ${this.store.run.run_id}`);
+    if (!this.can.isOwn) return refused();
+    this.waitsForStop = setTimeout(() => this.store.run.phase !== "ending" && refused(), SECONDS_TO_END * 1000);
+    Promise.resolve().then(this.can.interrupt).catch(() => {
+      clearTimeout(this.waitsForStop);
+      refused();
+    });
   }
 
   cannotStop(why) {
@@ -148,7 +159,7 @@ class View {
     const found = Object.entries(said ?? {}).sort(([a], [b]) => naturally.compare(a, b));
     const close = make("button", "muster-button", "Close", { type: "button" });
     close.addEventListener("click", () => { this.stacks.hidden = true; });
-    const taken = new Date().toLocaleTimeString();
+    const taken = new Date().toLocaleTimeString("en-GB");
     this.stacks.replaceChildren(
       make("div", "muster-bar", [make("strong", "", "Where every rank is"), make("span", "muster-muted", taken), close]),
       ...(error ? [make("div", "", error)] : []),
@@ -258,7 +269,7 @@ class View {
 
   paintFate(run) {
     const show = `muster show ${run.run_id}`;
-    let text = this.trouble ?? "";
+    let text = run.status === "running" ? this.trouble ?? "" : "";
     if (this.store.silentSince != null) {
       const ended = this.can.isOwn ? "the run has ended with it" : "the run goes on in a session of its own";
       text = this.isGone ? `The kernel has been restarted or has ended: ${ended}. What became of it: ${show}`
@@ -284,7 +295,7 @@ class View {
 
   paintNotes(run) {
     const silent = this.store.now() - run.moved;
-    const stuck = run.status === "running" && run.moved && silent > SECONDS_UNTIL_STUCK;
+    const stuck = run.status === "running" && run.phase !== "serving" && run.moved && silent > SECONDS_UNTIL_STUCK;
     const late = this.store.columns.phase?.filter((phase) => phase === "requested" || phase === "scheduled").length;
     const waiting = late && run.phase !== "training" ? `, ${late} of ${this.store.names.length} workers have not connected` : "";
     const notes = [...(run.notes ?? []), ...(stuck ? [`Nothing has moved for ${duration(silent)}${waiting}.`] : [])];
@@ -295,16 +306,14 @@ class View {
   paintProgress(run) {
     this.progress.hidden = run.fraction == null;
     if (this.progress.hidden) return;
-    const row = this.store.names.indexOf(run.slowest);
-    this.bar.value = run.fraction;
+    if (this.bar.value !== run.fraction) this.bar.value = run.fraction;
     setText(this.pace, [
-      `${Math.round(100 * run.fraction)} %`,
-      row < 0 ? "" : position(this.store.worker(row)),
-      run.status === "running" ? run.tellers : "",
+      ...run.position,
+      run.tellers,
       run.left == null || run.status !== "running" || this.isStill(run) ? "" : `${duration(run.left)} left`,
       run.rate == null ? "" : `${perSecond(run.rate)} examples/s`,
       run.efficiency == null ? "" : `scaling efficiency ${Math.round(100 * run.efficiency)} %`,
-      run.uneven && run.status === "running" ? `slowest: ${run.slowest}` : "",
+      run.laggard ? `slowest: ${run.laggard}` : "",
     ].filter(Boolean).join(" · "));
   }
 
@@ -351,7 +360,7 @@ function attach(model, el) {
     sayStacks: model.get("can_say_stacks"),
     isOwn: model.get("is_own"),
     isLive: model.get("is_live"),
-    interrupt: () => kernel()?.interrupt(),
+    interrupt: () => kernel().interrupt(),
   });
   const receive = (message) => view.receive(message);
   const offerBoard = () => { view.board.hidden = !model.get("has_tensorboard"); };
