@@ -495,7 +495,7 @@ class TestExplainAndShow:
     def test_no_such_run(self) -> None:
         run = recorded()
         for command in ("explain", "show", "logs"):
-            result = muster(command, "mnist")
+            result = muster(command, "nist")
 
             assert result.exit_code == 2
             assert run.id in result.stderr
@@ -718,6 +718,13 @@ def test_clean_fails_where_something_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert (done.exit_code, done.stdout, done.stderr) == (1, "h1: 2 MB\n", "h2: it could not be removed\n")
 
 
+def test_a_platform_of_ones_own_is_said_to_be_given_in_python(script: str) -> None:
+    result = RUNNER.invoke(main, ["run", "-p", "acme", script])
+    assert result.exit_code == 2
+    assert "'acme' is not one of 'local'" in result.stderr
+    assert "given in Python, as an object." in result.stderr
+
+
 def test_clean_has_the_options_of_platforms_alone() -> None:
     shown = muster("clean", "--help").output
     assert "--hosts" in shown
@@ -725,3 +732,73 @@ def test_clean_has_the_options_of_platforms_alone() -> None:
     done = muster("clean", "-p", "hosts")
     assert done.exit_code == 2
     assert "No hosts are given.\nTry: --hosts" in done.output + done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_process_without_standard_streams_runs_as_any_other(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text("print('here')\n")
+    line = f"{sys.executable} -m muster run -s processes works.py {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert muster("logs", "last").stdout == "worker-0 | here\n"
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    line = f"cd gone && rmdir ../gone && {sys.executable} -m muster run -s processes works.py"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "Error: The working directory is not there any more.\nTry: change into a folder that is\n"
+
+
+def test_ctrl_c_during_imports_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "muster", "runs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
+def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
+    older, newer = recorded("older", days_ago=1), recorded("newer")
+    for name in ("newer", newer.id[-4:], "LAST"):
+        assert muster("explain", "--json", name).exit_code == 0
+        assert runs.open_run(name).id == newer.id
+    wrong = newer.id[:14] + ("0" if newer.id[14] != "0" else "1")
+    assert muster("explain", wrong).stderr.endswith((f"Try: {newer.id}, {older.id}\n", f"Try: {newer.id}\n"))
+    recorded("newer")
+    assert "2 runs are called 'newer'" in muster("stop", "newer").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["runs", "--keep", "3"], "--prune is not given"),
+        (["runs", "--older-than", "1"], "--prune is not given"),
+        (["plan", "-s", "processes", "--env", "A-B=1", "train.py"], "A-B can be no name of a variable"),
+        (["plan", "-s", "processes", "--name", "", "train.py"], "it is empty"),
+        (["plan", "-s", "processes", "--project", "/nope", "train.py"], "There is no /nope"),
+        (["run", "-s", "processes", "--detach", "0m", "train.py"], "--detach is '0m'; it must be longer than 0 s"),
+        (["plan", "-n", "two", "train.py"], "'two' is not a valid whole number"),
+        (["plan", "-s", "Horovd", "train.py"], "Did you mean 'horovod'?"),
+        (["plan", "-s", "ps", "train.py"], "Did you mean 'parameter_server'?"),
+        (["plan", "--memry", "2", "train.py"], "Did you mean"),
+        (["run", "-s", "processes", "--detach", "soon", "train.py"], "--detach is 'soon'; it must be a time span"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(arguments: list[str], words: str, script: str) -> None:
+    result = muster(*arguments)
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+def test_a_terminal_gets_the_last_state_of_a_progress_bar_and_as_many_lines_as_asked(tmp_path: Path) -> None:
+    run = recorded()
+    (run.path / "logs" / "worker-0.log").write_bytes(b"first\n 10 %\r 20 %\r100 %\r\nlast\n")
+    assert muster("logs", "last", "worker-0").stdout == "first\n 10 %\n 20 %\n100 %\nlast\n"
+    assert muster("logs", "last", "worker-0", "--tail", "1").stdout == "last\n"
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "muster", "logs", "last", "worker-0"]
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        subprocess.run(command, stdout=theirs, check=True)
+        os.close(theirs)
+        assert terminal.read(65536) == b"first\r\n100 %\r\nlast\r\n"

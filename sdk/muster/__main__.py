@@ -1,5 +1,23 @@
-"""``python -m muster``: the same as ``muster``."""
+"""The ``muster`` command from its first moment on, as ``python -m muster`` or by its name."""
 
-from muster.commands.main import main
+from __future__ import annotations
 
-main(prog_name="muster")
+import os
+import sys
+
+INTERRUPTED = 130  # as commands.main says of later interrupts
+
+
+def main() -> None:
+    """Run the command. Its imports take a while, in which Ctrl-C means what it means later."""
+    try:
+        from muster.commands.main import main as command
+
+        command(prog_name="muster")
+    except KeyboardInterrupt:
+        os.write(2, b"Interrupted.\n")
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -82,7 +82,7 @@ class TestDeclaredOptions:
     def test_of_a_new_strategy_are_flags(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
         text = " ".join(muster("run", "--help").stdout.split())
         assert "parameter_server|horovod|mpi|processes|multi_worker|leisurely]" in text
-        assert "--tea-breaks INTEGER RANGE Breaks of each worker (leisurely). [default: 2] [x>=0]" in text
+        assert "--tea-breaks N Breaks of each worker (leisurely). [default: 2] [x>=0]" in text
         assert "--biscuits WORDS What is served (leisurely)." in text
         assert "--kettle" not in text
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from muster.errors import MusterError
+from muster.events import metrics_to_json
 from muster.events.data import Note
 from muster.records.first_step import first_step
 from muster.records.runs import LOST_ADVICE, LOST_REASON, Run
@@ -75,11 +76,12 @@ def outcome(run: Run) -> dict[str, Any]:
     return {
         **summary(run),
         **{name: result.get(name) for name in OUTCOME},
+        "metrics": metrics_to_json(result["metrics"]) if "metrics" in result else None,
         "notes": [event.data.text for event in run.events() if isinstance(event.data, Note)],
         "workers": [
             {
                 **{name: getattr(worker, name) for name in WORKER},
-                **{name: getattr(worker.leading, name) for name in PROGRESS},
+                **{name: getattr(worker.slowest, name) for name in PROGRESS},
             }
             for worker in replay(run).workers.values()
         ],

@@ -18,7 +18,8 @@ SECONDS_TO_END = 60.0
 def stop(run: str, now: bool) -> None:
     """End RUN, wherever it was started.
 
-    Returns once nothing of it is left. RUN is an id, the beginning of one, or "last".
+    Its scripts get SIGTERM, and 1.5 s for ending by themselves. Returns once nothing of it is left. RUN is an id, the
+    beginning of one, or "last".
     """
     opened = runs.open_run(run)
     if opened.status != "running":

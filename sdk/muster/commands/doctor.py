@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from muster.commands import completion
+from muster.commands.options import Number
 from muster.commands.recorded import print_rich
 from muster.commands.run import OPTIONS, ScriptCommand, as_options, make_request
 
@@ -29,7 +30,7 @@ def _doctor_options(command: Any) -> Any:
 @click.option(
     "--timeout",
     "timeout_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=60,
     show_default=True,
     metavar="SECONDS",
@@ -37,7 +38,7 @@ def _doctor_options(command: Any) -> Any:
 )
 @click.option(
     "--run-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="How long the run may take: to be held against the session's idle limit.",
 )

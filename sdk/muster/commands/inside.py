@@ -17,13 +17,17 @@ import click
 
 from muster.commands import completion
 from muster.commands.streams import Pump
-from muster.errors import JobError, RunUnreachable
+from muster.errors import JobError, MusterError, RunUnreachable
 from muster.records import runs
 from muster.records.control import open_stream
 from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2
 OF_SIGNALS = 128  # what shells add to the number of a signal for an exit status
+SECONDS_TO_RECORD = 5.0  # that the end of a run takes, once its workers have gone
+# What a program that could not end itself has left a terminal in: its other screen, without a cursor, told of the
+# mouse and of pastes, with other keys and colours.
+LEFT_BY_PROGRAMS = b"\x1b[?47l\x1b[?25h\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[m\r\n"
 MOST_CONNECTIONS = 16  # to a forwarded port at once
 LOOPBACK = "127.0.0.1"
 
@@ -37,14 +41,14 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
     """Run CMD, or a shell, in a worker of RUN.
 
     It runs where the worker's script does: with its environment and in its working directory. RUN is
-    an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or a rank such as rank-3. Input and
+    an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or a rank such as rank-1. Input and
     output are passed on as they are, and the exit status is that of CMD. It ends with the run, and with Ctrl-C.
 
     \b
     Examples:
       muster exec last worker-0                        a shell
       muster exec last worker-0 -- nvidia-smi
-      muster exec last rank-3 -- tar cz checkpoints > checkpoints.tar.gz
+      muster exec last rank-1 -- tar cz checkpoints > checkpoints.tar.gz
       muster exec -t last worker-0 -- top
     """
     opened = _under_way(run)
@@ -59,10 +63,17 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
         click.echo(clean(str(answer["closed"].get("text"))), err=True)
         sys.exit(answer["closed"].get("exit_code") or 1)
     pump = Pump(connection, sys.stdin.fileno(), {OUTPUT: sys.stdout.fileno(), ERRORS: sys.stderr.fileno()})
-    with _raw_terminal(pump) if has_terminal else contextlib.nullcontext():
-        closed = pump.run()
-    if closed.exit_code is None and closed.signal is None:
-        raise RunUnreachable(f"It was ended: {clean(closed.text)}.")
+    try:
+        with _raw_terminal(pump) if has_terminal else contextlib.nullcontext():
+            closed = pump.run()
+            if closed.exit_code is None and closed.signal is None:
+                raise RunUnreachable(f"It was ended: {clean(closed.text)}.")
+    except RunUnreachable as error:
+        with contextlib.suppress(MusterError, TimeoutError):  # how the run has ended says nothing of the command
+            opened.wait(SECONDS_TO_RECORD)
+        if opened.status == "running":
+            raise
+        raise RunUnreachable(f"It was ended with its run: {opened.id} has ended: {opened.status}.") from error
     sys.exit(closed.exit_code if closed.exit_code is not None else OF_SIGNALS + (closed.signal or 0))
 
 
@@ -168,6 +179,9 @@ def _raw_terminal(pump: Pump) -> Iterator[None]:
     try:
         tty.setraw(number, termios.TCSADRAIN)  # what has been typed ahead stays
         yield
+    except RunUnreachable:
+        os.write(sys.stdout.fileno(), LEFT_BY_PROGRAMS)
+        raise
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ from muster.commands.clean import clean_up
 from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
 from muster.commands.inside import execute, forward
+from muster.commands.options import NEAR
 from muster.commands.plan import plan
 from muster.commands.recorded import attach, explain, logs, runs, show
 from muster.commands.run import as_options, run
@@ -32,7 +34,7 @@ from muster.errors import (
     RunTimeout,
     StartTimeout,
 )
-from muster.runtime.outlet import write_within
+from muster.runtime import outlet
 from muster.text.cleaning import clean
 
 FAILED, INTERRUPTED = 1, 130
@@ -61,6 +63,7 @@ class ErrorsAsExitCodes(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run as a program. Help is printed before any command is run, perhaps to where it cannot be."""
+        outlet.fill_standard_streams()
         with _stdout_may_end():
             return super().main(*args, **extra)
 
@@ -74,6 +77,9 @@ class ErrorsAsExitCodes(click.Group):
                 click.style("Error: ", fg="red", bold=True), wrapped(clean(_spelled(error)), sys.stderr, len("Error: "))
             )
             ctx.exit(exit_code(error))
+        except click.NoSuchOption as error:
+            near = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=NEAR)
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
         except KeyboardInterrupt:
             _say("Interrupted.")
             ctx.exit(INTERRUPTED)
@@ -114,7 +120,7 @@ def _is_of_output(error: OSError) -> bool:
 def _say(*words: str) -> None:
     """Write to standard error; a terminal that takes nothing does not keep the process from ending."""
     line = "".join(words) + "\n"
-    write_within(sys.stderr, line if sys.stderr.isatty() else click.unstyle(line), SECONDS_TO_SAY)
+    outlet.write_within(sys.stderr, line if sys.stderr.isatty() else click.unstyle(line), SECONDS_TO_SAY)
 
 
 def _spelled(error: MusterError) -> MusterError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -13,7 +14,30 @@ from muster import platforms, strategies
 from muster.commands import completion
 from muster.options.fields import Option, options_of
 
+NEAR = 0.75  # how alike a word must be to one that is suggested in its place
 STRATEGIES, PLATFORMS = "Options of strategies", "Options of platforms"
+
+
+class WholeNumber(click.IntRange):
+    """A whole number, which help calls N."""
+
+    name = "whole number"
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        """Return what stands for it in help."""
+        return "N"
+
+
+class Number(click.FloatRange):
+    """A number in a range, with or without a decimal point."""
+
+    name = "number"
+
+
+class AnyNumber(click.types.FloatParamType):
+    """A number, with or without a decimal point."""
+
+    name = "number"
 
 
 if TYPE_CHECKING:
@@ -37,6 +61,19 @@ class NameIn(Choice):
     @choices.setter
     def choices(self, names: object) -> None:
         """Do nothing: the table is what counts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name, or refuse it with the one that is likely meant: nearly the same, or the same initials."""
+        if value not in self._table:
+            meant = difflib.get_close_matches(value.lower(), self._table, n=1, cutoff=NEAR)
+            meant += [name for name in self._table if "".join(part[0] for part in name.split("_")) == value.lower()]
+            if meant:
+                raise click.BadParameter(f"{value!r} is none. Did you mean {meant[0]!r}?", ctx, param)
+        return super().convert(value, param, ctx)
+
+    def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
+        """Refuse a name, and tell whoever has a class for it where that can be given."""
+        super().fail(f"{message.rstrip('.')}; one of your own is given in Python, as an object.", param, ctx)
 
 
 class DeclaredOption(click.Option):
@@ -111,9 +148,9 @@ def _of_table(section: str, table: Mapping[str, str], class_of: Callable[[str], 
 
 def _click_type(declared: Option) -> click.ParamType[Any] | None:
     if declared.type is int:
-        return click.IntRange(min=None if declared.minimum is None else int(declared.minimum))
+        return WholeNumber(min=None if declared.minimum is None else int(declared.minimum))
     if declared.type is float:
-        return click.FloatRange(min=declared.minimum)
+        return Number(min=declared.minimum)
     if declared.type is Path:
         return click.Path(path_type=Path)
     return click.BOOL if declared.type is bool else click.STRING

@@ -25,10 +25,11 @@ def plan(json_wanted: bool, submission_wanted: bool, **options: Any) -> None:
     Addresses are placeholders: real ones are known once the workers have started.
 
     \b
-    Example:
+    Examples:
       muster plan -s horovod -n 2 --slots 2 train.py --epochs 5
-      muster plan -p slurm -n 4 --submission train.py > job.sh
-      muster plan -p kubernetes --image my/image -n 2 --submission train.py | kubectl apply --dry-run=server -f -
+      muster plan -p slurm -s processes -n 4 --submission train.py > job.sh
+      muster plan -p kubernetes --image my/image -s processes -n 2 --submission train.py > pods.yaml
+      kubectl create --dry-run=server -f pods.yaml
     """
     from muster.checks.planning import describe
     from muster.run.request import check, describe_place

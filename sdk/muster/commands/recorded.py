@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.commands import as_json, completion
+from muster.commands.options import Number, WholeNumber
 from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
+from muster.dashboard import is_terminal
 from muster.dashboard.text import COLOURS, GLYPHS, duration
 from muster.records import runs as recorded
 from muster.runtime.echo import without_echo
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
+from muster.text.reading import open_regular
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
+KEPT_RUNS = 20
+LEFT = 130  # the exit status where Ctrl-C has ended the view of a run, and not the run
 STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 
 
@@ -37,7 +42,7 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help=f"List the newest N.  [default: {SHOWN_RUNS}; as JSON all]",
 )
@@ -45,14 +50,12 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 @click.option("--status", type=click.Choice(STATUSES), multiple=True, help="List those of this status; repeatable.")
 @click.option("--prune", is_flag=True, help="Delete old runs; those that run are left alone.")
 @click.option(
-    "--keep", type=click.IntRange(min=0), default=20, show_default=True, help="With --prune: leave the newest."
+    "--keep", type=WholeNumber(min=0), metavar="N", help=f"With --prune: leave the newest N.  [default: {KEPT_RUNS}]"
 )
-@click.option(
-    "--older-than", type=click.FloatRange(min=0), metavar="DAYS", help="With --prune: and all that are newer."
-)
+@click.option("--older-than", type=Number(min=0), metavar="DAYS", help="With --prune: and all that are newer.")
 def runs(
     json_wanted: bool, limit: int | None, name: str | None, status: tuple[str, ...],
-    prune: bool, keep: int, older_than: float | None,
+    prune: bool, keep: int | None, older_than: float | None,
 ) -> None:  # fmt: skip
     """List the recorded runs, newest first.
 
@@ -68,12 +71,15 @@ def runs(
     if prune:
         if limit or name or status:
             raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
+        keep = KEPT_RUNS if keep is None else keep
         deleted = recorded.prune(keep, older_than)
         if json_wanted:
             as_json.echo(deleted)
         else:
             click.echo("\n".join([*deleted, _pruning(len(deleted), keep, older_than)]))
         return
+    if keep is not None or older_than is not None:
+        raise click.UsageError("--keep and --older-than say what --prune leaves, and --prune is not given.")
     listed = [
         run
         for run in recorded.list_runs()
@@ -172,7 +178,8 @@ def explain(run: str, json_wanted: bool) -> None:
 def show(run: str, html: Path | None, json_wanted: bool) -> None:
     """Show RUN as it ended, or live while it runs.
 
-    It is shown live in a terminal only. RUN is an id, the beginning of one, or "last", which is the default.
+    It is shown live in a terminal only; elsewhere, as in a notebook's cell, once as it is now. RUN is an id, the
+    beginning of one, or "last", which is the default.
 
     \b
     Examples:
@@ -186,7 +193,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
         from muster.dashboard.html_page import html_page
 
         write_page(html, html_page(opened))
-    elif opened.status == "running" and sys.stdout.isatty():
+    elif opened.status == "running" and is_terminal(sys.stdout):
         _show_live(opened)
     else:
         _show_end(opened)
@@ -197,8 +204,8 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
 def attach(run: str) -> None:
     """Show RUN live until it has ended, and end as it does.
 
-    Ctrl-C leaves the run alone. RUN is an id, the beginning of one, or "last", which is the default. The exit status is
-    that of `muster run`.
+    Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
+    of one, or "last", which is the default.
     """
     opened = recorded.open_run(run)
     if opened.status == "running":
@@ -224,17 +231,25 @@ def _show_live(run: recorded.Run) -> None:
     try:
         with without_echo():
             follow(run, tell)
+    except KeyboardInterrupt:
+        dashboard.close()
+        if run.status != "running":
+            raise
+        click.echo(f"The run goes on. To end it: muster stop {run.id}", err=True)
+        sys.exit(LEFT)
     finally:
         dashboard.close()
-        if run.status == "running":
-            click.echo(f"The run goes on. To end it: muster stop {run.id}", err=True)
 
 
 def _show_end(run: recorded.Run) -> None:
+    from muster.dashboard.follow import usage_now
+    from muster.dashboard.model import fold
     from muster.dashboard.replay import replay
     from muster.dashboard.terminal import Screen
 
     view = replay(run)
+    for event in usage_now(run):
+        fold(view, event)
     view.advice = as_options(run.advice)
     print_rich(Screen(view), height=len(view.workers) + 30)
 
@@ -253,12 +268,13 @@ def print_rich(shown: RenderableType, height: int | None = None) -> None:
 @click.argument("run", shell_complete=completion.run_ids)
 @click.argument("worker", required=False, shell_complete=completion.workers)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-def logs(run: str, worker: str | None, follow: bool) -> None:
+@click.option("--tail", type=WholeNumber(min=0), help="Begin with the last N lines of each.")
+def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """Print what the workers of RUN, or one of them, have printed.
 
-    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-3, or
-    "driver" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out; the files
-    have it all.
+    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-1, or
+    "driver" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out, and of a
+    progress bar a terminal gets only what it showed last; the files have it all.
 
     \b
     Examples:
@@ -270,11 +286,15 @@ def logs(run: str, worker: str | None, follow: bool) -> None:
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
         for name in [worker] if worker else [*opened.workers, recorded.LAUNCHER_LOG]:
-            if name not in tails:
+            lines: list[bytes] = []
+            is_new = name not in tails
+            if is_new:
                 for older in opened.log_files(name)[:-1]:
-                    _print_lines(older.read_bytes().splitlines(), None if worker else name)
+                    lines += older.read_bytes().splitlines()
                 tails[name] = Tail(opened.log_path(name))
-            _print_lines(tails[name].read(at_end=ended or not follow), None if worker else name)
+            lines += tails[name].read(at_end=ended or not follow)
+            skipped = max(len(lines) - tail, 0) if is_new and tail is not None else 0
+            _print_lines(lines[skipped:], None if worker else name)
         if ended or not follow:
             return
         time.sleep(POLL_SECONDS)
@@ -295,8 +315,9 @@ def write_page(file: Path, page: str) -> None:
 
 def _print_lines(lines: list[bytes], name: str | None) -> None:
     for line in lines:
-        # A progress bar returns to the beginning of its line: what it showed one after the other are lines here.
-        for part in line.rstrip(b"\r").split(b"\r"):
+        # A progress bar returns to the beginning of its line: what it showed one after the other are lines in a pipe.
+        shown = line.rstrip(b"\r").split(b"\r")
+        for part in shown[-1:] if sys.stdout.isatty() else shown:
             text = clean(part.decode("utf-8", errors="replace"))
             click.echo(f"{name} | {text}" if name else text)
 
@@ -326,7 +347,7 @@ class Tail:
 
 def _read_from(path: Path, position: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(position)
             return file.read()
     except FileNotFoundError:

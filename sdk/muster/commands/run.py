@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muster.commands import as_json, completion
-from muster.commands.options import DeclaredOption, NameIn, PlatformCommand, platform_options, strategy_options
+from muster.commands.options import (
+    AnyNumber,
+    DeclaredOption,
+    NameIn,
+    Number,
+    PlatformCommand,
+    WholeNumber,
+    platform_options,
+    strategy_options,
+)
 from muster.events import Event, Observer
 from muster.events.data import RunEnded
 from muster.job import Resources
@@ -131,10 +140,19 @@ def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequenc
         name, equals, value = text.partition("=")
         if not name:
             raise click.BadParameter(f"{text!r} has no name.", ctx, parameter)
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise click.BadParameter(f"{name} can be no name of a variable.", ctx, parameter)
         if not equals and name not in os.environ:
             raise click.BadParameter(f"{name} is not set here; give {name}=VALUE.", ctx, parameter)
         environment[name] = value if equals else os.environ[name]
     return environment
+
+
+def _name(ctx: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Refuse a name that is given and says nothing, as an empty variable of a shell does."""
+    if not name.strip() and ctx.get_parameter_source("name") is click.core.ParameterSource.COMMANDLINE:
+        raise click.BadParameter("it is empty.", ctx, parameter)
+    return name
 
 
 # Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``_as_option`` finds it.
@@ -148,14 +166,14 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
         help="Where workers run.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
     ),
     click.option(
-        "-n", "--workers", "n_workers", type=click.IntRange(min=1), default=1, show_default=True,
+        "-n", "--workers", "n_workers", type=WholeNumber(min=1), default=1, show_default=True,
         help="Workers that train.",
     ),
-    click.option("--ps", "n_ps", type=click.IntRange(min=0), default=0, show_default=True, help="Parameter servers."),
-    click.option("--cpu", type=float, default=1, show_default=True, help="Cores of each worker."),
-    click.option("--memory", type=float, default=2, show_default=True, help="Memory of each worker, in GB."),
+    click.option("--ps", "n_ps", type=WholeNumber(min=0), default=0, show_default=True, help="Parameter servers."),
+    click.option("--cpu", type=AnyNumber(), default=1, show_default=True, help="Cores of each worker."),
+    click.option("--memory", type=AnyNumber(), default=2, show_default=True, help="Memory of each worker, in GB."),
     click.option(
-        "--gpus", "nvidia_gpu", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs of each worker."
+        "--gpus", "nvidia_gpu", type=WholeNumber(min=0), default=0, show_default=True, help="GPUs of each worker."
     ),
     click.option(
         "--python", default="", metavar="PATH", shell_complete=completion.files,
@@ -173,7 +191,7 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
         "directory; repeatable; none for none.  [default: what git would track]",
     ),
     click.option(
-        "--project-limit", type=click.FloatRange(min=0, min_open=True), default=100, show_default=True, metavar="MB",
+        "--project-limit", type=Number(min=0, min_open=True), default=100, show_default=True, metavar="MB",
         help="How much that may be.",
     ),
     click.option(
@@ -181,7 +199,7 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
         help="Files in the working directories of such workers that are brought back at the end, such as "
         "'checkpoints/**'; repeatable.",
     ),
-    click.option("--name", default="", help="What to call the run.  [default: the script's name]"),
+    click.option("--name", default="", callback=_name, help="What to call the run.  [default: the script's name]"),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as with python -m."),
     click.argument("worker_script", metavar="SCRIPT", shell_complete=completion.files),
     click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=completion.files),
@@ -216,7 +234,7 @@ def make_request(
 @click.option(
     "--timeout",
     "timeout_seconds",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=60,
     show_default=True,
     metavar="SECONDS",
@@ -224,24 +242,22 @@ def make_request(
 )
 @click.option(
     "--queue-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="How long workers may wait for a place to run.",
 )
-@click.option(
-    "--run-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long the run may take."
-)
+@click.option("--run-timeout", type=Number(min=0, min_open=True), metavar="SECONDS", help="How long the run may take.")
 @click.option(
     "--stall",
     "stall_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="End the run when nothing has moved for so long, and show where every process hangs.",
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
 @click.option(
     "--restarts",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=0,
     show_default=True,
     metavar="N",
@@ -257,7 +273,7 @@ def make_request(
 )
 @click.option(
     "--min-workers",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="Start and go on with N workers at least, where others cannot be had.  [default: all]",
 )
@@ -265,7 +281,8 @@ def make_request(
 @click.option(
     "--detach",
     metavar="TIME",
-    help="Return once the run has begun; it lives on by itself for so long at most, such as 8h or 90m.",
+    help="Return once the run has begun; it lives on by itself for so long at most, such as 8h, 90m or 600, "
+    "which is seconds.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="Print what came out as JSON, and nothing else but errors.")
@@ -290,7 +307,8 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
       muster run -s horovod -n 2 --env API_KEY --stall 120 train.py
       muster run -s horovod -n 2 --detach 8h train.py
 
-    The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started.
+    The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started: scripts get SIGTERM and
+    1.5 s for ending by themselves, and a second Ctrl-C leaves them none.
     """
     from muster.dashboard import NoDashboard, choose
     from muster.records.runs import Run

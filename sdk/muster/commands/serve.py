@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from muster.commands.options import WholeNumber
 from muster.errors import JobError
 from muster.runtime.extras import extra
 
@@ -14,9 +15,7 @@ PORT = 8765
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen. Beyond loopback it takes TLS.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="PORT", help=f"0 for any that is free.  [default: {PORT}]"
-)
+@click.option("--port", type=WholeNumber(0, 65535), metavar="PORT", help=f"0 for any that is free.  [default: {PORT}]")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Certificate, as PEM.")
 @click.option(
     "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its private key, as PEM."
@@ -34,12 +33,8 @@ PORT = 8765
     default=".",
     help="Folder that workers run in, and scripts lie in.  [default: this one]",
 )
-@click.option(
-    "--max-workers", type=click.IntRange(min=1), default=64, show_default=True, help="Workers at once, in all."
-)
-@click.option(
-    "--max-session-workers", type=click.IntRange(min=1), default=32, show_default=True, help="Of one session."
-)
+@click.option("--max-workers", type=WholeNumber(min=1), default=64, show_default=True, help="Workers at once, in all.")
+@click.option("--max-session-workers", type=WholeNumber(min=1), default=32, show_default=True, help="Of one session.")
 @click.option("--print-env", is_flag=True, help="Print what points a client at the service that runs here.")
 def serve(
     host: str, port: int | None, tls_cert: Path | None, tls_key: Path | None, keys: Path | None, platform: str,

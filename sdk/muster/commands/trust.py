@@ -34,12 +34,13 @@ def trust(
     """Have `ssh HOST` log in without a prompt, as mpirun needs it.
 
     Makes a key pair if you have none, installs its public key on each host, for which it may ask for your password
-    there, and makes sure that it is let in. Writes the port into ~/.ssh/config. Asks before it believes the key of a
-    host that is not known yet; without a terminal, --accept says which are right. Nothing that is there already is
-    overwritten.
+    there, and makes sure that it is let in. Writes how to reach a host (port, user, key) into ~/.ssh/muster.d/HOST, and
+    one line into ~/.ssh/config that includes these files. Asks before it believes the key of a host that is not known
+    yet; without a terminal, --accept says which are right. No other file is changed but known_hosts.
 
     \b
     Examples:
+      muster trust gpu1 gpu2 --port 22
       muster trust 10.0.0.5 10.0.0.6
       muster trust 10.0.0.5 --accept SHA256:6lRhTvMQ...
       muster trust --check 10.0.0.5 10.0.0.6
