@@ -2,7 +2,7 @@
 # ARGS is handed on:  make test ARGS="-k ssh"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint coverage matrix image kubernetes docs bench chaos clean
+.PHONY: help setup demo test check lint coverage matrix image worker-image kubernetes docs bench chaos clean
 
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
@@ -16,6 +16,9 @@ setup:  ## make .venv with everything that Muster needs; only what is missing
 
 demo: setup  ## train a small model on several workers of this machine, and watch
 	@$(RUN) muster.commands.demo $(ARGS)
+
+worker-image:  ## build that image on a base of the tests' own, once, for its tests; without it they skip
+	@bash scripts/worker_image.sh
 
 kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
 	@bash scripts/kubernetes.sh

@@ -73,8 +73,16 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """A run for tests that launch workers by themselves; fails the test where something of it is left behind."""
     run = Run(tmp_path)
     yield run
+    left: list[str] = []
+
+    def is_gone() -> bool:
+        left[:] = run.left_behind()
+        return not left
+
     try:
-        eventually(lambda: not run.left_behind(), f"nothing left of {run.id}", timeout=5)
+        eventually(is_gone, f"nothing left of {run.id}", timeout=5)
+    except AssertionError:
+        pytest.fail(f"5 s after the test there still is, of {run.id}: {'; '.join(left)}")
     finally:
         run.remove()
 

@@ -285,6 +285,12 @@ class Run:
         left += [f"port {port}" for port in self.ports if not free_of(port)]
         return left + [str(path) for path in self.scratch.glob("*-[0-9]*")]
 
+    def files_with(self, text: str) -> list[str]:
+        """Return the files that hold a text: of the run, of its scratch folder, and of Muster's home."""
+        files = (Path(path, name) for top in (self.folder, self.scratch, self.home) for path, _, names in os.walk(top)
+                 for name in names)  # fmt: skip
+        return [str(file) for file in files if file.is_file() and text.encode() in file.read_bytes()]
+
     def remove(self) -> None:
         """Remove the scratch folder."""
         shutil.rmtree(self.scratch, ignore_errors=True)

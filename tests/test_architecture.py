@@ -55,6 +55,21 @@ def test_what_documents_call_by_its_module_needs_no_import_of_that() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("runs", ": is it muster.list_runs?"), ("runcluster", ": is it muster.run_cluster?"), ("xyz", ""), ("_dir", "")],
+)
+def test_a_name_that_is_not_there_has_what_was_likely_meant(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(muster, name)
+    assert str(raised.value) == f"module 'muster' has no attribute {name!r}{hint}"
+
+
+def test_completion_offers_what_most_need() -> None:
+    assert {"run_cluster", "list_runs", "doctor", "training", "errors", "pool"} <= set(dir(muster))
+    assert not {"detach", "testing"} & set(dir(muster))
+
+
 def test_importing_muster_loads_nothing_heavy() -> None:
     program = "import sys, json, muster; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

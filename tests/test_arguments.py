@@ -42,8 +42,10 @@ WRONG = [
     ({"n_workers": True}, "n_workers is True", ""),
     ({"n_workers": None}, "n_workers is None", ""),
     ({"n_ps": "1"}, "n_ps is '1'", "n_ps=1"),
-    ({"cpu": "1"}, "cpu is '1'", ""),
-    ({"memory": "2GB"}, "memory is '2GB'", ""),
+    ({"cpu": "1"}, "cpu is '1'", "cpu=1"),
+    ({"memory": "2GB"}, "memory is '2GB'", "memory=2, in GB"),
+    ({"memory": "much"}, "memory is 'much'", ""),
+    ({"n_workers": 0}, "n_workers is 0; it must be from 1", "n_workers=1"),
     ({"memory": None}, "memory is None", ""),
     ({"nvidia_gpu": 0.5}, "nvidia_gpu is 0.5", ""),
     ({"worker_ports": 5}, "worker_ports is 5", "worker_ports=(42000, 42100)"),
@@ -69,6 +71,7 @@ WRONG = [
     ({"strategy": "multi-worker"}, "no strategy 'multi-worker'", 'strategy="multi_worker"'),
     ({"strategy": "magic"}, "no strategy 'magic'", "one of parameter_server, horovod"),
     ({"platform": "Local"}, "no platform 'Local'", 'platform="local"'),
+    ({"platform": "acme"}, "no platform 'acme'", "as an object: platform="),
     ({"strategy": "horovod", "slots": "2"}, 'slots="2"', ""),
     ({"strategy": "horovod", "network_interface": 5}, "network_interface is of type int", ""),
     ({"strategy": "horovod", "horovodrun_args": "--verbose"}, "horovodrun_args is of type str", ""),
@@ -165,6 +168,17 @@ def test_a_traceback_has_the_line_of_the_caller_and_no_frames_of_ours(call: Call
     printed = "".join(traceback.format_exception(caught.value))
     assert "direct cause" not in printed
     assert "During handling" not in printed
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"worker_script": "train.py"}, "no argument worker_script"), ({"script": "train.py"}, "no argument script"),
+    ({}, "is missing"), ({"job": "train.py"}, "is of type str"),
+])  # fmt: skip
+def test_a_cluster_says_that_it_takes_a_job(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words) as caught:
+        muster.Cluster(**options)
+    assert "Cluster(Job(Script(" in str(caught.value.advice)
+    assert "worker_script=" in str(caught.value.advice)
 
 
 def test_a_defect_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:

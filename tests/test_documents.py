@@ -51,7 +51,7 @@ def test_the_tutorial_runs_as_it_stands_there(tmp_path: Path) -> None:
     for name, program in re.findall(r"<!-- runs: (\S+) -->\n```python\n(.*?)```", tutorial, re.DOTALL):
         (tmp_path / name).write_text(program)
     with (tmp_path / "notebook.py").open("a") as notebook:
-        notebook.write("\nprint(shown.cluster.result.status, shown.cluster.logs('worker-1'))\n")
+        notebook.write("\nprint(run.result.status, run.logs('worker-1'))\n")
     done = subprocess.run([sys.executable, "notebook.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "succeeded" in done.stdout

@@ -117,6 +117,30 @@ def test_a_script_goes_on_where_its_checkpoint_was(tmp_path: Path, monkeypatch: 
     ]
 
 
+@pytest.mark.slow
+def test_a_training_with_keras_goes_on_in_the_middle_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fault = """
+class Fault(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if os.environ["MUSTER_ATTEMPT"] == "1" and checkpoint.position == (2, 5, 25) and horovod.rank() == 1:
+            os.kill(os.getpid(), 9)
+
+
+model.fit("""
+    text = program("restarts.md", "horovod-restarts").replace("model.fit(", fault)
+    text = text.replace("every=5)]", "every=5), Fault()]")
+    (tmp_path / "train.py").write_text(text)
+    arguments: dict[str, Any] = {"strategy": "horovod", "worker_script": "train.py", "run_timeout": 200}
+    for attempts, last in ((2, "attempt 2 begins at epoch 2, step 5"), (1, "attempt 1 begins at epoch 7, step 10")):
+        cluster = muster.run_cluster(2, **arguments, restarts=attempts - 1).cluster
+        lines = cluster.logs("worker-1").splitlines()
+        assert [line for line in lines if line.startswith("attempt")][-1] == last
+        assert lines[-1].startswith("rank 1: weight 2.9")
+
+
 def test_results_arrive_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(program("files.md", "results"))

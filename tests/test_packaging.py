@@ -302,13 +302,13 @@ def test_ci_runs_the_very_make_test() -> None:
     commands = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert commands[1].startswith("cd "), "from wherever it is called"
     made = [command.partition(" ||")[0] for command in commands]  # what cannot be built leaves tests that skip
-    assert made[2:7] == ["make lint", "make docs", "make kubernetes", "make test", "make demo"]
-    assert made[7] == "make matrix", "which runs the tests of installations, too"
+    assert made[2:8] == ["make lint", "make docs", "make kubernetes", "make worker-image", "make test", "make demo"]
+    assert made[8] == "make matrix", "which runs the tests of installations, too"
     assert commands[-1].startswith('exec make chaos ARGS="-n 100 --seed ')
 
 
 def test_the_command_muster_is_the_cli() -> None:
-    assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.commands.main:main"
+    assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.__main__:main"
 
 
 def test_set_up_starts_on_a_bare_python() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import sys
 import threading
@@ -128,15 +129,19 @@ def test_environment_variables_without_effect_are_told_by_name(folder: Path, str
         ("deep", "models/vision/deep.py"),
         ("scripts/deep.py", "models/vision/deep.py"),
         ("models/vision/dep.py", "models/vision/deep.py"),
+        ("models/visoin/dep.py", "models/vision/deep.py"),
+        ("above/tutorial.py", "../above/tutorial.py"),
         ("nothing_like_it.py", None),
     ],
 )
 def test_a_wrong_path_names_the_file_that_is_near(folder: Path, given: str, meant: str | None) -> None:
     (folder / "models" / "vision").mkdir(parents=True)
     (folder / "models" / "vision" / "deep.py").write_text("pass\n")
+    (folder.parent / "above").mkdir(exist_ok=True)
+    (folder.parent / "above" / "tutorial.py").write_text("pass\n")
     with pytest.raises(ScriptError) as caught:
         make_script(given)
-    assert caught.value.advice == (f"there is {folder / meant}" if meant else None)
+    assert caught.value.advice == (f"there is {Path(os.path.abspath(folder / meant))}" if meant else None)
 
 
 def test_what_does_not_compile_is_refused_with_its_line(folder: Path) -> None:
@@ -334,7 +339,7 @@ def test_a_function_takes_keyword_arguments() -> None:
         (train, {"rate": 1}, "where"),
         (train, {"where": "x", 5: 1}, "names"),
         (train, ["x"], "dict"),
-        ("train.py", {"rate": 1}, "args="),
+        ("train.py", {"rate": 1}, "kwargs are for a function, and train.py is a file or a module.\nTry: args="),
     ],
 )
 def test_keyword_arguments_that_do_not_fit_are_refused(folder: Path, given: Any, kwargs: Any, words: str) -> None:

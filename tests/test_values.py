@@ -142,6 +142,24 @@ def test_an_array_that_runs_code_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("suffix", ["json", "npz", "pkl"])
+@pytest.mark.parametrize("target", ["", "/dev/zero"])
+def test_a_value_that_is_no_file_is_refused(tmp_path: Path, suffix: str, target: str) -> None:
+    (tmp_path / "results").mkdir()
+    path = tmp_path / "results" / f"rank-0.{suffix}"
+    path.symlink_to(target) if target else os.mkfifo(path)
+    with pytest.raises(FileNotFoundError, match="no regular file"):
+        Result("succeeded", "run", tmp_path).values  # noqa: B018
+
+
+def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rank-0.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="in one another"):
+        Result("succeeded", "run", tmp_path).values  # noqa: B018
+
+
 def test_a_run_returns_without_unpickling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_UNPICKLE", "0")
 

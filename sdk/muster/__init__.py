@@ -65,15 +65,26 @@ def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return import_module(f"muster.{name}")
     if name not in _PUBLIC:
-        place = f": it is muster.training.{name}" if name in import_module("muster.training").__all__ else ""
-        raise AttributeError(f"module 'muster' has no attribute {name!r}{place}")
+        hint = f": it is muster.training.{name}" if name in import_module("muster.training").__all__ else _near(name)
+        # The name of no object: plain Python would add what it finds near in one.
+        raise AttributeError(f"module 'muster' has no attribute {name!r}{hint}", name=name, obj=None)
     value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value
 
 
+def _near(name: str) -> str:
+    """Return the public name that was most likely meant, as the end of an error; empty where none is near."""
+    import difflib
+
+    plain = {known.lower(): known for known in __dir__()}
+    near = difflib.get_close_matches(name.lower(), plain, n=1)
+    return f": is it muster.{plain[near[0]]}?" if near and not name.startswith("_") else ""
+
+
 def __dir__() -> list[str]:
-    return sorted([*_PUBLIC, *_SUBPACKAGES, "__version__"])
+    """Names to complete: without those that only the curious need."""
+    return sorted({*_PUBLIC, *_SUBPACKAGES, "__version__"} - {"detach", "testing"})
 
 
 def _show_in_notebooks() -> None:

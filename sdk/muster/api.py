@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,11 +20,13 @@ from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
 from muster.dashboard.follow import follow
 from muster.errors import JobError, without_inner_frames
-from muster.events import Observer, metrics_from_json
+from muster.events import Observer
 from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
 from muster.pools.kept import KeptPlatform, kept_for
+from muster.records.first_step import importing
+from muster.records.result import Result
 from muster.records.runs import Run, open_run
 from muster.run import controller
 from muster.run.cluster import Cluster, running_clusters
@@ -36,33 +38,57 @@ from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
 
 SECOND = 2
+LONG_IMPORTS = 3.0  # seconds that are worth a word on how to save them
 
 
 class ClusterAddress(tuple[Any, Any]):
     """``(cluster_spec, session_address)``, as callers of ``run_cluster`` unpack it; ``.cluster`` is what is behind it.
 
-    Both are None where a script was run to its end, since the servers are gone then.
+    Both are None where a script was run to its end, since the servers are gone then. What the cluster has, and its
+    ``result``, it has itself: ``.values``, ``.logs("worker-0")``, ``.stop()``. It can be awaited as the cluster can.
     """
 
     cluster: Cluster
+    _is_shown: bool  # whether the metrics are below the cell already
 
-    def __new__(cls, spec: dict[str, list[str]] | None, session: str | None, cluster: Cluster) -> ClusterAddress:
+    def __new__(
+        cls, spec: dict[str, list[str]] | None, session: str | None, cluster: Cluster, is_shown: bool = False
+    ) -> ClusterAddress:
         """Make the pair that a cluster is known by."""
         address = super().__new__(cls, (spec, session))
-        address.cluster = cluster
+        address.cluster, address._is_shown = cluster, is_shown
         return address
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _public(Cluster):
+            return getattr(self.cluster, name)
+        if name in _public(Result):
+            return getattr(self.cluster.result, name)
+        raise AttributeError(f"what run_cluster returns has no attribute {name!r}", name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait for the end of the run as the cluster does."""
+        return self.cluster.__await__()
 
     def __repr__(self) -> str:
         """The pair where there are servers; else the outcome of the run, which says more than two times None."""
         if self[0] or not self.cluster.run_id:
             return super().__repr__()
         if self.cluster.is_running:
-            return f"<run {self.cluster.run_id} is running; .cluster has wait(), stop(), logs(), stacks()>"
+            return f"<run {self.cluster.run_id} is running; it has wait(), stop(), logs(), stacks()>"
         run = Run(self.cluster.run_dir)
-        known = metrics_from_json((run.result or {}).get("metrics") or {})
+        known = (run.result or {}).get("metrics") or {}
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
-        told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics else ''}"
-        return f"<run {run.id} {told}; .cluster has result, logs() and explain()>"
+        told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics and not self._is_shown else ''}"
+        return f"<run {run.id} {told}; it has result, values, logs() and explain()>"
+
+
+def _public(kind: type) -> set[str]:
+    """Names of what a class offers to its users."""
+    return {name for name in (*dir(kind), *kind.__annotations__) if not name.startswith("_")}
 
 
 @overload
@@ -154,6 +180,11 @@ def run_cluster(
 ) -> ClusterAddress | Run:
     """Launch workers, make a training cluster of them, and run a script on it.
 
+    For example::
+
+        muster.run_cluster(2, strategy="horovod", worker_script="train.py", args=["--epochs", 3])
+        muster.run_cluster(2, strategy="processes", worker_script=train, kwargs={"rate": 0.1}).values
+
     Args:
         n_workers: workers that train.
         n_ps: parameter servers.
@@ -242,13 +273,14 @@ def run_cluster(
             choose_dashboard()  # which may refuse, and then nothing has begun
         _make_room(cluster, replace_same_name=name is not None)
         return _detached(checked, dashboard)
+    address = _run(cluster, worker_script is not None, wait, dashboard, name is not None)
     _hint_at_reuse(cluster)
-    return _run(cluster, worker_script is not None, wait, dashboard, name is not None)
+    return address
 
 
 def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_named: bool) -> ClusterAddress:
     """Start a cluster, show it, and wait for its end where that is wanted."""
-    cluster.check()
+    cluster.check().shortages()  # so that nothing is shown of what is refused
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
     try:
@@ -268,23 +300,29 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
             file=sys.stderr,
         )
     if has_script and wait:
-        return ClusterAddress(None, None, cluster)
+        return ClusterAddress(None, None, cluster, is_shown=dashboard and is_notebook())
     spec = cluster.cluster_spec
     if spec and not has_script:
         _reach_without_proxies(spec)
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
 
 
-_cold: list[str] = []  # ids of the runs that started cold
+_cold: list[str] = []  # names of the runs that have imported for long
 
 
 def _hint_at_reuse(cluster: Cluster) -> None:
-    """Say once, at the second cold run of a notebook on this machine, how the next one starts sooner."""
-    if cluster.platform.name == "local" and cluster.job.script is not None and is_notebook():
-        _cold.append(cluster.job.name)
-        if len(_cold) == SECOND:
-            # To standard output: notebooks show the other one as red as an error.
-            print("Add reuse=True to this call: from its second run on it starts in seconds.")
+    """Say once, after the second run of a notebook that has imported for long here, how the next one starts sooner."""
+    if cluster.is_running or cluster.platform.name != "local" or cluster.job.script is None or not is_notebook():
+        return
+    seconds = importing(Run(cluster.run_dir).events())
+    if seconds < LONG_IMPORTS:
+        return
+    _cold.append(cluster.job.name)
+    if len(_cold) == SECOND:
+        # To standard output: notebooks show the other one as red as an error.
+        print(
+            f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that from its second run on."
+        )
 
 
 def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
@@ -385,6 +423,7 @@ def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
     for other in running_clusters(cluster.job.name):
         if replace_same_name:
             print(f"Run {other.run_id} of the same name is stopped and replaced.", file=sys.stderr)
+            other.ask_to_stop("replaced by another of its name")
             other.stop()
         else:
             print(

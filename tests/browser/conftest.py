@@ -6,6 +6,7 @@ They end with the file: as long as Playwright lives, an event loop seems to run 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def deaf_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """JupyterLab whose kernels hear no click while a cell runs, as all did before subshells."""
     settings = {"kernels-settings": {"commsOverSubshells": "disabled"}}
     with serve("lab", tmp_path_factory.mktemp("deaf"), **settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bare_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """JupyterLab without widgets, which its kernels have: as where they have an environment of their own."""
+    folder = tmp_path_factory.mktemp("bare")
+    kept = folder / "state" / "config" / "labconfig"
+    kept.mkdir(parents=True)
+    disabled = {"@jupyter-widgets/jupyterlab-manager": True, "anywidget": True}
+    (kept / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
+    with serve("lab", folder) as server:
         yield server
 
 

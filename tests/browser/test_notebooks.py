@@ -193,7 +193,7 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     run = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name).name
     assert set(output.data) == {"text/html", "text/plain"}
     assert "training · " in output.data["text/html"]
-    for said in (run, f"muster show {run}", "wait=False"):
+    for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}"):
         assert said in output.data["text/html"]
 
     page.get_by_role("button", name="Where does it hang?").click()
@@ -324,6 +324,54 @@ def test_the_stop_button_ends_the_run_within_two_seconds(
     said = next(output.text for output in outputs if output.output_type == "stream")
     assert said.startswith(f"The run was stopped ({'by request' if name == 'lab' else 'interrupted'})")
     assert "error" not in kinds, "who stops a run need not look into an error"
+
+
+@pytest.mark.parametrize("interrupt", ["Promise.reject(Error('not here'))", "Promise.resolve()"])
+def test_a_kernel_that_is_busy_and_cannot_be_interrupted_says_how_to_stop_the_run(
+    open_notebook: Open, page: Page, deaf_lab: Server, interrupt: str
+) -> None:
+    notebook = open_notebook(deaf_lab, run_cell(1000))
+    notebook.run()
+    await_training(page)
+    page.evaluate(f"() => {{ const kernel = {KERNEL}; kernel.interrupt = () => {interrupt} }}")
+    stop = page.get_by_role("button", name="Stop", exact=True)
+
+    stop.click()
+
+    expect(page.locator(".muster-fate")).to_contain_text("Interrupt it, or in a terminal: muster stop", timeout=15_000)
+    expect(stop).to_be_enabled()
+    page.evaluate(f"() => {{ delete {KERNEL}.interrupt }}")
+    stop.click()
+    notebook.await_end()
+
+
+@pytest.mark.alone  # the pictures come every second
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_server_without_widgets_shows_pictures_that_go_on_and_says_what_it_lacks(
+    open_notebook: Open, page: Page, bare_lab: Server, wait: bool
+) -> None:
+    notebook = open_notebook(bare_lab, run_cell(1000, wait=wait))
+    notebook.run()
+    shown = page.locator(".jp-OutputArea-output").first
+    expect(shown).to_contain_text("training", timeout=30_000)
+    expect(shown).to_contain_text("the environments of both the kernel and the Jupyter server")
+    for _ in range(3):
+        before = shown.inner_text()
+        expect(shown).not_to_have_text(before, use_inner_text=True, timeout=3000)
+
+
+def test_a_progress_bar_is_one_line_of_the_log(open_notebook: Open, page: Page, lab: Server) -> None:
+    bar = "import time\nfor part in range(41):\n    print(f'\\r{part}/40', end='', flush=True)\n    time.sleep(0.05)\n"
+    (lab.root / "bar.py").write_text(f"print('begin')\n{bar}print()\nprint('end', flush=True)\ntime.sleep(600)")
+    notebook = open_notebook(lab, run_cell().replace("train.py", "bar.py"))
+    notebook.run()
+    page.click(".muster-body >> text=worker-1", timeout=30_000)
+    log = page.locator(".muster-log pre")
+    note = page.locator(".muster-log .muster-muted")
+
+    expect(note).to_have_text("2 lines", timeout=15_000)
+    expect(log).to_have_text("begin\n40/40\nend", timeout=15_000)
+    expect(note).to_have_text("3 lines")
 
 
 def test_a_chart_has_every_step_however_many_are_told_between_two_ticks(

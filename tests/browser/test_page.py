@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.dashboard.html_page import html_page
+from muster.dashboard.live import LiveState
 from muster.records.journal import Journal
 from muster.records.runs import Run, create
 from playwright.sync_api import Browser, Page, expect
 
-from tests.dashboard.scenes import at, failing, training
+from tests.dashboard.scenes import at, failing, starting, training, view_of
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -115,6 +118,28 @@ def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apa
     page.locator(".muster-window").evaluate("window => { window.scrollTop = 1000 }")
     expect(page.locator(".muster-more-above")).to_have_count(1)
     expect(page.locator(".muster-more-below")).to_have_count(0)
+
+
+def test_columns_that_say_nothing_are_left_out_and_the_phase_keeps_its_seconds(page: Page, tmp_path: Path) -> None:
+    started = [at(1, "process_started", f"worker-{n}", pid=1) for n in range(2)]
+    stages = [at(2, "stage", f"worker-{n}", stage="building the first step") for n in range(2)]
+    page.set_viewport_size({"width": 1280, "height": 800})
+    show(page, recorded([*starting(2), *started, *stages]), tmp_path)  # lost, and so no phase
+    shown = page.locator(".muster-head .muster-cell:visible")
+    assert shown.all_inner_texts() == ["worker", "status", "last line"]
+
+    view = view_of([*starting(2), *started, *stages], now=4000)
+    data = json.dumps({"snapshot": LiveState(view).snapshot(), "logs": {}}).replace("<", "\\u003c")
+    html = re.sub(
+        r'(id="muster-data">).*?(</script>)', lambda match: match[1] + data + match[2], html_page(Run(create("mnist")))
+    )
+    (tmp_path / "run.html").write_text(html, encoding="utf-8")
+    page.reload()
+    page.wait_for_selector(".muster-body .muster-row")
+    assert shown.all_inner_texts() == ["worker", "status", "phase", "last line"]
+    phase = page.locator(".muster-body .muster-phase").first
+    expect(phase).to_have_text(re.compile("building the first step 1:06:3."))
+    assert phase.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
 
 
 # Texts of charts that are beyond their own chart, names without a tooltip, and plots that are not where others are.

@@ -35,6 +35,9 @@ class TensorBoard(tuple[str, int]):
         board._process = process
         return board
 
+    def __repr__(self) -> str:
+        return f"<TensorBoard at {self.url}, process {self.pid}; close() ends it>"
+
     @property
     def url(self) -> str:
         """Address of the page, for a browser."""

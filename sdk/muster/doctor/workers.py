@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import pwd
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from muster.agent.removal import remove_folder
 from muster.doctor.report import Finding, count_of
 from muster.doctor.session import LITTLE, needed_of_workers
 from muster.doctor.visitor import packages
@@ -118,7 +118,7 @@ def visit(checked: CheckedRun) -> list[Finding]:
         finally:
             cluster.stop()
             if cluster.run_id:
-                shutil.rmtree(cluster.run_dir, ignore_errors=True)
+                remove_folder(cluster.run_dir)
     except MusterError as error:
         return [Finding.of_error("launch", error, "fewer or smaller workers; muster.stop_workers() ends others")]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from muster.agent.removal import remove_folder
 from muster.job import Process, Resources, Worker, WorkerSpec
 from muster.platforms.base import Platform
 from muster.records.scratch import make_scratch
@@ -183,7 +183,7 @@ class Engines:
         try:
             self._platform.close()
         finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            remove_folder(self._scratch)
 
     def _session(self, caller: Caller, engine_id: str) -> Session | None:
         """The session of that name; None where nothing has been launched in it. Raises RequestRefused as said above."""

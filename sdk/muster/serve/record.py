@@ -12,21 +12,22 @@ From this ``--print-env`` knows where clients find a service, and the next one w
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 from muster.agent import linux
+from muster.agent.removal import remove_folder
 from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
+from muster.records.folders import make_folder
 from muster.records.runs import muster_home, write_json
 from muster.records.sessions import is_alive, is_out_of_sight, this_session
 from muster.serve.site import Site
+from muster.text.reading import read_json
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
 
@@ -43,7 +44,7 @@ class Record:
     def __init__(self) -> None:
         self.id = f"serve-{secrets.token_hex(4)}"
         self.folder = muster_home() / "serve" / self.id
-        self.folder.mkdir(mode=0o700, parents=True)
+        make_folder(self.folder, 0o700)
         self.keys = self.folder / "keys"
         self._owner = self.folder / "service.json"
 
@@ -98,7 +99,7 @@ def clean_up() -> list[str]:
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
     with contextlib.suppress(FileNotFoundError):  # another service that starts now is doing the same
         for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
     return troubles
 
 
@@ -136,7 +137,7 @@ def _records() -> list[tuple[Path, dict[str, Any]]]:
     found = []
     for owner in sorted((muster_home() / "serve").glob("serve-*/service.json")):
         with contextlib.suppress(OSError, ValueError):  # it ends at this moment
-            facts = json.loads(owner.read_text(encoding="utf-8"))
+            facts = read_json(owner)
             if facts["host"] == socket.gethostname():  # a home may be shared among machines
                 found.append((owner, facts))
     return found

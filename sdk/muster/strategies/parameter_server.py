@@ -34,15 +34,14 @@ class ParameterServer(Strategy):
         if has_chief and job.n_ps < 1:
             raise JobError(
                 ArgumentText(
-                    f"With parameter servers, the default, {job.script.target if job.script else ''} coordinates "
-                    "workers (ClusterCoordinator) and needs at least one server; ",
+                    f"With parameter servers, the default, {job.script.target if job.script else ''} needs at least "
+                    "one; ",
                     Argument("n_ps"),
                     " is 0.",
                 ),
                 advice=ArgumentText(
                     Argument("strategy", "processes"),
-                    ", which runs it on every worker as it is; horovod, mpi or multi_worker where it is written for "
-                    "that; ",
+                    ", which runs it on every worker as it is; ",
                     Argument("n_ps", 1),
                     " for a ClusterCoordinator",
                 ),
