@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import runpy
 import signal
 import socket
@@ -34,6 +35,11 @@ LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # of one thread's stack that are told
 NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
 OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
+LONGEST_MESSAGE = 1000  # characters that are told of an exception's
+OF_GRAPHS = re.compile(  # what TensorFlow puts before a message from a graph: a heading, and the stack of each node
+    r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"
+    r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*"
+)
 
 
 def main(argv):
@@ -398,7 +404,7 @@ def _report_exception(error):
         "peer_was_gone": _peer_is_gone(),
         "status": _exit_status(error),
         "type": type(error).__name__,
-        "message": str(error)[:1000],
+        "message": _message_of(error),
     }
     report["traceback"] = _traceback_of(error)[-8000:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -407,6 +413,17 @@ def _report_exception(error):
             sender.sendto(json.dumps(report).encode("ascii"), path)
         except OSError as failure:
             sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
+
+
+def _message_of(error):
+    # type: (BaseException) -> str
+    """The message of an exception, as long as may be told: its end, too, where frameworks say what has happened."""
+    message = str(error)
+    message = OF_GRAPHS.sub("", message) or message
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    half = LONGEST_MESSAGE // 2 - 3
+    return "{} ... {}".format(message[:half], message[-half:])
 
 
 def _exit_status(error):
