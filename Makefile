@@ -18,6 +18,7 @@ demo: setup  ## train a small model on several workers of this machine, and watc
 	@$(RUN) muster.commands.demo $(ARGS)
 
 worker-image:  ## build that image on a base of the tests' own, once, for its tests; without it they skip
+	@$(PYTHON) scripts/setup.py --tests
 	@bash scripts/worker_image.sh
 
 kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
