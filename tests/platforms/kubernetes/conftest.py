@@ -45,8 +45,21 @@ class Space:
 
     def is_empty(self) -> bool:
         """Return whether nothing of Muster's is left but pods that the cluster is about to remove, for up to 10 s."""
+        return not self.left()
+
+    def left(self) -> list[str]:
+        """What is left of Muster's but pods that the cluster is about to remove, in words."""
         pods = [pod for pod in self.cluster.pods(self.name) if not pod["metadata"].get("deletionTimestamp")]
-        return not pods and not self.cluster.secrets(self.name)
+        told = [f"{pod['metadata']['name']} {pod['status']} {pod['metadata'].get('ownerReferences')}" for pod in pods]
+        return told + self.cluster.secrets(self.name)
+
+    def wait_until_empty(self, seconds: float = 60.0) -> None:
+        """Wait until nothing is left; fails with what is, and with all pods there are."""
+        try:
+            until(self.is_empty, "nothing is left in the namespace", seconds)
+        except AssertionError as error:
+            there = [f"{pod['metadata']} {pod['status']}" for pod in self.cluster.pods(self.name)]
+            raise AssertionError("\n".join([str(error), *self.left(), "Pods:", *there])) from None
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +90,7 @@ def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             options["overlay"] = tmp_path / "overlay.json"
         space = Space(cluster, name, folder, options, sys.executable if cluster.is_own else "python3")
         yield space
-        until(space.is_empty, "nothing is left in the namespace")
+        space.wait_until_empty()
 
 
 def this_machine() -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_a_notebook_in_the_cluster_needs_no_image_and_owns_its_workers(space: Sp
     assert {"key": "notebooks", "operator": "Exists"} in spec["tolerations"]
     until(lambda: "started" in space.cluster.client.text(f"{notebook}/log"), "the notebook says so")
     space.cluster.client.delete(notebook)  # culled: nobody is left to clean up but the cluster itself
-    until(space.is_empty, "everything has gone with it", 60)
+    space.wait_until_empty()
 
 
 def test_a_run_from_a_notebook_in_the_cluster(space: Space, tmp_path: Path) -> None:

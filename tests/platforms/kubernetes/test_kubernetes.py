@@ -121,7 +121,7 @@ def test_a_quota_refuses_at_once_and_leaves_nothing(space: Space) -> None:
     until(lambda: space.cluster.client.get(f"{path}/tight").get("status", {}).get("used"), "the quota counts")
     with pytest.raises(LaunchRefused, match=r"worker-\d was refused: the namespace's quota does not allow it.*tight"):
         space.run(ENDLESS, 2)
-    until(space.is_empty, "nothing is left")
+    space.wait_until_empty()
 
 
 def test_a_namespace_that_is_not_there(space: Space) -> None:
@@ -164,7 +164,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(space: Space) -> None:
     until(lambda: [pod["status"].get("phase") for pod in space.cluster.pods(space.name)] == ["Running"] * 2, "both run")
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
-    until(space.is_empty, "nothing is left", 40)
+    space.wait_until_empty(40)
 
 
 def test_secrets_without_pods_that_a_killed_session_has_left_go_with_the_next_run(space: Space) -> None:
@@ -184,4 +184,4 @@ def test_secrets_without_pods_that_a_killed_session_has_left_go_with_the_next_ru
     space.cluster.client.delete(f"{pods}/{pod['metadata']['name']}", gracePeriodSeconds="0")
     assert len(space.cluster.secrets(space.name)) == 2
     assert space.run("print('done')\n", 1).logs("worker-0") == "done\n"
-    until(space.is_empty, "nothing is left")
+    space.wait_until_empty()
