@@ -45,21 +45,20 @@ class Space:
 
     def is_empty(self) -> bool:
         """Return whether nothing of Muster's is left but pods that the cluster is about to remove, for up to 10 s."""
-        return not self.left()
-
-    def left(self) -> list[str]:
-        """What is left of Muster's but pods that the cluster is about to remove, in words."""
         pods = [pod for pod in self.cluster.pods(self.name) if not pod["metadata"].get("deletionTimestamp")]
-        told = [f"{pod['metadata']['name']} {pod['status']} {pod['metadata'].get('ownerReferences')}" for pod in pods]
-        return told + self.cluster.secrets(self.name)
+        return not pods and not self.cluster.secrets(self.name)
 
     def wait_until_empty(self, seconds: float = 60.0) -> None:
-        """Wait until nothing is left; fails with what is, and with all pods there are."""
+        """Wait until nothing is left; fails with all that is there."""
         try:
             until(self.is_empty, "nothing is left in the namespace", seconds)
         except AssertionError as error:
-            there = [f"{pod['metadata']} {pod['status']}" for pod in self.cluster.pods(self.name)]
-            raise AssertionError("\n".join([str(error), *self.left(), "Pods:", *there])) from None
+            shown = ("name", "deletionTimestamp", "ownerReferences")
+            pods = [
+                f"{[pod['metadata'].get(name) for name in shown]} {pod['status']}"
+                for pod in self.cluster.pods(self.name)
+            ]
+            raise AssertionError("\n".join([str(error), *self.cluster.secrets(self.name), *pods])) from None
 
 
 @pytest.fixture(scope="session")

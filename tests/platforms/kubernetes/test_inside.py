@@ -10,7 +10,7 @@ from typing import Any
 import muster
 
 from tests.platforms.kubernetes.accounts import guide_role, make_account
-from tests.platforms.kubernetes.cluster import until
+from tests.platforms.kubernetes.cluster import is_there, until
 from tests.platforms.kubernetes.conftest import Space, this_machine
 
 NOTEBOOK = """
@@ -79,6 +79,8 @@ def test_a_notebook_in_the_cluster_needs_no_image_and_owns_its_workers(space: Sp
     assert {"key": "notebooks", "operator": "Exists"} in spec["tolerations"]
     until(lambda: "started" in space.cluster.client.text(f"{notebook}/log"), "the notebook says so")
     space.cluster.client.delete(notebook)  # culled: nobody is left to clean up but the cluster itself
+    # The kubelet looks every 10 s at what it removes, and after 60 to 90 s at a pod of which it has missed a kill.
+    until(lambda: not is_there(space.cluster.client, notebook), "the notebook's own pod is removed", 180)
     space.wait_until_empty()
 
 
