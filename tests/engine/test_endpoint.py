@@ -143,6 +143,8 @@ def test_a_connection_that_does_not_come_back_in_time_is_a_lost_worker(returns: 
         outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)
     assert outcome.error.worker == "worker-1"
+    assert "its connection ended, and has not come back" in str(outcome.error)  # nobody knows of more
+    assert "restarts=" in str(outcome.error.advice)
     assert 18 < outcome.seconds < 22  # the lease, and what clocks may differ by
 
 

@@ -106,6 +106,11 @@ def advice_on_loss(text: str) -> str:
     """Return what to try where a worker is gone, by what is said of it."""
     if "cannot start" in text:
         return "see that the interpreter and the working directory are there on the worker, and that it may run them"
+    if "has not come back" in text:
+        return ArgumentText(
+            "see whether its machine, and the network to it, are still there; ", Argument("restarts", 1),
+            " tries again by itself",
+        )  # fmt: skip
     return "see whether something on its machine ends processes (out of memory, a time limit); then run again"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 from muster.job import Worker
 from muster.platforms.base import PollBackoff
@@ -18,6 +19,15 @@ logger = logging.getLogger("muster")
 POLLS_TO_EXPLAIN = 10  # polls in the time that the platform may take to learn why an agent has hung up
 ANSWER_SECONDS = 10.0  # how long one poll may take
 HURRIED_SECONDS = 2.0  # the same where an agent has hung up, unless the platform needs longer: machines may be busy
+CLOSED = "its agent closed the connection"
+NOT_BACK = "its connection ended, and has not come back"
+
+
+class Loss(NamedTuple):
+    """The end of a worker's connection: since when, on the monotonic clock, and what is told where nobody says why."""
+
+    since: float
+    text: str
 
 
 class PlatformWatch:
@@ -40,7 +50,7 @@ class PlatformWatch:
         self.trouble = ""
         self.silent_since: float | None = None
         self._is_at_work = False  # the last poll has not been answered in time
-        self._hung_up: dict[str, float] = {}  # workers whose connection has ended, and when
+        self._hung_up: dict[str, Loss] = {}  # workers whose connection has ended for good
         self._cut: dict[str, float] = {}  # workers whose connection has ended and may come back, and since when
         self._losses = Changes()
 
@@ -48,7 +58,8 @@ class PlatformWatch:
     def explains_until(self) -> float:
         """Time until which the reasons of ended connections may still be found; in the past where they are known."""
         limit = self._platform.explain_seconds + ANSWER_SECONDS  # a poll may have been under way
-        return max((since + limit for since in (*self._hung_up.values(), *self._cut.values())), default=float("-inf"))
+        ended = [*(loss.since for loss in self._hung_up.values()), *self._cut.values()]
+        return max(ended, default=float("-inf")) + limit
 
     @property
     def _hurried_seconds(self) -> float:
@@ -56,8 +67,8 @@ class PlatformWatch:
 
     def on_lost(self, worker: str) -> None:
         """Called when a worker's connection has ended, which it never does before it is told to."""
-        self._cut.pop(worker, None)
-        self._hung_up[worker] = clock.now()
+        was_cut = self._cut.pop(worker, None) is not None
+        self._hung_up[worker] = Loss(clock.now(), NOT_BACK if was_cut else CLOSED)
         self._state.disconnected_at.setdefault(worker, clock.now())
         self._losses.set()
         self._state.changed.set()
@@ -102,13 +113,13 @@ class PlatformWatch:
             return
         limit = self._hurried_seconds if self._is_at_work else self._platform.explain_seconds
         known = self._state.ends_known()  # what is told of one of them here says nothing of the others
-        for worker, since in list(self._hung_up.items()):
+        for worker, loss in list(self._hung_up.items()):
             is_known = worker in known
-            is_late = clock.now() - since > limit
+            is_late = clock.now() - loss.since > limit
             if is_late and not is_known:
                 trouble = self.trouble.partition("\n")[0]  # without what to try, which stands in the warning
                 also = f", and the platform cannot be asked: {trouble}" if trouble else ""
-                self._state.lost(worker, f"its agent closed the connection{also}")
+                self._state.lost(worker, f"{loss.text}{also}")
             if is_late or is_known:
                 del self._hung_up[worker]
                 self._state.changed.set()
@@ -117,7 +128,7 @@ class PlatformWatch:
             if self._state.failures and clock.now() - since > self._platform.explain_seconds:
                 del self._cut[worker]
                 if worker not in known:
-                    self._state.lost(worker, "its connection ended, and has not come back")
+                    self._state.lost(worker, NOT_BACK)
                 self._state.changed.set()
 
     async def _poll(self) -> list[Worker] | None:

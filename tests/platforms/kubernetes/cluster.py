@@ -69,6 +69,22 @@ class Cluster:
         finally:
             self.client.delete(f"/api/v1/namespaces/{name}")
 
+    @contextlib.contextmanager
+    def without_its_node(self) -> Iterator[None]:
+        """The cluster with its kubelet stopped, and pods that nothing reaches, as when a machine is lost."""
+        kubelet = self._on_node("cat", "/run/kubelet.pid")
+        self._on_node("kill", "-STOP", kubelet)
+        self._on_node("ip", "link", "set", "cni0", "down")
+        try:
+            yield
+        finally:
+            self._on_node("ip", "link", "set", "cni0", "up")
+            self._on_node("kill", "-CONT", kubelet)
+
+    def _on_node(self, *command: str) -> str:
+        enter = ("nsenter", "--target", str(self.node), "--net", "--pid", "--mount")
+        return subprocess.run([*enter, *command], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
     def pods(self, namespace: str) -> list[dict[str, Any]]:
         """The pods of a namespace."""
         found: list[dict[str, Any]] = self.client.get(f"/api/v1/namespaces/{namespace}/pods")["items"]

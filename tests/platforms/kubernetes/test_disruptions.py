@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted
+from muster.platforms.kubernetes import platform as kubernetes
 
 from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.conftest import Space
@@ -52,3 +53,15 @@ def test_a_pod_of_higher_priority_takes_a_worker_s_place(space: Space) -> None:
         client.delete(f"{path}/important", gracePeriodSeconds="0")
     finally:
         client.delete(f"{kind}/{high}")
+
+
+def test_a_node_that_is_gone(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not space.cluster.is_own:
+        pytest.skip("somebody else's node stays")
+    monkeypatch.setattr(kubernetes.KubernetesPlatform, "lease_seconds", 5.0)
+    monkeypatch.setattr(kubernetes, "CLOSE_SECONDS", 1.0)
+    running = started(space)
+    expected = pytest.raises(WorkerLost, match="its connection ended, and has not come back")
+    with space.cluster.without_its_node(), expected:  # long before Kubernetes knows
+        running.wait()
+    space.wait_until_empty()
