@@ -195,7 +195,8 @@ def test_what_nothing_tells_apart_is_a_tie() -> None:
 def test_those_that_raised_the_same_are_counted() -> None:
     failures = [raised(0, 10.0), raised(1, 10.1), broke(2, 10.1), exited(0, 10.2)]
     assert alike(failures[0], failures) == 2
-    assert alike(exited(0, 10.0, 1), [exited(0, 10.0, 1), exited(1, 10.01, 1)]) == 1, "these are told as a tie"
+    assert alike(exited(0, 10.0, 3), [exited(0, 10.0, 3), exited(1, 10.01, 3), exited(2, 10.02, 4)]) == 2
+    assert alike(exited(1, 10.0, 1), [exited(1, 10.0, 1), broke(0, 10.0), exited(0, 10.1, 1)]) == 1
 
 
 # -- histories that are true, and how they are seen -------------------------------------------------------------------

@@ -44,21 +44,36 @@ def test_ranks_that_raise_the_same_are_counted(ranks: list[int], total: int, wor
 @pytest.mark.parametrize(
     ("signals", "words"),
     [
+        ([-3, -3], "Both ranks ended with exit status 3, rank 0 (worker-0) first."),
+        ([-3, -4], "rank 0 (worker-0) ended with exit status 3."),
         ([11], "rank 0 (worker-0) was ended by signal 11 (SIGSEGV)."),
         ([11, 11], "Both ranks were ended by signal 11 (SIGSEGV), rank 0 (worker-0) first."),
         ([9, 9], "rank 0 (worker-0) was ended by signal 9 (SIGKILL)."),
         ([11, 11, 6], "2 of 3 ranks were ended by signal 11 (SIGSEGV), rank 0 (worker-0) first."),
     ],
 )
-def test_ranks_that_crash_alike_are_counted(signals: list[int], words: str, tmp_path: Path) -> None:
+def test_ranks_that_end_alike_are_counted(signals: list[int], words: str, tmp_path: Path) -> None:
     failures = [
         Failure(FailureKind.SIGNAL, 10 + rank / 10, f"worker-{rank}", rank, signal=number)
+        if number > 0
+        else Failure(FailureKind.EXIT, 10 + rank / 10, f"worker-{rank}", rank, exit_code=-number)
         for rank, number in enumerate(signals)
     ]
     cause = root_cause([*failures, LAUNCHER])
     assert cause == failures[0]
     found = explain(cause, tmp_path, alike=alike(cause, failures), total=len(signals))
     assert found.message == words
+
+
+def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
+    for failure in (replace(EXIT_1, exit_code=7), killed("worker-0", 11)):
+        advice = explain(failure, tmp_path, is_python=False).advice or ""
+        assert "program" in advice
+        assert not re.search("[Pp]ython|sys|exception", advice)
+    (tmp_path / "driver.log").write_text(
+        "RuntimeError: Horovod detected that one or more processes exited with non-zero"
+    )
+    assert not explain(EXIT_1, tmp_path).details
 
 
 @pytest.mark.parametrize(

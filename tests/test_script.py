@@ -197,6 +197,10 @@ def test_what_only_the_compiler_refuses_is_refused_too(tmp_path: Path) -> None:
     path.write_text("print('up')\nreturn 1\n")
     with pytest.raises(ScriptError, match=r"train\.py, line 2, does not compile: 'return' outside function"):
         make_script(path)
+    path.write_text("x = 1\ndef f(:\n")
+    with pytest.raises(ScriptError) as caught:
+        make_script(path)
+    assert caught.value.details == "    def f(:\n          ^"
 
 
 REFUSED_FILES = [

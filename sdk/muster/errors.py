@@ -82,7 +82,7 @@ class MusterError(Exception):
 
     def __str__(self) -> str:
         parts = [self.message]
-        if self.details:
+        if self.details and not self.details.isspace():
             parts.append("\n" + self.details.rstrip() + "\n")
         if self.log:
             parts.append(f"Log: {self.log}")

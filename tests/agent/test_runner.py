@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.agent.runner import LONGEST_MESSAGE, _message_of
+import pytest
+from muster.agent.runner import LONGEST_MESSAGE, OF_PACKAGES, _message_of
 from muster.failure.causes import Bearing, Failure, FailureKind
 
 GRAPH = """Graph execution error:
@@ -22,6 +23,39 @@ def test_what_happened_comes_first_in_an_error_of_a_graph() -> None:
     assert _message_of(RuntimeError(two + "Incompatible shapes: [32,10] vs. [32,9]")).startswith("Incompatible shapes")
     assert _message_of(RuntimeError("Graph execution error:")) == "Graph execution error:"
     assert _message_of(ValueError("no Graph execution error:\n\n  text")) == "no Graph execution error:\n\n  text"
+
+
+@pytest.mark.parametrize(
+    ("message", "headline"),
+    [
+        (
+            GRAPH.format(FRAMES).replace("Horovod has", "2 root error(s) found.\n  (0) INVALID_ARGUMENT:  It has"),
+            "It has been",
+        ),
+        ("2 root error(s) found.\n  (0) Invalid argument: nan\n\t [[x]]\n  (1) Internal: inf", "nan"),
+        (
+            "Exception encountered when calling A.call().\n\n\x1b[1mInput 0 is incompatible\x1b[0m\n\nArguments",
+            "Input 0 is incompatible",
+        ),
+        ("Exception encountered when calling layer 'a' (type A).\n\nbad\n\nCall arguments", "bad"),
+        (
+            "Exception encountered when calling A.call().\n\n\x1b[1m\x1b[0m\n\nArguments received",
+            "Exception encountered",
+        ),
+        ("{{function_node __wrapped__MatMul_device_/job:a/device:CPU:0}} Matrix size-incompatible", "Matrix size"),
+        ("{{function_node __wrapped__Next}} KeyError: 'label'\nTraceback (most recent", "KeyError: 'label'"),
+    ],
+)
+def test_what_happened_comes_before_a_frameworks_headings(message: str, headline: str) -> None:
+    assert _message_of(RuntimeError(message)).startswith(headline)
+
+
+def test_the_stacks_of_a_graphs_nodes_have_the_scripts_frames_alone() -> None:
+    of_packages = '  File "/x/lib/python3.11/site-packages/keras/src/fit.py", line 7, in fit\n\n' * 3
+    scripts = '  File "/home/me/train.py", line 27, in <module>\n\n'
+    assert OF_PACKAGES.sub("", of_packages + scripts + of_packages) == scripts
+    plain = '  File "/x/site-packages/keras/src/fit.py", line 7, in fit\n    raise ValueError\n'
+    assert OF_PACKAGES.sub("", plain) == plain
 
 
 def test_a_long_message_keeps_its_end_which_may_tell_of_another_rank() -> None:

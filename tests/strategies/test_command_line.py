@@ -20,6 +20,8 @@ from muster.strategies import STRATEGIES
 
 from tests.plain import Plain
 
+BAD_INPUT = 2  # exit status
+
 
 def muster(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
@@ -54,13 +56,14 @@ def test_the_plan_of_processes_shows_each_ranks_place(script: str) -> None:
     ("arguments", "message"),
     [
         (["-s", "mpi", "--mpiexec", "no-such-mpiexec"], "install openmpi-bin or mpich"),
+        (["-s", "mpi", "--mpiexec", "/no/such/mpiexec"], "There is no '/no/such/mpiexec' here"),
         (["-s", "mpi", "--mpi-args", "'unfinished"], "No closing quotation"),
         (["-s", "horovod", "--mpi-args", "-verbose"], "no such option"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(script: str, arguments: Any, message: str) -> None:
     result = muster("plan", *arguments, script)
-    assert result.exit_code != 0
+    assert result.exit_code == BAD_INPUT
     assert message in result.stderr
 
 

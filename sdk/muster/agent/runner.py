@@ -36,10 +36,19 @@ MOST_CALLS = 100  # of one thread's stack that are told
 NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
 OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
 LONGEST_MESSAGE = 1000  # characters that are told of an exception's
-OF_GRAPHS = re.compile(  # what TensorFlow puts before a message from a graph: a heading, and the stack of each node
-    r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"
-    r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*"
+HEADINGS = tuple(  # what TensorFlow and Keras put before what has happened
+    map(
+        re.compile,
+        (
+            r"\AException encountered when calling .*\.\n+(?:\x1b\[\d*m)*(?=[^\x1b\s])",
+            r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"  # of each node
+            r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*",
+            r"\A\d+ root error\(s\) found\.\s*\(0\) [A-Z][A-Za-z_ ]*: *",
+            r"\A\{\{function_node .*?\}\} *",
+        ),
+    )
 )
+OF_PACKAGES = re.compile(r'  File "(?:[^"\n]*/site-packages/|<frozen |{})[^\n]*\n\n'.format(re.escape(__file__)))
 
 
 def main(argv):
@@ -406,7 +415,7 @@ def _report_exception(error):
         "type": type(error).__name__,
         "message": _message_of(error),
     }
-    report["traceback"] = _traceback_of(error)[-8000:]
+    report["traceback"] = OF_PACKAGES.sub("", _traceback_of(error))[-8000:]  # graphs: their nodes' stacks are longer
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)
         try:
@@ -419,7 +428,8 @@ def _message_of(error):
     # type: (BaseException) -> str
     """The message of an exception, as long as may be told: its end, too, where frameworks say what has happened."""
     message = str(error)
-    message = OF_GRAPHS.sub("", message) or message
+    for heading in HEADINGS:
+        message = heading.sub("", message) or message
     if len(message) <= LONGEST_MESSAGE:
         return message
     half = LONGEST_MESSAGE // 2 - 3

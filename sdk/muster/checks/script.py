@@ -6,6 +6,7 @@ import ast
 import itertools
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -192,7 +193,7 @@ def _compiled(path: Path) -> ast.Module:
         if error.lineno is None or "unknown encoding" in error.msg:
             raise ScriptError(f"{path} does not compile: {error.msg}.", advice="save it as UTF-8") from error
         raise ScriptError(
-            f"{path}, line {error.lineno}, does not compile: {error.msg}.", details=(error.text or "").rstrip()
+            f"{path}, line {error.lineno}, does not compile: {error.msg}.", details=_marked_line(error)
         ) from error
     except ValueError as error:  # Python 3.10 and 3.11 raise it for null bytes
         raise ScriptError(
@@ -202,6 +203,11 @@ def _compiled(path: Path) -> ast.Module:
     except OSError as error:
         raise ScriptError(f"{path} cannot be read: {error}.") from error
     return tree
+
+
+def _marked_line(error: SyntaxError) -> str:
+    """Return the line that does not compile, with a caret below the place, as Python prints it."""
+    return "".join(line for line in traceback.format_exception_only(error) if line.startswith("    ")).rstrip()
 
 
 def _scripts_in(folder: Path) -> str | None:

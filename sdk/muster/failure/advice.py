@@ -74,7 +74,7 @@ def advice_on_exception(failure: Failure) -> str | None:
     return None
 
 
-def advice_on_exit(failure: Failure) -> str | None:
+def advice_on_exit(failure: Failure, is_python: bool) -> str | None:
     """Return what to try where a process has ended by itself."""
     if failure.kind is FailureKind.ENDED:
         return "see the end of its log for what ended it"
@@ -85,18 +85,24 @@ def advice_on_exit(failure: Failure) -> str | None:
         )
     if failure.exit_code == 127:
         return "a command that the script starts is not there; see the end of its log"
+    if not is_python:
+        return "the program itself ended with that status: see the end of its log"
     return (
         f"the script ended itself, as by sys.exit({failure.exit_code}), and raised nothing: see the end of its log; "
         "an exception in its place would be shown here"
     )
 
 
-def advice_on_signal(number: int | None) -> str:
+def advice_on_signal(number: int | None, is_python: bool = True) -> str:
     """Return what to try where a signal has ended a process."""
     if number == signal.SIGKILL:
         return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
-        return "compiled code crashed; the Python stack at that moment is at the end of the log"
+        if is_python:
+            return "compiled code crashed; the Python stack at that moment is at the end of the log"
+        return (
+            "the program crashed: build it with -g, and see in a debugger (gdb, or its core after ulimit -c unlimited)"
+        )
     if number == signal.SIGPIPE:
         return "it wrote to a connection or pipe whose other end was closed; see what it was connected to"
     return "somebody sent it; run again"

@@ -159,18 +159,20 @@ def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
-    """Return the number of processes that have raised just what ``cause`` did, or have crashed so; its own included.
+    """Return the number of processes that have raised, exited or crashed just as ``cause`` did; its own included.
 
-    That is 1 for everything else: equal exit statuses are not the same words, and a kill of one has others killed.
+    That is 1 for everything else: a kill of one has others killed.
     """
     if cause.kind is FailureKind.SIGNAL and cause.bearing is Bearing.CRASHED:
         return len({other.source for other in failures if other.kind is cause.kind and other.signal == cause.signal})
-    if cause.kind is not FailureKind.EXCEPTION:
+    if cause.kind not in (FailureKind.EXCEPTION, FailureKind.EXIT):
         return 1
-    return sum(
-        (failure.kind, failure.type, failure.message) == (cause.kind, cause.type, cause.message)
-        for failure in _timelines(failures)
-    )
+
+    def words(failure: Failure) -> tuple[object, ...]:
+        status = failure.exit_code if failure.kind is FailureKind.EXIT else None
+        return failure.kind, failure.type, failure.message, status
+
+    return sum(words(failure) == words(cause) for failure in _timelines(failures))
 
 
 # -- one failure by itself --------------------------------------------------------------------------------------------

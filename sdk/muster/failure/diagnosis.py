@@ -47,24 +47,34 @@ GONE = {
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
 ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # where a later one begins in a log
+OF_HOROVODRUN = re.compile("Horovod detected that one or more|Terminating remaining workers")  # of a rank's end
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
 
-def explain(failure: Failure, logs: Path, *, alike: int = 1, total: int = 1, ties: Sequence[Failure] = ()) -> RunFailed:
+def explain(
+    failure: Failure,
+    logs: Path,
+    *,
+    alike: int = 1,
+    total: int = 1,
+    ties: Sequence[Failure] = (),
+    is_python: bool = True,
+) -> RunFailed:
     """The error for a cause: what happened, to which worker, where its log is, and what to try.
 
     Args:
-        alike: how many processes have raised the same, or have crashed so.
+        alike: how many processes have raised the same, or have ended so.
         total: how many there are that might have.
         ties: failures that may as well have come first.
+        is_python: whether the script is one of Python, rather than a program.
     """
-    error = _explained(failure, logs, alike, total)
+    error = _explained(failure, logs, alike, total, is_python)
     if ties and alike == 1:
         error.message = f"{error.message} {_ties_text(failure, ties)}"
     return error
 
 
-def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFailed:
+def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: bool) -> RunFailed:
     name = process_label(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind is FailureKind.EXCEPTION:
@@ -86,8 +96,8 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
         )  # fmt: skip
     elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(
-            _ended_by(failure, alike, total), worker=failure.worker, log=log, details=crash_report(log) or tail(log),
-            advice=advice_on_signal(failure.signal),
+            _ended(failure, alike, total), worker=failure.worker, log=log, details=crash_report(log) or tail(log),
+            advice=advice_on_signal(failure.signal, is_python),
         )  # fmt: skip
     elif failure.kind in GONE:
         kind, what = GONE[failure.kind]
@@ -99,15 +109,15 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int) -> RunFaile
     elif failure.kind in OF_LAUNCHER:
         return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
     else:
-        verb = (
-            "ended, which a server never does by itself"
-            if failure.kind is FailureKind.ENDED
-            else f"ended with {_how(failure)}"
-        )
         words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
+        if OF_HOROVODRUN.search(words):
+            words = ""
         error = ScriptFailed(
-            f"{name} {verb}.", worker=failure.worker, log=log, details=words, advice=advice_on_exit(failure)
-        )
+            f"{name} ended, which a server never does by itself."
+            if failure.kind is FailureKind.ENDED
+            else _ended(failure, alike, total),
+            worker=failure.worker, log=log, details=words, advice=advice_on_exit(failure, is_python),
+        )  # fmt: skip
     error.rank = failure.rank
     return error
 
@@ -134,14 +144,13 @@ def _raised_by(failure: Failure, alike: int, total: int) -> str:
     return f"{_count_of(failure, alike, total)} failed alike, {name} first"
 
 
-def _ended_by(failure: Failure, alike: int, total: int) -> str:
-    """The process that a signal ended first, and how many it has ended."""
-    name, by = process_label(failure.worker or "the launcher", failure.rank), signal_name(failure.signal)
-    return (
-        f"{_count_of(failure, alike, total)} were ended by {by}, {name} first."
-        if alike > 1
-        else f"{name} was ended by {by}."
-    )
+def _ended(failure: Failure, alike: int, total: int) -> str:
+    """The process that ended first, how, and how many have ended so."""
+    name = process_label(failure.worker or "the launcher", failure.rank)
+    were, was = ("were ended by", "was ended by") if failure.signal else ("ended with", "ended with")
+    if alike == 1:
+        return f"{name} {was} {_how(failure)}."
+    return f"{_count_of(failure, alike, total)} {were} {_how(failure)}, {name} first."
 
 
 def _count_of(failure: Failure, alike: int, total: int) -> str:

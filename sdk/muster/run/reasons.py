@@ -30,6 +30,7 @@ class Reasons:
         self._logs = context.run_dir / "logs"
         checked = context.checked
         self._is_here = checked.session_address[0].startswith("127.") and not checked.is_relayed
+        self._is_python = checked.job.script is None or checked.job.script.kind != "executable"
         self._state = state
 
     async def explain(self, cause: Failure, plan: Plan | None) -> MusterError:
@@ -39,7 +40,8 @@ class Reasons:
         total = len(plan.ranks or plan.completed_by or plan.processes) if plan else 1
         failures = list(self._state.failures)
         alike, ties = causes.alike(cause, failures), causes.ties(cause, failures)
-        error = await in_thread(partial(diagnosis.explain, cause, self._logs, alike=alike, total=total, ties=ties))
+        explained = partial(diagnosis.explain, alike=alike, total=total, ties=ties, is_python=self._is_python)
+        error = await in_thread(explained, cause, self._logs)
         return self._with_lost_threads(error)
 
     async def workers_missing(self, submitted_at: float, trouble: str) -> MusterError:

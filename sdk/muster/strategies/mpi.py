@@ -31,7 +31,7 @@ from muster.strategies.common import (
     ssh_files,
     workers_only,
 )
-from muster.strategies.mpiexec import Mpiexec, find_mpiexec
+from muster.strategies.mpiexec import MPIEXEC, Mpiexec, find_mpiexec
 from muster.text.arguments import Argument, ArgumentText
 
 LOOPBACK = "lo"
@@ -63,7 +63,7 @@ class MPI(Strategy):
     """
 
     slots: int = slots_option()
-    mpiexec: str = option("mpiexec", "Launcher of the MPI to use", metavar="PATH")
+    mpiexec: str = option(MPIEXEC, "Launcher of the MPI to use", metavar="PATH")
     network_interface: str | None = network_interface_option()
     binding: str = option("none", "What each rank is bound to, such as core", metavar="WHAT")
     mpi_args: tuple[str, ...] = option(

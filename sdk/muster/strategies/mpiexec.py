@@ -12,6 +12,7 @@ from typing import NamedTuple
 from muster.errors import JobError, PlatformUnsupported
 from muster.text.arguments import Argument, ArgumentText
 
+MPIEXEC = "mpiexec"  # the name that each MPI has for its launcher
 FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
 
 
@@ -27,12 +28,12 @@ def find_mpiexec(program: str) -> Mpiexec:
     """The launcher of that name or path.
 
     Raises:
-        PlatformUnsupported: there is no such program here.
-        JobError: it is the launcher of no MPI, or of none that Muster knows.
+        PlatformUnsupported: no MPI is installed here.
+        JobError: there is no such program, or it is the launcher of no MPI, or of none that Muster knows.
     """
     path = shutil.which(os.path.expanduser(program))
     if path is None:
-        raise PlatformUnsupported(
+        raise (PlatformUnsupported if program == MPIEXEC else JobError)(
             f"There is no {program!r} here, which starts the ranks of an MPI program.",
             advice=ArgumentText(
                 "install openmpi-bin or mpich, on the workers too; or ", Argument("mpiexec", ""), " the path of one"
