@@ -303,7 +303,9 @@ def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engi
     assert "#SBATCH --time=0-00:30:00" in text
 
 
-def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: Path, slurm: Engine) -> None:
+def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(
+    project: Path, slurm: Engine, muster_home: Path
+) -> None:
     program = (
         "import os, signal; from tests.support import Run, shell; from pathlib import Path\n"
         "from muster.platforms.slurm.platform import SlurmPlatform\n"
@@ -314,6 +316,8 @@ def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(project: 
     path = f"{environment()['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"
     subprocess.run([sys.executable, "-c", program], env=environment(PYTHONPATH=path), check=False)
     assert len(slurm.jobs()) == 1
+    (left,) = (muster_home / "slurm").iterdir()
     (project / "train.py").write_text("print('done')\n")
     run("train.py", 1)
+    assert not left.exists()
     eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from muster.errors import (
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Status, Worker
+from muster.platforms.session_guard import owner
 from muster.platforms.slurm import commands, queue
 from muster.platforms.slurm.commands import SlurmGone
 from muster.platforms.slurm.guard import clean_up
@@ -32,9 +35,11 @@ from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import why_pending
+from muster.security.ssh import write_private
 
 from tests.support import Run, eventually
 
+HOST = socket.gethostname()
 COMMAND = """#!/bin/sh
 echo "${0##*/} $*" >> "$FAKE/asked"
 case "${0##*/} $*" in
@@ -380,3 +385,22 @@ def test_a_guard_removes_the_files_of_jobs_that_never_began(
     clean_up({"labels": ["muster-a", "muster-b"], "folders": [str(tmp_path / "made")], "steps": []})
     assert cluster.asked("scancel") == ["scancel --quiet --me --name=muster-a,muster-b"]
     assert not (tmp_path / "made").exists()
+
+
+def test_what_a_session_has_left_that_was_killed_with_its_guard_goes_with_the_next(
+    cluster: Fake, muster_home: Path, run: Run
+) -> None:
+    boot, *words, _, _ = owner().split(".")
+    killed, of_an_earlier_boot = ".".join([boot, *words, "4194305", "1"]), ".".join(["earlier", *words, "1", "1"])
+    facts = [(owner(), HOST), (killed, HOST), (of_an_earlier_boot, HOST), (of_an_earlier_boot, "another machine")]
+    folders = [muster_home / "slurm" / f"run-{number}" for number in range(len(facts))]
+    for folder, (process, host) in zip(folders, facts, strict=True):
+        write_private(folder / "owner.json", json.dumps({"process": process, "host": host}))
+        write_private(folder / "worker-0.launch", "secret")
+    platform = SlurmPlatform()
+    platform.submit([run.spec()], "key")
+    assert [folder.exists() for folder in folders] == [True, False, False, True]
+    (cancelled,) = cluster.asked("scancel")
+    assert sorted(cancelled.partition("--name=")[2].split(",")) == ["muster-run-1", "muster-run-2"]
+    platform.close()
+    assert sorted((muster_home / "slurm").iterdir()) == [folders[0], folders[3]]

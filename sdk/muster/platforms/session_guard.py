@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +43,12 @@ def is_orphaned(label: str) -> bool:
     if len(theirs) != len(mine) or theirs[:3] != mine[:3] or not all(word.isdecimal() for word in theirs[3:]):
         return False
     return not linux.is_running(int(theirs[3]), int(theirs[4]))
+
+
+def is_left_behind(label: str, host: str) -> bool:
+    """Return whether the process that ``owner()`` named so on this host is gone: killed, or with an earlier boot."""
+    is_here = host == socket.gethostname()  # the home may be other machines', too
+    return is_orphaned(label) or (is_here and label.partition(".")[0] != owner().partition(".")[0])
 
 
 class SessionGuard:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster.platforms.session_guard import is_orphaned, owner
+from muster.platforms.session_guard import is_left_behind, owner
 from muster.records.folders import make_folder
 from muster.records.runs import muster_home
 from muster.security.ssh import write_private
@@ -45,11 +45,6 @@ def left() -> list[dict[str, Any]]:
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
             facts = read_json(path)
-            if is_orphaned(facts["process"]) or _is_of_an_earlier_boot(facts):
+            if is_left_behind(str(facts["process"]), str(facts["host"])):
                 found.append({"secrets": [], **facts, "owner": path.stem})
     return found
-
-
-def _is_of_an_earlier_boot(facts: Mapping[str, Any]) -> bool:
-    is_here: bool = facts["host"] == socket.gethostname()  # the home may be other machines', too
-    return is_here and str(facts["process"]).partition(".")[0] != owner().partition(".")[0]

@@ -26,7 +26,7 @@ from muster.platforms.slurm.guard import Guard
 from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitions
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
-from muster.platforms.slurm.submissions import HANDLE, Submission, Task, task_of
+from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
 from muster.records.runs import muster_home
 
 END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
@@ -209,7 +209,7 @@ class SlurmPlatform(Platform):
     def _batch(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Submit a job. Raises LaunchRefused."""
         assert self._guard is not None
-        label = f"muster-{made.folder.name}"
+        label = made.label
         site = self._site()
         arguments = script.worker_arguments(len(specs), _largest(specs), site)
         text = script.batch_script(str(made.folder), label, owner(), arguments, site)
@@ -233,7 +233,7 @@ class SlurmPlatform(Platform):
         arguments = script.worker_arguments(len(specs), _largest(specs), site)
         spread = [f"--nodes={self.nodes}"] if self.nodes else []
         where = [f"--jobid={self.allocation}", "--overlap", *spread, *arguments]
-        command = script.launch_command(str(made.folder), where, f"muster-{made.folder.name}")
+        command = script.launch_command(str(made.folder), where, made.label)
         with (made.folder / "output").open("ab") as output:
             step = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -400,12 +400,17 @@ class SlurmPlatform(Platform):
         return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
 
     def _sweep(self) -> None:
-        """Cancel jobs whose session is gone, and whose guard is, too."""
+        """Cancel jobs whose session is gone, and whose guard is, too, and remove their files."""
+        left = left_behind(self._home())
         with contextlib.suppress(PlatformError):  # whoever submits will hear of it
             for job in queue.look().values():
                 label = job.comment.removeprefix("muster:")
                 if label != job.comment and is_orphaned(label) and not job.is_over:
                     commands.cancel(job.id)
+            if left:  # of an earlier boot, too
+                commands.cancel("--me", f"--name={','.join(made.label for made in left)}")
+        for made in left:  # a job that is queued all the same finds no program, and ends
+            made.remove()
 
 
 def _word(text: str) -> str:

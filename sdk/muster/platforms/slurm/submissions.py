@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from muster.agent.removal import remove_folder
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
+from muster.platforms.session_guard import is_left_behind, owner
 from muster.platforms.slurm.script import start_program, start_script
 from muster.records.folders import make_folder
 from muster.security.ssh import write_private
@@ -26,6 +28,7 @@ ENGINE = {
     "session": "MUSTER_SESSION_ADDRESS",
     "own": "MUSTER_SLURM",
 }
+OWNER = "owner.json"  # who has made a submission: the next session removes what a killed one has left
 LARGEST_END = 16 << 10  # bytes that are read of what a job has printed beside its workers: it may print anything
 LAST_WORDS = 500  # characters of that in errors
 
@@ -93,6 +96,7 @@ class Submission:
     def write(self, specs: Sequence[WorkerSpec], session: str, cap: int, places: Mapping[str, str]) -> None:
         """Write what the tasks need. Raises OSError."""
         make_folder(self.folder, 0o700)
+        write_private(self.folder / OWNER, json.dumps({"process": owner(), "host": socket.gethostname()}))
         self.names = [spec.name for spec in specs]
         self.logs = [str(spec.log) for spec in specs]
         for task, spec in enumerate(specs):
@@ -163,6 +167,22 @@ class Submission:
         """Return the last of that, as an error has room for."""
         return self.output_end()[-LAST_WORDS:]
 
+    @property
+    def label(self) -> str:
+        """The name of its job, or step."""
+        return f"muster-{self.folder.name}"
+
     def remove(self) -> None:
         """Remove its files."""
         remove_folder(self.folder)
+
+
+def left_behind(home: Path) -> list[Submission]:
+    """The submissions there whose session is gone for certain."""
+    found = []
+    for path in home.glob(f"*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            facts = read_json(path)
+            if path.stat().st_uid == os.getuid() and is_left_behind(str(facts["process"]), str(facts["host"])):
+                found.append(Submission(path.parent))
+    return found
