@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import muster
@@ -23,8 +24,17 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_what_a_document_links_to_is_there(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", document.read_text(encoding="utf-8"))
+    assert [link for link, _ in links if not (document.parent / link).exists()] == []
+    linked = [(document.parent / link if link else document, anchor) for link, anchor in links if anchor]
+    assert [(page.name, anchor) for page, anchor in linked if anchor not in anchors(page)] == []
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors that a document's headings make, as GitHub and the site name them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", found.lower()).replace(" ", "-") for found in re.findall("^#+ (.*)$", text, re.M)}
 
 
 def test_the_reference_has_every_public_name_with_a_docstring_and_the_glossary_at_most_fifteen_terms() -> None:
