@@ -379,7 +379,7 @@ def detach(name: str | None = None) -> NoReturn:
 def _detached(checked: CheckedRun, dashboard: bool) -> Run:
     """Start the run in a process of its own, and attach to it."""
     begun = controller.start(checked)
-    until = time.strftime("%A %d %B %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
+    until = time.strftime("%A %d %B %Y %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
     print(
         f"Run {begun.id} lives until {until} at most, also without this session: "
         f"muster.attach({begun.id!r}), or `muster attach {begun.id}` and `muster stop {begun.id}`.",

@@ -458,6 +458,7 @@ class TestTheCommand:
         code, output = self.run("-s", "processes", "-n", "1", "--cpu", "0.5", "--no-launch")
         assert code == 0, output
         assert "compiles" not in output
+        assert "none is given, so this is about workers alone" in output
 
 
 class TestTheReport:

@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+def prepare() -> None:
+    """Have bash's words put together again: it takes the ``=`` of ``--strategy=pr`` for a word of its own."""
+    from click.shell_completion import BashComplete, add_completion_class
+
+    class Bash(BashComplete):
+        def get_completion_args(self) -> tuple[list[str], str]:
+            words, incomplete = super().get_completion_args()
+            if incomplete == "=":
+                incomplete = ""
+            elif words and words[-1] == "=":
+                words.pop()
+            return [word for word in words if word != "="], incomplete
+
+    add_completion_class(Bash)
+
+
 def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files and folders, which the shell itself completes."""
     from click.shell_completion import CompletionItem

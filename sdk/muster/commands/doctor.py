@@ -71,6 +71,7 @@ def doctor(
     from muster.errors import JobError, PlatformError
     from muster.run.request import check
 
+    has_script = worker_script is not None
     if worker_script is None and options["strategy"] != "parameter_server":
         worker_script = shutil.which("true")  # these need one; it is not run
     try:
@@ -79,6 +80,11 @@ def doctor(
         report = Report([Finding.of_error("job", error)])
     else:
         report = examine(checked, launch=not no_launch)
+    if not has_script:
+        text = "none is given, so this is about workers alone: with the options given, and the defaults of all others"
+        report = Report(
+            [Finding("warning", "script", text, "the options and the script of your run"), *report.findings]
+        )
     report = Report(
         replace(finding, text=as_options(finding.text), fix=as_options(finding.fix)) for finding in report.findings
     )

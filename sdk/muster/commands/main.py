@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from muster import __version__
+from muster.commands import completion
 from muster.commands.clean import clean_up
 from muster.commands.control import stacks, stop
 from muster.commands.doctor import doctor
@@ -23,7 +24,7 @@ from muster.commands.recorded import attach, explain, logs, runs, show
 from muster.commands.run import as_options, run
 from muster.commands.serve import serve
 from muster.commands.trust import trust
-from muster.commands.wrapping import columns, wrapped
+from muster.commands.wrapping import HelpContext, columns, wrapped
 from muster.errors import (
     JobError,
     MusterError,
@@ -64,6 +65,8 @@ class ErrorsAsExitCodes(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run as a program. Help is printed before any command is run, perhaps to where it cannot be."""
         outlet.fill_standard_streams()
+        if "_MUSTER_COMPLETE" in os.environ:
+            completion.prepare()
         with _stdout_may_end():
             return super().main(*args, **extra)
 
@@ -169,3 +172,5 @@ for command in (
     run, plan, attach, runs, show, logs, explain, stop, stacks, execute, forward, doctor, clean_up, serve, trust
 ):  # fmt: skip
     main.add_command(command)
+for command in (main, *main.commands.values()):
+    command.context_class = HelpContext

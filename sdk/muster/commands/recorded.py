@@ -148,7 +148,7 @@ def _until(run: recorded.Run) -> str:
     """Return until when a detached run that is under way may live; empty for others."""
     if run.detached_until is None or run.status != "running":
         return ""
-    return f"(detached until {datetime.fromtimestamp(run.detached_until):%a %d %b %H:%M})"
+    return f"(detached until {datetime.fromtimestamp(run.detached_until):%a %d %b %Y %H:%M})"
 
 
 @click.command()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable
 from typing import TextIO
+
+import click
 
 
 def columns(otherwise: int = 80) -> int:
@@ -23,6 +26,27 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
         return text
     width = columns()
     return "\n".join(_fill(line, width, taken if number == 0 else 0) for number, line in enumerate(text.split("\n")))
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Formatter of help that breaks lines of examples and tables, too, and has options above narrow descriptions."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; those whose lines click leaves as they are fit as well."""
+        width = self.width - self.current_indent
+        lines = click.formatting.wrap_text(text, width, preserve_paragraphs=True).split("\n")
+        indent = " " * self.current_indent
+        self.write("".join(f"{_fill(indent + line, self.width, 0) if line else ''}\n" for line in lines))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write options or commands with what they are, in no less than half of the width."""
+        super().write_dl(rows, min(col_max, self.width // 3), col_spacing)
+
+
+class HelpContext(click.Context):
+    """The context of a command whose help is written so."""
+
+    formatter_class = HelpFormatter
 
 
 def _fill(line: str, width: int, taken: int) -> str:

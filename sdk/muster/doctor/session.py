@@ -18,6 +18,7 @@ from muster.checks.interpreter import find_module
 from muster.doctor import horovod
 from muster.doctor.report import Finding, count_of
 from muster.errors import PlatformError, ResourceError
+from muster.failure.diagnosis import join_names
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
 from muster.records.runs import muster_home
@@ -165,7 +166,9 @@ def check_resources(checked: CheckedRun) -> Iterator[Finding]:
         found += [Finding("warning", "resources", text, "fewer workers, or less for each") for text in shortages]
     fix = "another name, if the script is to read it"
     found += [Finding("warning", "environment", text, fix) for text in checked.without_effect()]
-    yield from found or [Finding("ok", "resources", f"{count_of(workers)} with what they need")]
+    parts = [f"{resources.cpu:g} core{'' if resources.cpu == 1 else 's'}", f"{resources.memory:g} GB"]
+    parts += [f"{resources.gpu} GPU{'' if resources.gpu == 1 else 's'}"] * bool(resources.gpu)
+    yield from found or [Finding("ok", "resources", f"no shortage for {count_of(workers)} of {join_names(parts)}")]
 
 
 def check_platform(checked: CheckedRun) -> Iterator[Finding]:

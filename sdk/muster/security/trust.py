@@ -12,7 +12,7 @@ import pwd
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,25 @@ def check_login(host: str, folder: Path | None = None, *, user: str | None = Non
         raise TrustError(
             f"ssh {where} does not log in without a prompt.",
             details=done.stderr or done.stdout,
-            advice=f"muster trust {host}{f' -p {port}' if port else ''}, or `ssh -v {host}`, which shows each step",
+            advice=_advice_on_login(host, done.stderr, port or _configured_port([client, *config, "-G", "--", host])),
         )
+
+
+def _advice_on_login(host: str, said: str, port: int) -> str:
+    """Return what to try where ssh does not log in: trust helps against a refusal, and not where nobody answers."""
+    again = f"`ssh -v -p {port} {host}`, which shows each step"
+    if re.search("Permission denied|Too many authentication|Host key|host key|REMOTE HOST", said):
+        return f"muster trust {host} -p {port}; or {again}"
+    if "resolve hostname" in said:
+        return "a name or address that ssh knows, or an entry for it in ~/.ssh/config"
+    return f"see whether its sshd runs, and listens on port {port} (-p another); or {again}"
+
+
+def _configured_port(command: Sequence[str]) -> int:
+    """Return the port that ssh's configuration has for a host."""
+    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TEST_SECONDS)
+    found = re.search(r"^port (\d+)$", said.stdout, re.MULTILINE)
+    return int(found[1]) if found else paramiko.config.SSH_PORT
 
 
 class SshFolder:
