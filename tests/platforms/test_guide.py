@@ -7,10 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import muster
 import pytest
+from muster.job import Resources, WorkerSpec
 
 from tests.support import DOCS, environment, guide_program, program_of
 
@@ -47,6 +49,13 @@ def test_a_cluster_runs_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shown = muster.run_cluster(2, worker_script="train.py", strategy="processes", platform=platform, memory=0.5)
     assert [shown.cluster.logs(f"worker-{n}") for n in range(2)] == [f"rank {n} is as nice as 1\n" for n in range(2)]
     platform.close()
+
+
+@pytest.mark.parametrize("handed", [WorkerSpec, Resources])
+def test_the_tables_of_what_it_is_handed_have_every_field(handed: type[WorkerSpec | Resources]) -> None:
+    table = (DOCS / GUIDE).read_text().partition(f"<!-- fields of {handed.__name__} -->\n")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(field.name for field in fields(handed))
 
 
 def test_it_is_written_as_this_repository_wants_it() -> None:
