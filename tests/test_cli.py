@@ -508,10 +508,10 @@ class TestLogs:
         run = recorded()
         (run.path / "logs" / "worker-0.log.1").write_text("older\n")
         (run.path / "logs" / "worker-0.log").write_bytes(b"\x1b[31mred\x1b[0m \xff\nno line end")
-        (run.path / "logs" / "driver.log").write_text("launched\n")
+        (run.path / "logs" / "launcher.log").write_text("launched\n")
 
         assert muster("logs", "last").stdout.splitlines() == [
-            "worker-0 | older", "worker-0 | red \ufffd", "worker-0 | no line end", "driver | launched",
+            "worker-0 | older", "worker-0 | red \ufffd", "worker-0 | no line end", "launcher | launched",
         ]  # fmt: skip
 
     def test_of_one(self) -> None:
@@ -674,7 +674,7 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
     (tmp_path / "training data").mkdir()
     older, newer = recorded("older", days_ago=1), recorded("newer")
     living = under_way("the-newest")
-    (newer.path / "logs" / "driver.log").write_text("launched\n")
+    (newer.path / "logs" / "launcher.log").write_text("launched\n")
     shell = Shell(tmp_path)
     try:
         shell.completes("muster run -n 2 train_m", "train_mnist.py ")
@@ -687,7 +687,7 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
         shell.completes("muster explain ", older.id, newer.id, "last")
         shell.completes(f"muster show {newer.id[:-3]}", newer.id)
         shell.completes("muster logs la", "last ")
-        assert "driver" in shell.completes(f"muster logs {newer.id} ", "worker-0", "worker-1")
+        assert "launcher" in shell.completes(f"muster logs {newer.id} ", "worker-0", "worker-1")
         shell.completes("muster logs last worker-1", "worker-1 ")
         assert older.id not in shell.completes("muster stop ", living.id, "last")
         shell.completes(f"muster stacks {living.id[:-3]}", living.id)

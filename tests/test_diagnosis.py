@@ -70,7 +70,7 @@ def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
         advice = explain(failure, tmp_path, is_python=False).advice or ""
         assert "program" in advice
         assert not re.search("[Pp]ython|sys|exception", advice)
-    (tmp_path / "driver.log").write_text(
+    (tmp_path / "launcher.log").write_text(
         "RuntimeError: Horovod detected that one or more processes exited with non-zero"
     )
     assert not explain(EXIT_1, tmp_path).details
@@ -98,13 +98,13 @@ def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
         ),
         (Failure(FailureKind.LOST, 1.0, "worker-0", message="gone"), WorkerLost, ["worker-0 was lost: gone"]),
         (Failure(FailureKind.ENDED, 1.0, "ps-0", exit_code=0), ScriptFailed, ["ps-0", "never"]),
-        (LAUNCHER, LauncherFailed, ["horovodrun", "exit status 1", "driver.log"]),
+        (LAUNCHER, LauncherFailed, ["horovodrun", "exit status 1", "launcher.log"]),
         (
             Failure(FailureKind.DAEMON, 1.0, "worker-1", signal=9),
             LauncherFailed,
-            ["on worker-1 was ended by signal 9", "driver.log"],
+            ["on worker-1 was ended by signal 9", "launcher.log"],
         ),
-        (HUNG_UP, LauncherFailed, ["dropped rank 1 (worker-1)", "driver.log"]),
+        (HUNG_UP, LauncherFailed, ["dropped rank 1 (worker-1)", "launcher.log"]),
     ],
 )
 def test_the_error_says_what_who_where_and_what_to_try(

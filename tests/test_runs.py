@@ -210,7 +210,7 @@ class TestRun:
 
     def test_log_takes_any_bytes(self, failed: runs.Run) -> None:
         assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.log("worker-0")
-        assert failed.log("driver") == ""
+        assert failed.log("launcher") == ""
 
     def test_log_begins_with_the_older_part(self) -> None:
         run = make("x")

@@ -151,7 +151,7 @@ def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -
     log = tmp_path / "logs" / "worker-1.log"
     log.parent.mkdir()
     log.write_text("one\n")
-    for worker in ("worker-1", "../worker-1", "driver", None, 7):
+    for worker in ("worker-1", "../worker-1", "launcher", None, 7):
         widget._answer(widget, {"ask": "log", "worker": worker}, [])
     assert [message["text"] for message in sent.of("log")] == ["one\n"]
     assert (sent.of("log")[0]["before"], sent.of("log")[0]["fresh"]) == (0, True)

@@ -25,7 +25,7 @@ def test_agents_start_the_ranks_and_the_first_worker_runs_the_server_until_they_
     assert ordered.index("stop_launcher") > ordered.index("release")
     assert not scene.workers["worker-0"].runs_launcher
     assert scene.orchestrator is not None
-    assert (scene.orchestrator.facts.run_dir / "logs" / "driver.log").read_text() == "ready\n"
+    assert (scene.orchestrator.facts.run_dir / "logs" / "launcher.log").read_text() == "ready\n"
 
 
 def test_ranks_are_stopped_before_their_server(scene: Scene) -> None:

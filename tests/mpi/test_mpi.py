@@ -139,7 +139,7 @@ def test_stacks_show_where_every_rank_stands(mpi: Installed) -> None:
 def test_users_arguments_reach_mpiexec(mpi: Installed) -> None:
     word, answer = ("--display-map", "JOB MAP") if mpi.flavour == "Open MPI" else ("-verbose", "host: 127.")
     cluster = muster.run_cluster(1, worker_script=mpi.program, strategy=mpi.strategy(mpi_args=(word,))).cluster
-    assert answer in cluster.logs("driver")
+    assert answer in cluster.logs("launcher")
 
 
 def test_a_worker_without_that_mpi_is_named_at_once(mpi: Installed, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_mpiexec_starts_every_rank_from_there(
     assert cluster.plan.launcher.where == "worker-0"
     assert cluster.result.exit_codes == {f"rank {rank}": 0 for rank in range(4)}
     assert sorted(cluster.logs("worker-1").split("\n")) == ["", "rank 2", "rank 3"]
-    assert "127." in cluster.logs("driver"), "what it prints comes over the wire"
+    assert "127." in cluster.logs("launcher"), "what it prints comes over the wire"
 
 
 def test_the_rank_that_failed_is_named_and_its_launcher_does_not_outlive_it(

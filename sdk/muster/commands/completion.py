@@ -50,7 +50,7 @@ def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Workers of the run that stands before this word, and ``driver`` where it has a log."""
+    """Workers of the run that stands before this word, and ``launcher`` where it has a log."""
     try:
         run = runs.open_run(ctx.params.get("run") or "last")
     except RunNotFound:

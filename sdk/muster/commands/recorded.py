@@ -273,7 +273,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """Print what the workers of RUN, or one of them, have printed.
 
     RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-1, or
-    "driver" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out, and of a
+    "launcher" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out, and of a
     progress bar a terminal gets only what it showed last; the files have it all.
 
     \b

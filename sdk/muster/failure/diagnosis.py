@@ -109,7 +109,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: 
     elif failure.kind in OF_LAUNCHER:
         return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
     else:
-        words = tail(log) or tail(logs / "driver.log")  # where Open MPI prints what its library says
+        words = tail(log) or tail(logs / "launcher.log")  # where Open MPI prints what its library says
         if OF_HOROVODRUN.search(words):
             words = ""
         error = ScriptFailed(
@@ -162,12 +162,12 @@ def _count_of(failure: Failure, alike: int, total: int) -> str:
 def _log_of(failure: Failure, logs: Path) -> Path:
     """The log that tells of a failure: the rank's own, where its worker has several."""
     own = logs / "ranks" / f"rank-{failure.rank}.log"
-    return own if own.exists() else logs / f"{failure.worker or 'driver'}.log"
+    return own if own.exists() else logs / f"{failure.worker or 'launcher'}.log"
 
 
 def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
     """The error for a launcher, or for what it had started on a worker; its own words say more."""
-    log = logs / "driver.log"
+    log = logs / "launcher.log"
     advice = advice_on_launcher(tail(log))
     if failure.kind is FailureKind.HUNG_UP:
         name = process_label(str(failure.worker), failure.rank)
@@ -266,7 +266,7 @@ def not_up(
 ) -> StartTimeout:
     """The error for ranks that the launcher (none: the agent) never started, or servers that never listened."""
     names = join_names([process_label(worker, rank) for worker, rank in missing])
-    log = logs / ("driver.log" if launcher else f"{missing[0][0]}.log")
+    log = logs / ("launcher.log" if launcher else f"{missing[0][0]}.log")
     are_ranks = missing[0][1] is not None
     was, its, port = ("was", "its", "port") if len(missing) == 1 else ("were", "their", "ports")
     what = f"{was} not started by {launcher or f'{its} agent'}" if are_ranks else f"{was} not listening on {its} {port}"

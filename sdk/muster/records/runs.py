@@ -5,7 +5,7 @@ Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which ho
     events.jsonl       what happened, one event a line; the first says who asked for what
     plan.json          what was started where
     result.json        how it ended; absent while it runs, where its session died, and where the disk was full
-    logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``driver.log``
+    logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``launcher.log``
     logs/ranks/rank-<number>.log  what each rank printed, where workers have several
     control.json       how other processes reach the run while it is under way, see ``muster.records.control``
     results/           what the script returned
@@ -50,7 +50,7 @@ ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name an
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
 TENSORBOARD = "tensorboard"
 LIKE = 0.6  # how much of what was typed an id must have to be suggested
-LAUNCHER_LOG = "driver"  # the log of the launcher, beside those of the workers
+LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
 POLL_SECONDS = 0.2  # of those who wait for an end
@@ -231,7 +231,7 @@ class Run:
             logger.warning("%s: %s", self.path / "events.jsonl", text)
 
     def log_path(self, name: str) -> Path:
-        """Return the path of the log of a worker, a rank (``rank-1``) or the ``driver``; a lone rank has its worker's.
+        """The path of the log of a worker, a rank (``rank-1``) or the ``launcher``; a lone rank's is its worker's.
 
         Raises:
             RunNotFound: the run has none of that name.
@@ -249,7 +249,7 @@ class Run:
         return folder / f"{name}.log"
 
     def log_files(self, worker: str) -> list[Path]:
-        """The files that hold what a worker, a rank or the ``driver`` printed, older part first; none if nothing.
+        """The files that hold what a worker, a rank or the ``launcher`` printed, older part first; none if nothing.
 
         Raises:
             RunNotFound: the run has none of that name.
@@ -259,7 +259,7 @@ class Run:
 
     @without_inner_frames
     def log(self, worker: str) -> Text:
-        """Return the output of a worker, a rank (``rank-1``) or the ``driver``; bytes that are not UTF-8 as U+FFFD.
+        """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; bytes that are not UTF-8 as U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
@@ -267,7 +267,7 @@ class Run:
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
-        """The last lines that a worker (or ``driver``) printed. Raises as ``log`` does."""
+        """The last lines that a worker (or ``launcher``) printed. Raises as ``log`` does."""
         files = self.log_files(worker)
         if not files:
             return []

@@ -359,7 +359,7 @@ class Cluster:
 
     @without_inner_frames
     def logs(self, worker: str) -> Text:
-        """Return the output so far of a worker, a rank (``rank-1``) or the ``driver``."""
+        """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``."""
         return runs.Run(self.run_dir).log(worker)
 
     def explain(self) -> Text:

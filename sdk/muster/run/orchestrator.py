@@ -96,7 +96,7 @@ class Orchestrator:
         self._on_plan = on_plan
         self._on_up = on_up
         self._tasks = Tasks(state.changed.set)
-        self._launcher = RunLauncher(self._log("driver"), self.facts, pool, self._launcher_ended, self._tasks)
+        self._launcher = RunLauncher(self._log("launcher"), self.facts, pool, self._launcher_ended, self._tasks)
         self._stop_reason: str | None = None
         self._phase: tuple[str, float] | None = None
         self._reasons = Reasons(context, state)

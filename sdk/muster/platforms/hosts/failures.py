@@ -69,7 +69,7 @@ KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
         r"Bad owner or permissions on [^\n]*|Bad configuration option[^\n]*|line \d+: [^\n]*",
         HostUnreachable,
         "ssh cannot be used for {0}: {1}.",
-        "mend ssh's configuration",
+        "fix ssh's configuration",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""A small client of a cluster's API: JSON over HTTPS, with what goes wrong on the way mended or named.
+"""A small client of a cluster's API: JSON over HTTPS, with what goes wrong on the way repaired or named.
 
 Requests are repeated where that can help, those that make something, too: what has a name is made once, and a repeated
 request says that it is there. Any threads may use one client.
