@@ -362,9 +362,7 @@ cli.main()
         for command in ((), ("run",)):
             program = [sys.executable, "-m", "muster", *command, "--help"]
             done = subprocess.run(program, capture_output=True, text=True, check=True)  # through a pipe
-            lengths = [
-                len(line) for line in done.stdout.splitlines() if " " in line.strip() and "|" not in line
-            ]
+            lengths = [len(line) for line in done.stdout.splitlines() if " " in line.strip() and "|" not in line]
             assert width - 25 < max(lengths) <= width, command
 
     def test_a_terminal_that_does_not_know_its_size_is_wide_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from muster.dashboard.terminal import TerminalDashboard
 from muster.errors import JobError
 from muster.events import Event
 
-from tests.dashboard.scenes import at, failing, starting, training
+from tests.dashboard.scenes import at, failing, starting, training, view_of
 
 
 def lines(events: list[Event]) -> list[str]:
@@ -46,6 +46,24 @@ def test_a_run_that_fails() -> None:
         "[ 25.0 s] failed after 25.0 s: rank 1 (worker-1) failed first: ValueError: no data",
         "[ 25.0 s] try: look at the shard",
     ]
+
+
+def test_an_exception_that_tells_of_another_rank_is_no_news_of_its_own() -> None:
+    echo = at(23, "exception", "worker-0", rank=0, type="UnknownError", message="Horovod has been shut down.")
+    cause = at(23.1, "exception", "worker-1", rank=1, type="ValueError", message="no data", traceback="Traceback")
+    assert lines([*starting(2), echo, cause])[-2:] == [
+        "[ 23.0 s] worker-0 lost its peers: UnknownError: Horovod has been shut down.",
+        "[ 23.1 s] worker-1 raised ValueError: no data",
+    ]
+    view = view_of([*starting(2), echo, cause])
+    assert (view.culprit, view.exception) == ("worker-1", "Traceback")
+
+
+def test_a_server_that_is_stopped_once_the_workers_have_succeeded_has_ended() -> None:
+    server = [at(1, "worker_state", "ps-0", status="running"), at(2, "listening", "ps-0")]
+    for status, words in (("succeeded", "ps-0 ended"), ("failed", "ps-0 stopped")):
+        ends = [at(5, "worker_state", "worker-0", status=status), at(6, "worker_state", "ps-0", status="stopped")]
+        assert lines([*starting(1), *server, *ends])[-1] == f"[  6.0 s] {words}"
 
 
 def test_a_run_that_succeeds_ends_with_its_metrics() -> None:

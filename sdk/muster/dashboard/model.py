@@ -20,6 +20,7 @@ from muster.dashboard.progress import ProcessProgress
 from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, GOOD_END, WorkerView
 from muster.events import Event, EventKind
+from muster.failure.causes import tells_of_another
 from muster.text.cleaning import clean
 from muster.training.stages import RUNNING
 
@@ -43,7 +44,8 @@ class RunView:
         moved: when anything but a measurement was last heard of; a run that is stuck has this far behind it.
         job: what was asked for, as ``run_requested`` has it.
         memory_limit: what each worker may use, in bytes.
-        exception: the traceback of the script that raised first.
+        exception: the traceback of the script that raised first, but for one that tells of another's failure.
+        exception_is_echo: whether it is one of these all the same, as there is no other yet.
         single_rate: examples per second of one worker alone, where an earlier run has told.
         told: the worker, and the progress of its rank, that the metrics come from.
         has_stepped: whether a process has told of a step.
@@ -66,6 +68,7 @@ class RunView:
     culprit: str = ""
     error: str = ""
     exception: str = ""
+    exception_is_echo: bool = False
     memory_limit: int | None = None
     single_rate: float | None = None
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
@@ -196,6 +199,11 @@ class RunView:
     def census(self) -> str:
         """Number of workers of each status, in words."""
         return ", ".join(f"{count} {status}" for status, count in sorted(self.counts().items()))
+
+    def has_done_its_part(self, worker: WorkerView) -> bool:
+        """Return whether a server was stopped because the others have done their work."""
+        others = {other.status for other in self.workers.values() if not other.listens or other.status != "stopped"}
+        return worker.listens and worker.status == "stopped" and others == {"succeeded"}
 
     def in_order(self) -> list[WorkerView]:
         """The workers as people count, the culprit and then other failed ones first."""
@@ -383,8 +391,9 @@ def _progress(view: RunView, worker: WorkerView, when: float, data: events.Progr
 
 
 def _exception(view: RunView, worker: WorkerView, when: float, data: events.ScriptRaised) -> None:
-    if not view.exception:
-        view.exception = clean(data.traceback or "")
+    is_echo = tells_of_another(data.type or "", data.message or "")
+    if not view.exception or (view.exception_is_echo and not is_echo):
+        view.exception, view.exception_is_echo = clean(data.traceback or ""), is_echo
         view.culprit = worker.name
     worker.reason = worker.reason or clean(f"{data.type}: {data.message}")
     worker.raised = worker.raised or clean(data.type or "")[:MAX_STAGE]

@@ -9,6 +9,7 @@ from muster.dashboard.model import RunView, WorkerView, fold
 from muster.dashboard.text import duration, first_line, number, rate
 from muster.dashboard.ticker import seconds_to_finish
 from muster.events import Event, EventKind
+from muster.failure.causes import tells_of_another
 from muster.runtime.outlet import Outlet
 
 PROGRESS_SECONDS = 5.0  # between two lines of progress
@@ -63,8 +64,11 @@ class PlainDashboard:
             self._doing = view.doing
             return [] if view.doing == view.phase else [view.doing]
         if event.kind == EventKind.EXCEPTION:
-            return [f"{worker.name} raised {first_line(worker.reason)}"]
-        return [state(worker)] if worker.status != status_before else []
+            verb = "lost its peers:" if tells_of_another("", worker.reason) else "raised"
+            return [f"{worker.name} {verb} {first_line(worker.reason)}"]
+        if worker.status == status_before:
+            return []
+        return [f"{worker.name} ended" if view.has_done_its_part(worker) else state(worker)]
 
     def _progress(self, now: float) -> list[str]:
         if now < self._next_progress:

@@ -11,6 +11,7 @@ from muster.text.cleaning import clean
 
 MAX_RANKS = 64  # of one worker; those beyond are left out
 MAX_LINE = 500  # characters of a worker's last line
+MARK = re.compile(r"--- attempt \d+ ---")  # what no script has printed
 FINAL = frozenset({"succeeded", "failed", "stopped", "ended", "timedout", "lost"})
 FAILURES = frozenset({"failed", "timedout", "lost"})
 GOOD_END = "exit 0"
@@ -184,6 +185,6 @@ class WorkerView:
         """Remember the last line of what it printed that has a letter or a digit."""
         lines = re.split(r"[\r\n]+", self._unfinished + text[-4 * MAX_LINE :])
         self._unfinished = lines[-1][-MAX_LINE:]
-        shown = next((line for line in reversed(lines) if any(map(str.isalnum, line))), None)
+        shown = next((line for line in reversed(lines) if any(map(str.isalnum, line)) and not MARK.match(line)), None)
         if shown is not None:
             self.last_line = clean(shown).expandtabs(4).strip()[:MAX_LINE]

@@ -175,12 +175,21 @@ def alike(cause: Failure, failures: Iterable[Failure]) -> int:
     return sum(words(failure) == words(cause) for failure in _timelines(failures))
 
 
+def tells_of_another(type: str, message: str) -> bool:
+    """Return whether an exception is a framework's word for another process's failure.
+
+    >>> tells_of_another("UnknownError", "Horovod has been shut down."), tells_of_another("ValueError", "no data")
+    (True, False)
+    """
+    return COLLECTIVE.search(f"{type}: {message}") is not None
+
+
 # -- one failure by itself --------------------------------------------------------------------------------------------
 
 
 def _bearing_of_exception(failure: Failure) -> Bearing:
     """Return the bearing of an exception: by its type and words, and by those of the exceptions that it came from."""
-    if COLLECTIVE.search(f"{failure.type}: {failure.message}"):
+    if tells_of_another(failure.type, failure.message):
         return Bearing.COLLECTIVE
     chain = [f"{failure.type}: {failure.message}", *_raised_before(failure.traceback)]
     if failure.peer_was_gone or any(BROKEN_CONNECTION.search(text) for text in chain):
