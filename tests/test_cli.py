@@ -307,7 +307,7 @@ class TestRun:
         assert result.exit_code == 0
         assert result.stderr == (f"Warning: {warning}\n" if warning else "")
         given = [word for word in words if word != "--"]
-        assert runs.open_run("last").log("worker-0") == f"{given}\n"
+        assert runs.open_run("last").logs("worker-0") == f"{given}\n"
 
     def test_quiet_says_nothing_but_errors(self, script: str) -> None:
         assert muster("run", "-q", script).output == ""

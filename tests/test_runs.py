@@ -209,20 +209,20 @@ class TestRun:
         assert list(runs.Run(runs.create("x")).events()) == []
 
     def test_log_takes_any_bytes(self, failed: runs.Run) -> None:
-        assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.log("worker-0")
-        assert failed.log("launcher") == ""
+        assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.logs("worker-0")
+        assert failed.logs("launcher") == ""
 
     def test_log_begins_with_the_older_part(self) -> None:
         run = make("x")
         (run.path / "logs" / "worker-0.log.1").write_bytes(b"old\n\xe2\x82")
         (run.path / "logs" / "worker-0.log").write_bytes(b"\xac new\n")
 
-        assert run.log("worker-0") == "old\n€ new\n"
+        assert run.logs("worker-0") == "old\n€ new\n"
 
     @pytest.mark.parametrize("name", ["worker-7", "../events", ""])
     def test_log_of_no_worker(self, name: str, succeeded: runs.Run) -> None:
         with pytest.raises(RunNotFound, match="worker-0, worker-1"):
-            succeeded.log(name)
+            succeeded.logs(name)
 
     def test_log_end_is_the_last_lines(self) -> None:
         run = make("x")
@@ -418,7 +418,7 @@ def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tm
     assert run.workers == ["worker-0"]
     for name in ("../../secret", "rank-0", "rank-1"):
         with pytest.raises(RunNotFound):
-            run.log(name)
+            run.logs(name)
     assert "Cause: it failed" in run.explain()
     assert "secret" not in run.explain()
     assert "\x1b" not in run.explain()

@@ -215,7 +215,7 @@ def run_cluster(
     Returns:
         ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
         ``"grpc://127.8.1.3:40002"``; ``(None, None)`` once a script has run. ``.cluster`` is the :class:`Cluster`.
-        With ``detach`` the :class:`~muster.records.runs.Run`, which has ``wait()``, ``stop()``, ``log()`` and
+        With ``detach`` the :class:`~muster.records.runs.Run`, which has ``wait()``, ``stop()``, ``logs()`` and
         ``stacks()``.
 
     Raises:

@@ -114,7 +114,7 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     agents = agents_of(recorded)
     assert [len(set(agents[name])) for name in ("worker-0", "worker-1", "worker-2")] == [1, 2, 1]
     uninterrupted = str(sum(step * 0.1 for step in range(STEPS)))
-    assert {recorded.log(name).split()[-1] for name in agents} == {uninterrupted}
+    assert {recorded.logs(name).split()[-1] for name in agents} == {uninterrupted}
     (reason,) = attempts_of(recorded)
     assert "worker-1" in reason
     notes = [event.data.text for event in recorded.events() if isinstance(event.data, Note)]
@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_fewer_workers_where_the_lost_cannot_be_replaced(
     without = f"The run goes on without worker-{lost}, with 2 of 3 workers"
     assert without in recorded.explain()
     left = [f"worker-{index}" for index in range(3) if index != lost]
-    assert [recorded.log(name).split()[-1] for name in left] == ["2", "2"]
+    assert [recorded.logs(name).split()[-1] for name in left] == ["2", "2"]
     view = replay(recorded)
     assert view.workers[f"worker-{lost}"].status == "stopped"
 
@@ -230,7 +230,7 @@ def test_a_stop_ends_a_later_attempt_and_begins_no_other(here: Path) -> None:
     (here / "train.py").write_text(TRAINS.replace("time.sleep(0.02)", "time.sleep(0.02 if attempt == '1' else 600)"))
 
     def stop() -> None:
-        eventually(lambda: "attempt 2 goes on" in runs.open_run().log("worker-0"), "the second attempt runs")
+        eventually(lambda: "attempt 2 goes on" in runs.open_run().logs("worker-0"), "the second attempt runs")
         runs.open_run().stop()
 
     stopping = threading.Thread(target=stop_when_there, args=(stop,))
@@ -377,7 +377,7 @@ muster.run_cluster(2, strategy="processes", worker_script="train.py", memory=0.5
     with session:
         try:
             stop_when_there(
-                lambda: eventually(lambda: "attempt 2 goes on" in runs.open_run().log("worker-0"), "attempt 2")
+                lambda: eventually(lambda: "attempt 2 goes on" in runs.open_run().logs("worker-0"), "attempt 2")
             )
             assert runs.open_run().stacks()  # its control socket is where the run says
             assert len(scratch_of(session.pid)) == 1

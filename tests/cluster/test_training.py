@@ -115,4 +115,4 @@ def test_the_rank_that_raised_is_named_although_the_other_one_fails_too(launcher
         muster.run_cluster(2, worker_script=train, strategy="horovod", launcher=launcher)
     assert caught.value.rank == 1
     assert "ValueError: a bad batch" in str(caught.value)
-    assert "Horovod has been shut down" in (muster.open_run("last").log("worker-0"))
+    assert "Horovod has been shut down" in (muster.open_run("last").logs("worker-0"))

@@ -303,7 +303,7 @@ def test_whatever_makes_it_cold_is_said(here: Path, monkeypatch: pytest.MonkeyPa
     package = here.parent / "site-packages" / "heavy" / "__init__.py"
 
     def log() -> str:
-        return muster.open_run().log("worker-0")
+        return muster.open_run().logs("worker-0")
 
     with monkeypatch.context() as relative, muster.pool(2, memory=0.5) as pool:
         relative.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}lib")

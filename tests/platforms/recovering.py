@@ -91,8 +91,8 @@ def recovers(lose: Callable[[muster.Cluster], object], *, are_all_new: bool = Fa
         running.stop()
     recorded = runs.Run(running.run_dir)
     for worker in ("worker-0", "worker-1"):
-        assert f"attempt 2 goes on at step {PAUSE}" in recorded.log(worker)
-        assert recorded.log(worker).split()[-1] == uninterrupted()
+        assert f"attempt 2 goes on at step {PAUSE}" in recorded.logs(worker)
+        assert recorded.logs(worker).split()[-1] == uninterrupted()
     how = "All workers were launched anew" if are_all_new else "worker-1 was replaced; 1 worker has stayed"
     assert re.search(rf"Attempt 2 runs: .* {how}\.", recorded.explain())
 

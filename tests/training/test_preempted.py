@@ -82,7 +82,7 @@ def test_all_save_when_one_is_told_to_end_and_go_on_from_there(here: Path) -> No
     assert "worker-1" in again
     for index in range(2):
         saved = (here / f"checkpoint-{index}").read_text()
-        assert f"attempt 2 goes on after {saved} steps, told: False" in recorded.log(f"worker-{index}")
+        assert f"attempt 2 goes on after {saved} steps, told: False" in recorded.logs(f"worker-{index}")
 
 
 def test_a_second_signal_ends_it_at_once(here: Path) -> None:

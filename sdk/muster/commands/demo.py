@@ -183,7 +183,7 @@ def files_left(folder: Path) -> list[str]:
 def data_of(run: Run) -> str:
     """Return the name of the digits that were learned, as the script printed it."""
     for worker in run.workers:
-        said = DATA.search(run.log(worker))
+        said = DATA.search(run.logs(worker))
         if said:
             return said[0]
     return "digits that the script did not name"

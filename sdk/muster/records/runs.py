@@ -258,7 +258,7 @@ class Run:
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.is_file()]
 
     @without_inner_frames
-    def log(self, worker: str) -> Text:
+    def logs(self, worker: str) -> Text:
         """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; bytes that are not UTF-8 as U+FFFD.
 
         Raises:
@@ -267,7 +267,7 @@ class Run:
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
-        """The last lines that a worker (or ``launcher``) printed. Raises as ``log`` does."""
+        """The last lines that a worker (or ``launcher``) printed. Raises as ``logs`` does."""
         files = self.log_files(worker)
         if not files:
             return []

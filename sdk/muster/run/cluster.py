@@ -360,7 +360,7 @@ class Cluster:
     @without_inner_frames
     def logs(self, worker: str) -> Text:
         """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``."""
-        return runs.Run(self.run_dir).log(worker)
+        return runs.Run(self.run_dir).logs(worker)
 
     def explain(self) -> Text:
         """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
