@@ -92,9 +92,7 @@ def update_figures(page: Path) -> int:
 
 
 def as_kept(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with medians and quartiles only; of those between hosts each turn is in a picture, and stays."""
-    if result["benchmark"] in OF_NETWORKS:
-        return dict(result)
+    """A result with medians and quartiles only."""
 
     def without_turns(figure: Any) -> Any:
         if not isinstance(figure, Mapping):

@@ -7,7 +7,6 @@ allreduce beside parameter servers, as examples per second of so many workers.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,8 @@ def schemes(figures: Figures, path: Path) -> None:
     times.set_xlabel("milliseconds a step, two workers, 4.2 million parameters")
     times.set_yticks(range(len(names)), names)
     times.legend(title="link")
-    of_names = [figures[network_schemes.accuracy_title(name)]["values"] for name in names]
-    for index, values in enumerate(of_names):
-        accuracies.plot(values, [index] * len(values), "o", color="#808080", markersize=4)
-        accuracies.plot(statistics.mean(values), index, "|", color="black", markersize=14)
+    medians, spreads = of([figures[network_schemes.accuracy_title(name)] for name in names])
+    accuracies.errorbar(medians, range(len(names)), xerr=spreads, fmt="o", color="#808080", capsize=3)
     accuracies.set_xlabel("accuracy on digits, %")
     finish(picture, (times, accuracies), path)
 

@@ -136,8 +136,8 @@ def summary(result: dict[str, Any]) -> str:
             cells = [name, f"{figures[f'bytes on the wire in a step, {name}']['median']:.3g}"]
             for title in rates:
                 cells.append(with_gain(figures[step_title(title, name)]))
-            values = figures[accuracy_title(name)]["values"]
-            cells.append(f"{statistics.mean(values):.2f} ({min(values):.1f} to {max(values):.1f})")
+            accuracy = figures[accuracy_title(name)]
+            cells.append("{:.1f} ({:.1f} to {:.1f})".format(accuracy["median"], *accuracy["quartiles"]))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -180,10 +180,11 @@ def run_cluster(
 ) -> ClusterAddress | Run:
     """Launch workers, make a training cluster of them, and run a script on it.
 
-    For example::
-
-        muster.run_cluster(2, strategy="horovod", worker_script="train.py", args=["--epochs", 3])
-        muster.run_cluster(2, strategy="processes", worker_script=train, kwargs={"rate": 0.1}).values
+    >>> def train(rate):
+    ...     return {"loss": rate**2}
+    >>> run = run_cluster(2, strategy="processes", worker_script=train, kwargs={"rate": 0.5}, dashboard=False)
+    >>> run.values
+    [{'loss': 0.25}, {'loss': 0.25}]
 
     Args:
         n_workers: workers that train.
