@@ -27,7 +27,7 @@ FLOORS = [
     {"run"},
     {"workbench", "board", "testing"},
     {"dashboard"},
-    {"doctor", "serve"},
+    {"checkup", "serve"},
     {"api"},
     {"worker_pool"},
     {"cdsw", "cdsw_tensorflow_utils", "commands"},
@@ -38,8 +38,8 @@ FLOORS = [
 def test_the_public_names() -> None:
     assert muster.__all__ == [
         "Cluster", "Horovod", "Job", "MPI", "MultiWorker", "MusterError", "ParameterServer", "Processes", "Resources",
-        "RunFailed", "attach", "await_workers", "detach", "launch_workers", "list_runs", "list_workers", "open_run",
-        "pool", "run_cluster", "stop_workers", "tensorboard",
+        "RunFailed", "attach", "await_workers", "detach", "doctor", "launch_workers", "list_runs", "list_workers",
+        "open_run", "pool", "run_cluster", "stop_workers", "tensorboard",
     ]  # fmt: skip
     for name in muster.__all__:
         assert getattr(muster, name).__doc__, name
@@ -165,7 +165,7 @@ def functions_of(path: Path) -> Iterator[tuple[str, int]]:
     return look(ast.parse((PACKAGE / path).read_bytes()), "")
 
 
-@pytest.mark.parametrize("room", ["run", "pools", "platforms", "checks", "strategies", "doctor"])
+@pytest.mark.parametrize("room", ["run", "pools", "platforms", "checks", "strategies", "checkup"])
 def test_no_function_of_the_engine_takes_more_than_six_arguments(room: str) -> None:
     found = {
         (str(path), name): count for path in files() if path.parts[0] == room for name, count in functions_of(path)

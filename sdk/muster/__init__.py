@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is imported when Muster is
     from muster.api import attach as attach
     from muster.api import detach as detach
+    from muster.api import doctor as doctor
     from muster.api import run_cluster as run_cluster
     from muster.board.tensorboard import tensorboard as tensorboard
     from muster.errors import MusterError as MusterError
@@ -45,6 +46,7 @@ _PUBLIC = {
     "attach": "muster.api",
     "await_workers": "muster.workbench.workers",
     "detach": "muster.api",
+    "doctor": "muster.api",
     "launch_workers": "muster.workbench.workers",
     "list_runs": "muster.records.runs",
     "list_workers": "muster.workbench.workers",
@@ -55,7 +57,7 @@ _PUBLIC = {
     "tensorboard": "muster.board.tensorboard",
 }
 
-_SUBPACKAGES = ("doctor", "errors", "events", "testing", "training")  # that the reference calls by these names
+_SUBPACKAGES = ("errors", "events", "testing", "training")  # that the reference calls by these names
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605
 

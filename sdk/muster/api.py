@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
@@ -36,6 +37,9 @@ from muster.runtime.echo import without_echo
 from muster.strategies import STRATEGIES
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
+
+if TYPE_CHECKING:  # which takes long to import, for those who want it
+    from muster.checkup import Report
 
 SECOND = 2
 LONG_IMPORTS = 3.0  # seconds that are worth a word on how to save them
@@ -324,6 +328,34 @@ def _hint_at_reuse(cluster: Cluster) -> None:
         print(
             f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that from its second run on."
         )
+
+
+@without_inner_frames
+def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
+    """Look for what would make :func:`run_cluster` fail with these arguments, and for its fix. Nothing is trained.
+
+    For example::
+
+        muster.doctor(2, strategy="horovod", worker_script="train.py")
+
+    Args:
+        args, kwargs: the arguments of :func:`run_cluster`.
+        launch: whether to launch such workers for some seconds, which shows what only they can tell, and to try
+            Horovod on two ranks here, where it is to be used.
+
+    Returns:
+        The findings, which show themselves as a table; ``is_fine`` where none of them makes the run fail.
+    """
+    from muster.checkup import examine
+
+    call = inspect.signature(run_cluster).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    _refuse_misnamed(given["strategy"], given["platform"], given["options"])
+    wanted = {name: given[name] for name in given.keys() & {field.name for field in fields(RunRequest)}}
+    wanted.update(env=given["env"] or {}, name=given["name"] or "", script=given["worker_script"])
+    resources = Resources(given["cpu"], given["memory"], given["nvidia_gpu"])
+    return examine(RunRequest(**wanted, resources=resources), launch=launch)
 
 
 def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:

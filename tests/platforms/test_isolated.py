@@ -18,7 +18,7 @@ from typing import Any
 import muster
 import pytest
 from muster.agent.places import is_symbolic
-from muster.doctor import examine
+from muster.checkup import examine
 from muster.errors import ScriptFailed, WorkerLost
 from muster.events import Event, EventKind
 from muster.job import Resources, SessionAddress, WorkerSpec

@@ -67,19 +67,12 @@ def doctor(
 
     The exit status is 1 if something was found that makes the run fail.
     """
-    from muster.doctor import Finding, Report, examine
-    from muster.errors import JobError, PlatformError
-    from muster.run.request import check
+    from muster.checkup import Finding, Report, examine
 
     has_script = worker_script is not None
     if worker_script is None and options["strategy"] != "parameter_server":
         worker_script = shutil.which("true")  # these need one; it is not run
-    try:
-        checked = check(make_request(worker_script=worker_script, **options))
-    except (JobError, PlatformError) as error:
-        report = Report([Finding.of_error("job", error)])
-    else:
-        report = examine(checked, launch=not no_launch)
+    report = examine(make_request(worker_script=worker_script, **options), launch=not no_launch)
     if not has_script:
         text = "none is given, so this is about workers alone: with the options given, and the defaults of all others"
         report = Report(

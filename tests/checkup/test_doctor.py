@@ -12,15 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import muster
 import pytest
 from click.testing import CliRunner
 from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.checks.script import make_script
+from muster.checkup import Finding, Report, examine, workers
+from muster.checkup.visitor import packages
+from muster.checkup.workers import _check_interfaces, _check_logins, _compare_with_session
 from muster.commands.main import main
-from muster.doctor import Finding, Report, examine, workers
-from muster.doctor.visitor import packages
-from muster.doctor.workers import _check_interfaces, _check_logins, _compare_with_session
+from muster.errors import JobError
 from muster.job import Job, Member, Resources, Script, Status, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
@@ -459,6 +461,22 @@ class TestTheCommand:
         assert code == 0, output
         assert "compiles" not in output
         assert "none is given, so this is about workers alone" in output
+
+
+class TestTheCall:
+    def test_it_takes_the_arguments_of_run_cluster(self, folder: Path) -> None:
+        wanted: dict[str, Any] = {"strategy": "processes", "worker_script": "train.py", "args": ["--epochs", 3]}
+        report = muster.doctor(2, cpu=0.5, slots=2, dashboard=False, launch=False, **wanted)
+        assert report.is_fine, str(report)
+        assert [finding.text for finding in report.of("script")] == [f"{sys.executable} compiles {folder}/train.py"]
+        assert muster.doctor(1, strategy="processes", worker_script=print, launch=False).is_fine
+
+    def test_what_is_no_job_is_a_finding_and_what_is_no_call_an_error(self) -> None:
+        (finding,) = muster.doctor(0, strategy="processes", worker_script="train.py").findings
+        assert (finding.level, finding.check) == ("error", "job")
+        with pytest.raises(JobError, match="no argument 'script'") as raised:
+            muster.doctor(1, script="train.py")
+        assert raised.value.advice == "worker_script="
 
 
 class TestTheReport:

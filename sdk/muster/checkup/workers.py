@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from muster.agent.removal import remove_folder
-from muster.doctor.report import Finding, count_of
-from muster.doctor.session import LITTLE, needed_of_workers
-from muster.doctor.visitor import packages
+from muster.checkup.report import Finding, count_of
+from muster.checkup.session import LITTLE, needed_of_workers
+from muster.checkup.visitor import packages
 from muster.errors import ExtraMissing, MusterError
 from muster.failure.diagnosis import join_names
 from muster.job import Job, Limits, Member, Plan, Process

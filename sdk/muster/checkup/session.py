@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.checks.interpreter import find_module
-from muster.doctor import horovod
-from muster.doctor.report import Finding, count_of
+from muster.checkup import horovod
+from muster.checkup.report import Finding, count_of
 from muster.errors import PlatformError, ResourceError
 from muster.failure.diagnosis import join_names
 from muster.job import Job

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from muster.doctor.report import Finding
+from muster.checkup.report import Finding
 from muster.failure.advice import HOROVOD_KERAS
 from muster.run.request import CheckedRun
 from muster.text.arguments import Argument, ArgumentText

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from muster.checks.script import make_script
-from muster.doctor import Report, examine
-from muster.doctor.horovod import modules_of, traps
-from muster.doctor.report import Finding
+from muster.checkup import Report, examine
+from muster.checkup.horovod import modules_of, traps
+from muster.checkup.report import Finding
 from muster.job import Job
 from muster.run.cluster import Cluster
 
