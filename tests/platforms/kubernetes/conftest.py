@@ -93,12 +93,17 @@ def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def this_machine() -> dict[str, Any]:
-    """What is laid over pods that have this machine's own Python, so that no image has to be pulled."""
+    """What is laid over pods that have this machine's own Python, so that no image has to be pulled.
+
+    Their root file system is read-only, which Muster bears on every cluster.
+    """
     folders = {f"machine-{number}": path for number, path in enumerate(own_folders())}
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
     return {
         "spec": {
             "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()],
-            "containers": [{"name": "worker", "volumeMounts": mounts}],
+            "containers": [
+                {"name": "worker", "volumeMounts": mounts, "securityContext": {"readOnlyRootFilesystem": True}}
+            ],
         }
     }
