@@ -111,3 +111,18 @@ def test_what_starts_beside_a_launcher_that_runs_on_knows_nothing_of_an_attempt_
     worker.session.wait_for("exited")
     worker.sh("[ -e $MUSTER_SCRATCH/preempted ] && echo knows || echo knows nothing")
     assert "knows nothing" in worker.output_with("knows")
+
+
+def test_all_that_was_printed_is_told_before_the_end(run: Run, stub_session: StubSession) -> None:
+    platform = LocalPlatform(log_cap=1 << 25)
+    try:
+        worker = Launched(run, stub_session, platform)
+        pid = worker.sh("sleep 0.2; head -c 20000000 /dev/zero | tr '\\0' x")
+        os.kill(worker.hello["pid"], signal.SIGSTOP)  # it finds all of it at once
+        eventually(lambda: is_gone(pid), "all has been printed")
+        worker.send("end", after_output=True)
+        os.kill(worker.hello["pid"], signal.SIGCONT)
+        worker.session.wait_for("hung_up")
+        assert worker.session.output().count("x") == 20_000_000
+    finally:
+        platform.close()

@@ -26,7 +26,11 @@ def test_those_that_decide_are_stopped_first_and_agents_last() -> None:
         outcome = scene.play()
     order = [name for name, _ in sent(outcome, {"stop"})]
     assert order == ["worker-0", "worker-1", "ps-0"]
-    assert sorted(outcome.orders[-3:]) == [("ps-0", "end", {}), ("worker-0", "end", {}), ("worker-1", "end", {})]
+    assert sorted((name, kind) for name, kind, _ in outcome.orders[-3:]) == [
+        ("ps-0", "end"),
+        ("worker-0", "end"),
+        ("worker-1", "end"),
+    ]
 
 
 # What processes and agents do when they are told to end, and how long the end takes.

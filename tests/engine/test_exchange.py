@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from muster.checks.project import Project
 from muster.errors import PlatformError
-from muster.events import Event
+from muster.events import Event, Note
 from muster.job import Script
 from muster.platforms.base import Storage
 from muster.records.runs import Run
@@ -118,6 +119,24 @@ def test_what_is_asked_for_is_collected_at_the_end(apart: Apart) -> None:
     collected = apart.made.run_dir / "collected"
     found = {path.relative_to(collected).as_posix(): path.read_text() for path in collected.rglob("*.*")}
     assert found == {f"{name}/src/out/score.txt": name for name in apart.places}
+
+
+def test_what_workers_have_printed_is_waited_for_as_long_as_it_comes(apart: Apart) -> None:
+    slow, silent = (apart.platform.player(name) for name in ("worker-0", "worker-1"))
+    slow.manners.leaves_after, silent.manners.leaves_after = 5.0, None
+
+    def tell(kind: str, message: object) -> None:
+        if kind == "end":
+            for number in range(6):
+                apart.loop.call_later(0.8 * number, partial(slow.say, "output", text=f"{number}\n"))
+
+    slow.on_order = tell
+    told: list[Event] = []
+    apart.made._observers.add(told.append)
+    assert apart.play() is None
+    assert (apart.made.run_dir / "logs" / "worker-0.log").read_text() == "".join(f"{n}\n" for n in range(6))
+    (note,) = [event.data.text for event in told if isinstance(event.data, Note)]
+    assert note == "What worker-1 printed last may be missing: its agent has not said that this was all."
 
 
 def test_files_go_and_come_while_it_runs(apart: Apart, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ LARGEST_REPORT = 1 << 17  # bytes
 LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
 REPORTS_AT_ONCE = 100
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
+OUTPUT_SECONDS = 0.01  # between two attempts to tell more of it at the end
 OUTPUT_AT_END = 256  # of a process
 
 
@@ -111,7 +112,7 @@ class Agent:
             wire.Release: self._release,
             wire.Notice: lambda order: notice.leave(self._scratch),
             wire.Stop: self._stop,
-            wire.End: lambda order: self._leave(),
+            wire.End: self._end,
             wire.Execute: self._execute,
             wire.Dial: self._streams.dial,
             wire.Data: self._streams.data,
@@ -499,6 +500,22 @@ class Agent:
         if not self.processes.running:
             self._leave()
         self._loop.call_later(POLITE_GRACE, self._leave)
+
+    def _end(self, order: wire.End) -> None:
+        if order.after_output:
+            for child in list(self.processes.running.values()):
+                self.processes.kill(child)
+            self._leave_after_output()
+        else:
+            self._leave()
+
+    def _leave_after_output(self) -> None:
+        """Leave once all output has been told, which takes its time where much of it has been printed."""
+        self._send_output()
+        if self._log.unread() and self._link.is_open:
+            self._loop.call_later(OUTPUT_SECONDS, self._leave_after_output)
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         if self.processes.running:

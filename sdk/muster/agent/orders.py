@@ -114,6 +114,8 @@ class Stop(NamedTuple):
     grace: float = 1.0
 
 
-@message("end", FROM_SESSION)
+@message("end", FROM_SESSION, after_output=yes_or_no)
 class End(NamedTuple):
-    """Order to end all processes at once, clean up and leave."""
+    """Order to end all processes at once, clean up and leave; ``after_output``: once all of it has been told."""
+
+    after_output: bool = False

@@ -56,12 +56,29 @@ class Ending:
             await self._stop_launcher(max(deadline, clock.now() + LEAST_GRACE))
 
     async def dismiss(self) -> None:
-        """Get what the workers have written, and have their agents leave."""
+        """Get what the workers have written and printed, and have their agents leave."""
         if self.collect is not None and not self.is_urgent:
             await self._collect(self.collect)
+        keeps_logs = self.collect is not None and not self.is_urgent
         for name in self._state.members:
-            self._pool.send(name, wire.End())
+            self._pool.send(name, wire.End(after_output=keeps_logs))
         await self._state.wait_while(lambda: bool(self._pool.connected), HANG_UP_SECONDS)
+        if keeps_logs:
+            await self._hear_out()
+
+    async def _hear_out(self) -> None:
+        """Wait for agents as long as they tell what has been printed; report whose logs may lack their ends."""
+
+        def is_told() -> bool:
+            is_heard = clock.now() - self._state.heard_at() < HANG_UP_SECONDS
+            return bool(self._pool.connected) and is_heard and not self.is_urgent
+
+        deadline = clock.now() + COLLECT_SECONDS
+        while is_told() and clock.now() < deadline:
+            await self._state.wait_while(is_told, HANG_UP_SECONDS)
+        for name in sorted(self._pool.connected.intersection(self._state.members)):
+            text = f"What {name} printed last may be missing: its agent has not said that this was all."
+            self._state.emit(events.Note(text))
 
     async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
         """Get what workers have written, as far as they still answer; report what cannot be had."""

@@ -361,6 +361,10 @@ class RunState:
         """The processes that their agents have ended, and neither the session nor the end of a login was why."""
         return _ended_unasked(self.failures)
 
+    def heard_at(self) -> float:
+        """Time at which a worker last said something, on the monotonic clock; minus infinity where none has."""
+        return max(self._heard_at.values(), default=-math.inf)
+
     # -- from agents --------------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
