@@ -1,5 +1,6 @@
 """Declarations are made once, pinned and justified; and the commands do what they are said to do."""
 
+import ast
 import configparser
 import importlib.util
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,6 +171,22 @@ def test_the_old_tensorflow_is_pinned_too(setup: ModuleType) -> None:
         assert re.fullmatch(r"[\w-]+==[\d.]+", requirement)
 
 
+def test_what_is_imported_is_declared_rather_than_brought_by_something_else() -> None:
+    declared = {Requirement(split(line)[0]).name.lower() for line in SETUP_LINES}
+    distributions = packages_distributions()
+    imported: dict[str, str] = {}
+    for path in (ROOT / "sdk" / "muster").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0]: path.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported[node.module.partition(".")[0]] = path.name
+    of_others = imported.keys() - sys.stdlib_module_names - {"muster", "agent"}  # what workers unpack
+    by_name = {name: {each.lower().replace("_", "-") for each in distributions.get(name, [name])} for name in of_others}
+    assert len(by_name) > 20
+    assert {name: imported[name] for name, found in by_name.items() if not found & declared} == {}
+
+
 def test_the_version_stands_in_one_place() -> None:
     assert config()["metadata"]["version"] == "attr: muster.__version__"
     assert re.fullmatch(r"\d+\.\d+\.\d+", muster.__version__)
@@ -242,7 +260,7 @@ main({arguments}, prog_name="muster")
 
 @pytest.mark.parametrize("command", ["run --help", "plan", "run", "doctor"])
 def test_a_run_on_this_machine_needs_no_extra(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"pyyaml": "yaml"}
+    modules = {"pyyaml": "yaml", "ipython": "IPython"}
     declared = {name: [Requirement(split(line)[0]).name for line in lines] for name, lines in setup_cfg().items()}
     needed = declared.pop("")
     extras = {name.lower() for names in declared.values() for name in names} - {*needed, "setuptools", "cffi"}
