@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from muster.agent import pace, wire
+from muster.agent import kinds, pace, wire
 from muster.agent.pace import Pace
 
 
@@ -78,3 +78,34 @@ def test_use_of_resources_is_told_only_where_it_is_another(clock: Clock) -> None
         told.usage(wire.Usage(float(second), 5 << 20))
         clock.now += 1
     assert len(sent) - 3 == 2
+
+
+def test_a_process_that_runs_wild_is_told_of_at_a_pace_and_its_last_word_is_kept(clock: Clock) -> None:
+    sent: list[Any] = []
+    told = Pace(sent.append)
+    for step in range(10 * pace.MOST_PER_SECOND):
+        told.progress(progress(step, epoch=step, rank=step % 2, loss=step))
+    assert len(sent) == pace.MOST_PER_SECOND
+    clock.now += 1
+    told.tick()
+    assert [(report.step, report.metrics) for report in sent[-2:]] == [
+        (step, {"loss": step}) for step in (10 * pace.MOST_PER_SECOND - 2, 10 * pace.MOST_PER_SECOND - 1)
+    ]
+    for rank in range(10 * pace.MOST_HELD):
+        told.progress(progress(0, rank=rank))
+    told.flush()
+    assert len(sent) <= 2 + 2 * pace.MOST_PER_SECOND + pace.MOST_HELD
+
+
+@pytest.mark.parametrize("reports", [3, 10 * pace.MOST_PER_SECOND])
+def test_what_is_held_together_is_never_more_than_fits_into_one_report(clock: Clock, reports: int) -> None:
+    sent: list[Any] = []
+    told = Pace(sent.append)
+    told.interval = 10.0
+    for number in range(reports):
+        metrics = {f"m{number}-{name}": 1.0 for name in range(kinds.MOST_METRICS - 1)}
+        told.progress(wire.Progress(0, step=1, metrics=metrics))
+    told.flush()
+    assert all(len(report.metrics) <= kinds.MOST_METRICS for report in sent)
+    assert f"m{reports - 1}-0" in sent[-1].metrics
+    assert len(sent) == min(reports, pace.MOST_PER_SECOND + 1)

@@ -9,6 +9,7 @@ import pytest
 from muster.agent import frames, wire
 from muster.errors import JobError, WorkerLost, WorkersMissing
 from muster.job import Limits
+from muster.pools import connection, endpoint
 from muster.pools.endpoint import Endpoint
 from muster.pools.listener import HELLO_SECONDS
 from muster.testing import Outcome, Scene, ScriptedPlatform, SimulatedLoop
@@ -202,3 +203,32 @@ def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
 
     loop.run(main())
     loop.close()
+
+
+def test_who_costs_more_than_its_share_is_read_less_often_until_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scene() as scene:
+        flooding, other = scene.workers["worker-0"], scene.workers["worker-1"]
+
+        def heard() -> list[str]:
+            return [str(event.worker) for event in scene.events if event.kind == "output"]
+
+        for worker in (flooding, other):
+            worker.manners.runs_for = None
+        scene.start()
+        scene.advance(3)
+        monkeypatch.setattr(endpoint, "BYTE_SECONDS", 1.0)
+        for number in range(20):
+            scene.do(flooding.say, "output", text=f"{number}\n")
+        scene.do(other.say, "output", text="a line\n")
+        scene.advance(connection.LONGEST_REST / 2)
+        assert sorted(heard()) == ["worker-0", "worker-1"]
+        scene.advance(connection.LONGEST_REST)
+        assert heard().count("worker-0") == 20
+        for _ in range(2):
+            scene.do(flooding.say, "output", text="more\n")
+            scene.advance(connection.LONGEST_REST / 10)
+        assert heard().count("worker-0") == 20
+        scene.stop()
+        scene.advance(connection.LONGEST_REST / 10)
+        assert heard().count("worker-0") == 22
+        scene.finish()

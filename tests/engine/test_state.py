@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,17 @@ def test_metrics_are_kept_by_name_and_not_without_end(told: Told) -> None:
     told.hear(wire.Progress(0, metrics={"m0": 2.0}))
     assert len(told.state.metrics) == MOST_METRICS
     assert told.state.metrics["m0"] == 2.0
+
+
+def test_no_worker_takes_the_names_of_metrics_of_another(told: Told) -> None:
+    many = [wire.Progress(0, metrics={f"m{number}": 1.0}) for number in range(MOST_METRICS + 10)]
+    told.hear(HELLO, *many)
+    for number in range(MOST_METRICS):
+        told.call(told.state.on_message, "worker-1", wire.Progress(1, metrics={f"loss{number}": 1.0}))
+    told.hear(*many)
+    kept = Counter(name.rstrip("0123456789") for name in told.state.metrics)
+    assert kept == {"m": MOST_METRICS // 2, "loss": MOST_METRICS // 2}
+    assert {"m0", "loss0"} <= set(told.state.metrics)
 
 
 def test_clocks_are_kept_with_the_member(told: Told) -> None:

@@ -103,6 +103,30 @@ def test_much_goes_both_ways_at_once_and_all_of_it_before_the_end(play: Callable
     play(test)
 
 
+def test_what_comes_while_it_is_not_read_waits(play: Callable[..., None]) -> None:
+    async def test(ends: Ends) -> None:
+        _, writer = await ends.shake_hands()
+        take = ends.took.data_received
+
+        def take_and_pause(data: bytes) -> None:
+            take(data)
+            ends.transport.pause_reading()
+
+        ends.took.data_received = take_and_pause  # type: ignore[method-assign]
+        writer.write(LARGE)
+        while len(ends.took.data) < len(LARGE):
+            before = len(ends.took.data)
+            ends.transport.resume_reading()
+            await until(lambda: len(ends.took.data) > before)  # noqa: B023
+            assert len(ends.took.data) <= before + tls.RECORD
+        assert ends.took.data == LARGE
+        ends.transport.abort()
+        ends.transport.resume_reading()
+        writer.close()
+
+    play(test)
+
+
 def test_whoever_has_not_identified_itself_is_read_seldom_and_all_of_it_once_it_has(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:

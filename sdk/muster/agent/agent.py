@@ -460,9 +460,9 @@ class Agent:
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
-        elif not (
-            self._is_told_to_end and isinstance(report, wire.Raised)
-        ):  # its script may raise when it is told to end
+        elif isinstance(report, wire.Raised) and self._is_told_to_end:
+            pass  # its script may raise when it is told to end
+        elif isinstance(report, (wire.Raised, wire.Returned)) or self._pace.has_room():
             self._pace.flush()
             self._link.send(report)
 

@@ -1,17 +1,21 @@
 """The pace of reports: progress and use of resources are told as often as the session asks for, and only if new.
 
-A session with very many workers asks each of them to say less, so that all of them together cost it no more.
+A session with very many workers asks each of them to say less, so that all of them together cost it no more. Whatever
+the processes of a worker send, it says no more than `MOST_PER_SECOND`: they may run wild.
 """
 
 import time
 
 from . import wire
+from .kinds import MOST_METRICS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
 AS_THEY_COME = 1.0  # seconds between two reports from which on progress is held back; processes send less by themselves
+MOST_PER_SECOND = 500  # reports of a worker, which is more than a hundred ranks send
+MOST_HELD = 1000  # ranks of which something is held back
 MEMORY_STEP = 20  # bits: less than a mebibyte is nothing new
 CPU_STEP = 0.01  # of a core: the same
 
@@ -31,6 +35,8 @@ class Pace:
         self._send = send
         self._held: "dict[int | None, wire.Progress]" = {}
         self._next: "dict[int | None, float]" = {}
+        self._room = float(MOST_PER_SECOND)
+        self._room_at = 0.0
         self._usage: "tuple[Any, ...]" = ()  # as it was last told
         self._usage_due = 0.0
 
@@ -45,23 +51,43 @@ class Pace:
 
     def progress(self, report: wire.Progress) -> None:
         """Tell the progress of a rank, or hold it back until it is time: what is newer goes over it."""
-        if self.interval <= AS_THEY_COME:
+        if self.interval <= AS_THEY_COME and report.rank not in self._held and self.has_room():
             self._send(report)
             return
         held = self._held.pop(report.rank, None)
-        if held is not None and report.epoch not in (None, held.epoch):  # the last word on an epoch
-            self._send(held)
-            held = None
-        self._held[report.rank] = _merged(held, report) if held is not None else report
+        if held is not None:
+            merged = _merged(held, report)
+            is_last = report.epoch not in (None, held.epoch) or len(merged.metrics or ()) > MOST_METRICS
+            if is_last and self.has_room():  # the last word on an epoch, or on more numbers than fit into one report
+                self._send(held)
+            else:
+                report = merged._replace(metrics=_newest(merged.metrics))
+        if len(self._held) < MOST_HELD:
+            self._held[report.rank] = report
         self.tick()
+
+    def has_room(self) -> bool:
+        """Return whether another report may be sent, and count it: there is a limit to those of a second."""
+        now = time.monotonic()
+        self._room = min(MOST_PER_SECOND, self._room + (now - self._room_at) * MOST_PER_SECOND)
+        self._room_at = now
+        if self._room < 1:
+            return False
+        self._room -= 1
+        return True
 
     def tick(self) -> None:
         """Tell what has been held back for long enough."""
         if not self._held:
             return
         now = time.monotonic()
+        if len(self._next) > MOST_HELD:
+            self._next.clear()
+        pause = self.interval if self.interval > AS_THEY_COME else 0.0
         for rank in [rank for rank in self._held if now >= self._next.get(rank, 0.0)]:
-            self._next[rank] = now + self.interval
+            if not self.has_room():
+                return
+            self._next[rank] = now + pause
             self._send(self._held.pop(rank))
 
     def flush(self) -> None:
@@ -73,5 +99,11 @@ class Pace:
 def _merged(held: wire.Progress, report: wire.Progress) -> wire.Progress:
     newer = {name: value for name, value in report._asdict().items() if value is not None}
     if held.metrics and report.metrics:
-        newer["metrics"] = dict(held.metrics, **report.metrics)
+        kept = {name: value for name, value in held.metrics.items() if name not in report.metrics}
+        newer["metrics"] = dict(kept, **report.metrics)
     return held._replace(**newer)
+
+
+def _newest(metrics: "dict[str, float] | None") -> "dict[str, float] | None":
+    """Return as many of the numbers as fit into one report, which are those that came last."""
+    return metrics and dict(list(metrics.items())[-MOST_METRICS:])

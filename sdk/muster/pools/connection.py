@@ -10,9 +10,12 @@ from muster.agent import frames, wire
 from muster.agent.outbox import Inbox, Outbox
 from muster.pools.clocks import ClockMeasurement
 from muster.pools.listener import Guest
+from muster.runtime import clock
 
 HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
 REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
+BURST = 0.2  # seconds of a core's time that one may cost the session at once
+LONGEST_REST = 1.0  # seconds; who is not read is not seen to hang up, either
 
 
 class Place:
@@ -23,6 +26,7 @@ class Place:
         hello: the first that it said.
         outbox, inbox: what must arrive, in both directions.
         is_leaving: whether the end of its connection is its own.
+        is_unpaced: whether its messages may cost what they like, as it is being ended.
         timer: runs until its lease ends, while it has no connection.
     """
 
@@ -32,6 +36,7 @@ class Place:
         self.outbox = Outbox()
         self.inbox = Inbox()
         self.is_leaving = False
+        self.is_unpaced = False
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -57,6 +62,9 @@ class Connection(asyncio.Protocol):
         self.worker: str | None = None
         self.place: Place | None = None
         self.is_dismissed = False
+        self._owed = 0.0  # seconds of a core's time that it has cost beyond its share
+        self._charged_at = 0.0
+        self._rest: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called when the handshake is done."""
@@ -70,6 +78,33 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection has ended."""
         self._on_lost(self)
+
+    def charge(self, seconds: float, share: float) -> None:
+        """Note what it has cost, and read nothing of it for a while where that was more than its share.
+
+        Whoever sends without end then waits for room in the connection, as it would for a network that is slow.
+
+        Args:
+            seconds: time of a core that its messages have taken.
+            share: of a core that it may take.
+        """
+        now = clock.now()
+        owed = max(0.0, self._owed - (now - self._charged_at) * share) + seconds
+        self._owed = min(owed, BURST + LONGEST_REST * share)
+        self._charged_at = now
+        if self._owed > BURST and not self.is_dismissed:
+            if self._rest is None:
+                self.transport.pause_reading()
+            else:
+                self._rest.cancel()
+            self._rest = asyncio.get_running_loop().call_later((self._owed - BURST) / share, self.go_on)
+
+    def go_on(self) -> None:
+        """Read again."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+            self.transport.resume_reading()
 
     def send(self, message: tuple[Any, ...]) -> None:
         """Send one message, which may be lost with the connection."""
@@ -100,4 +135,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """End it at once."""
         self.is_dismissed = True
+        if self._rest is not None:
+            self._rest.cancel()
         self.transport.abort()

@@ -10,6 +10,7 @@ import hmac
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -29,6 +30,10 @@ logger = logging.getLogger("muster")
 
 NO_TOKEN = "not the token of this run"
 MOST_UNSENT = 1 << 26  # bytes that may wait for one agent to take them: more than it can have asked for
+SHARE = 0.25  # of a core that messages of all workers may take; each has its part of it,
+LEAST_SHARE = 0.01  # and at least so much
+BYTE_SECONDS = 2e-9  # of a core that it takes to receive and decrypt a byte, which has been done before it is handled
+ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # bounded by windows, and free of charge
 REPORTS_PER_SECOND = 1000  # of a kind, that all workers together are to send
 OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # which concern nobody but this
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
@@ -153,6 +158,10 @@ class Endpoint:
             data = wire.encode(message)
         if isinstance(message, wire.End):
             place.is_leaving = True
+        if isinstance(message, (wire.Stop, wire.End)):  # which it is to answer soon, behind what it has sent before
+            place.is_unpaced = True
+            if place.connection is not None:
+                place.connection.go_on()
         if place.connection is not None and not place.connection.is_dismissed:
             place.connection.write(data)
             unsent = place.connection.transport.get_write_buffer_size()
@@ -201,9 +210,14 @@ class Endpoint:
         inbox, self._inbox = self._inbox, []
         to_acknowledge: set[Connection] = set()
         for connection, data, came_at in inbox:
+            began = time.thread_time()
+            is_asked_for = True
             try:
                 for message in connection.decoder.feed(data):
+                    is_asked_for = is_asked_for and message["type"] in ASKED_FOR
                     self._take(connection, message, came_at)
+                if not is_asked_for:
+                    self._charge(connection, time.thread_time() - began + len(data) * BYTE_SECONDS)
                 if connection.place is not None and not connection.place.inbox.is_told:
                     to_acknowledge.add(connection)
             except Exception as error:  # whatever one of them sends, those of others come next
@@ -215,6 +229,11 @@ class Endpoint:
                 connection.abort()
         for connection in to_acknowledge:
             connection.acknowledge()
+
+    def _charge(self, connection: Connection, seconds: float) -> None:
+        """Note what a worker's messages have cost."""
+        if connection.place is not None and not connection.place.is_unpaced:
+            connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._places)))
 
     def _take(self, connection: Connection, fields: dict[str, Any], came_at: float) -> None:
         """Handle a message: the hello of a new connection, or anything of an identified one."""

@@ -50,6 +50,7 @@ class TlsTransport(asyncio.Transport):
         self._is_trusted = False
         self._reads = 0
         self._rest: asyncio.TimerHandle | None = None
+        self._is_paused = False
 
     async def open(self) -> None:
         """Wait for the first byte, as TLS keeps memory for a connection, and shake hands.
@@ -73,6 +74,18 @@ class TlsTransport(asyncio.Transport):
         if self._rest is not None:
             self._rest.cancel()
             self._end_rest()
+
+    def pause_reading(self) -> None:
+        """Read nothing more until told to. What comes waits in the kernels, and then the other side does."""
+        self._is_paused = True
+        if not self._is_closing:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._is_paused = False
+        if not self._is_closing:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 once that is closed."""
@@ -177,7 +190,7 @@ class TlsTransport(asyncio.Transport):
                 self._lose(None)
                 return
             self._protocol.data_received(bytes(_buffer[:size]))
-            if size < RECORD or self._is_closing:  # there is hardly more, or else the loop comes back
+            if self._is_closing or self._is_paused or size < RECORD:  # there is hardly more, or the loop comes back
                 break
         if self._unsent and not self._is_waiting:
             self._send()

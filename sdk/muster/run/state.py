@@ -118,6 +118,7 @@ class RunState:
         self.usage: dict[str, wire.Usage] = {}
         self.metrics: dict[str, float] = {}
         self._reported_by: dict[str, int] = {}
+        self._names_of: dict[str, list[str]] = {name: [] for name in self.specs}  # of metrics that each told of first
         self.first_step_at: float | None = None
         self._noted: set[str] = set()
         self._notes_of: Counter[str] = Counter()
@@ -514,7 +515,7 @@ class RunState:
             reporting.add(progress.rank)
         if not self._is_anothers(worker, progress.rank):
             for name, value in metrics.items():
-                if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                if name in self.metrics or self._has_room_for_name(worker, name):
                     self._metric(name, value, progress.rank or 0)
         self._touch(worker, progress.rank)
         told = events.Progress(
@@ -544,6 +545,18 @@ class RunState:
         if rank <= self._reported_by.get(name, rank):
             self._reported_by[name] = rank
             self.metrics[name] = value
+
+    def _has_room_for_name(self, worker: str, name: str) -> bool:
+        """Return whether one more name is kept: of a worker with less than its share another's gives way to it."""
+        if len(self.metrics) >= MOST_METRICS:
+            share = max(1, MOST_METRICS // len(self.specs))
+            greediest = max(self._names_of.values(), key=len)
+            if len(self._names_of[worker]) >= share or len(greediest) <= share:
+                return False
+            given_up = greediest.pop()
+            del self.metrics[given_up], self._reported_by[given_up]
+        self._names_of[worker].append(name)
+        return True
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
