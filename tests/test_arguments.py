@@ -14,7 +14,9 @@ import pytest
 from muster.api import run_cluster
 from muster.checks.arguments import OTHER_NAMES, plain_args, plain_env
 from muster.checks.script import make_script
-from muster.errors import JobError, MusterError
+from muster.errors import CallError, JobError, MusterError
+from muster.strategies import get_strategy
+from muster.strategies.processes import Processes
 
 from tests.plain import Plain
 
@@ -186,3 +188,27 @@ def test_a_defect_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError) as caught:
         muster.run_cluster(1)
     assert len(traceback.extract_tb(caught.value.__traceback__)) > 2
+
+
+def test_a_call_that_lacks_an_argument_is_an_error_of_musters_without_inner_frames() -> None:
+    calls: list[Callable[..., Any]] = [run_cluster, muster.doctor]
+    for call in calls:
+        with pytest.raises(CallError, match="n_workers") as caught:
+            call(strategy="processes")
+        assert isinstance(caught.value, TypeError)
+        assert caught.value.__cause__ is None
+    with pytest.raises(JobError) as refused:
+        run_cluster(1, strategy="processes", worker_script="calendar", epochs=3)
+    assert 'args=["--epochs", ...]' in str(refused.value.advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("pytorch", "processes"), ("DDP", "processes"), ("mirrored", "multi_worker")]
+)
+def test_names_of_frameworks_lead_to_strategies(name: str, meant: str) -> None:
+    with pytest.raises(JobError) as caught:
+        get_strategy(name)
+    assert caught.value.advice == f'strategy="{meant}"'
+    with pytest.raises(JobError) as of_class:
+        get_strategy(Processes)  # type: ignore[arg-type]
+    assert str(of_class.value.advice).startswith("strategy=Processes()")

@@ -177,6 +177,7 @@ def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
 
 
 ADVICE = [
+    ("AttributeError", "module 'muster' has no attribute 'run_cluster'", "", "workers have muster.training alone"),
     ("EOFError", "EOF when reading a line", "line 3\n    name = input()", "no standard input"),
     ("OSError", "[Errno 98] Address already in use", "  File train.py\n    server.bind(('', 8000))", "bind port 0"),
     ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),

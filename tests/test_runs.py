@@ -211,6 +211,9 @@ class TestRun:
     def test_log_takes_any_bytes(self, failed: runs.Run) -> None:
         assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.logs("worker-0")
         assert failed.logs("launcher") == ""
+        assert failed.logs().startswith("--- worker-0\n")
+        with pytest.raises(RunNotFound, match="worker-0"):
+            failed.logs(0)  # type: ignore[arg-type]
 
     def test_log_begins_with_the_older_part(self) -> None:
         run = make("x")

@@ -203,6 +203,24 @@ def test_what_only_the_compiler_refuses_is_refused_too(tmp_path: Path) -> None:
     assert caught.value.details == "    def f(:\n          ^"
 
 
+@pytest.mark.parametrize(
+    ("script", "advice"),
+    [
+        ("train.py --epochs 3", "\"train.py\" alone, and the rest as args=['--epochs', '3']"),
+        ("python3 train.py", '"train.py" alone'),
+        ({"loss": 1}, "the function without calling it"),
+    ],
+)
+def test_what_people_give_in_place_of_a_script(
+    script: Any, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass\n")
+    with pytest.raises(ScriptError) as caught:
+        make_script(script)
+    assert advice in str(caught.value.advice)
+
+
 REFUSED_FILES = [
     ("a.ipynb", b'{"cells": [], "metadata": {}, "nbformat": 4}', "is a notebook", "nbconvert --to script"),
     ("start.sh", b"#!/bin/sh\necho up\n", "may not be executed", "chmod +x"),

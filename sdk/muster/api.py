@@ -20,7 +20,7 @@ from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
 from muster.dashboard.follow import follow
-from muster.errors import JobError, without_inner_frames
+from muster.errors import CallError, JobError, without_inner_frames
 from muster.events import Observer
 from muster.job import Resources
 from muster.platforms import PLATFORMS
@@ -348,7 +348,10 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
     """
     from muster.checkup import examine
 
-    call = inspect.signature(run_cluster).bind(*args, **kwargs)
+    try:
+        call = inspect.signature(run_cluster).bind(*args, **kwargs)
+    except TypeError as error:
+        raise CallError(f"muster.doctor takes the arguments of run_cluster: {error}.") from None
     call.apply_defaults()
     given = call.arguments
     _refuse_misnamed(given["strategy"], given["platform"], given["options"])
@@ -440,7 +443,11 @@ def _refuse_misnamed(strategy: str | Strategy, platform: str | Platform | None, 
         if name not in known and isinstance(strategy, str) and strategy in STRATEGIES:
             right = right_name(name, [*own, *mine])
             raise JobError(
-                f"run_cluster has no argument {name!r}.", advice=f"{right}=" if right else ", ".join([*own, *mine])
+                f"run_cluster has no argument {name!r}.",
+                advice=f"{right}="
+                if right
+                else f'args=["--{name}", ...] for a script of yours, kwargs={{"{name}": ...}} for a function of yours; '
+                f"or one of {', '.join([*own, *mine])}",
             )
 
 

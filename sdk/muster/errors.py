@@ -4,6 +4,7 @@
     ├── JobError (ValueError)        bad input; no worker has been started
     │   ├── ScriptError              the script is missing, does not compile, or has no entry point
     │   ├── InterpreterError         python= cannot be run, or lacks what the job needs
+    │   ├── CallError (TypeError)    a call lacks an argument, or has one that is not known
     │   ├── ResourceError            more cores, memory or GPUs than there are, or a senseless number
     │   └── ExtraMissing             a package is not installed that only some parts of Muster need
     ├── PlatformError                the platform cannot do what was asked
@@ -98,7 +99,7 @@ class MusterError(Exception):
 def without_inner_frames(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
     """Have what a public function raises of Muster's begin at its caller: the frames inside say nothing to users.
 
-    Errors that are not Muster's own keep all of theirs.
+    So does what Python says of wrong arguments. Other errors keep all of their frames.
     """
 
     @functools.wraps(function)
@@ -107,6 +108,10 @@ def without_inner_frames(function: Callable[Parameters, Returned]) -> Callable[P
             return function(*args, **kwargs)
         except MusterError as error:
             raise error.with_traceback(None) from None
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised in the function
+                raise
+            raise CallError(f"{error}.") from None
 
     return call
 
@@ -121,6 +126,10 @@ class ScriptError(JobError):
 
 class InterpreterError(JobError):
     """The interpreter given as ``python=`` cannot be run, or lacks what the job needs."""
+
+
+class CallError(JobError, TypeError):
+    """A function of Muster's was called without an argument that it needs, or with one that it does not know."""
 
 
 class ResourceError(JobError):

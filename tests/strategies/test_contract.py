@@ -21,6 +21,7 @@ from muster.strategies import STRATEGIES, get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.horovod import Horovod, HorovodFacts
 from muster.strategies.mpi import MPI
+from muster.strategies.mpiexec import find_mpiexec
 from muster.strategies.multi_worker import MultiWorker
 from muster.strategies.parameter_server import ParameterServer
 from muster.strategies.processes import Processes
@@ -403,10 +404,17 @@ class TestMpi:
         with pytest.raises(JobError, match="list of words"):
             MPI(mpi_args="--mca btl tcp").roles(JOB)  # type: ignore[arg-type]
 
-    def test_what_mpiexec_is_missing_or_strange_is_said_before_anything_starts(self, tmp_path: Path) -> None:
-        with pytest.raises(PlatformUnsupported, match="no-such-mpiexec") as missing:
+    def test_what_mpiexec_is_missing_or_strange_is_said_before_anything_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(JobError, match="no-such-mpiexec") as missing:
             MPI(mpiexec="no-such-mpiexec").probe()
         assert "install openmpi-bin or mpich" in str(missing.value)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        find_mpiexec.cache_clear()
+        with pytest.raises(PlatformUnsupported):
+            MPI().probe()
+        monkeypatch.undo()
         with pytest.raises(JobError, match="neither Open MPI nor MPICH"):
             MPI(mpiexec="true").probe()
 

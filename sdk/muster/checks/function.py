@@ -45,8 +45,8 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
         raise ScriptError(
             f"{name} takes {len(needs)} argument{'s' if len(needs) != 1 else ''} that nobody gives it: "
             f"{', '.join(needs)}.",
-            advice="a function without arguments, or run(cluster, server, task_index); "
-            f"kwargs={{{needs[0]!r}: ...}} or functools.partial give it others, and args= becomes its sys.argv",
+            advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}, or functools.partial; args= becomes "
+            "sys.argv. With parameter servers run(cluster, server, task_index) is called with these",
         )
     return Script("function", name, is_task=len(positional) == TASK_PARAMETERS, pickled=_pickle(function, name))
 

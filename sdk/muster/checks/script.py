@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -60,7 +61,8 @@ def make_script(
     if not isinstance(worker_script, (str, os.PathLike)):
         raise ScriptError(
             f"worker_script is of type {type(worker_script).__name__}; "
-            "it must be a file, a module's name or a function."
+            "it must be a file, a module's name or a function.",
+            advice="the function without calling it: worker_script=train; its arguments go into kwargs={...}",
         )
     if kwargs:
         raise ScriptError(
@@ -73,12 +75,27 @@ def make_script(
             ArgumentText(Argument("worker_script"), " is empty."), advice="give a file, a module's name or a function"
         )
     path = Path(name).expanduser()
+    if " " in name and not path.exists():
+        _refuse_command_line(name)
     if not module:
         if path.name and not path.suffix and path.with_suffix(".py").is_file():
             path = path.with_suffix(".py")
         if path.suffix == ".py" or path.exists() or "/" in name:
             return _from_file(path)
     return _module_elsewhere(name) if elsewhere else _from_module(name, str(python or sys.executable))
+
+
+def _refuse_command_line(text: str) -> None:
+    """Refuse a script together with its arguments, or with an interpreter in front; let anything else pass."""
+    words = text.split()
+    if re.fullmatch(r"(?:.*/)?python[\d.]*", words[0]):
+        words = words[1:]
+    if words and Path(words[0]).expanduser().is_file():
+        rest = ArgumentText(", and the rest as ", Argument("args", words[1:])) if words[1:] else ""
+        raise ScriptError(
+            f"{text!r} is a command line, and worker_script is a file, a module's name or a function.",
+            advice=ArgumentText(f'"{words[0]}" alone', rest),
+        )
 
 
 def _from_file(path: Path) -> Script:

@@ -43,6 +43,8 @@ def advice_on_exception(failure: Failure) -> str | None:
             " or ",
             Argument("env"),
         )
+    if re.search(r"module 'muster' has no|from 'muster'|No module named 'muster\.", failure.message):
+        return "workers have muster.training alone: launch runs in the session, and have the script import only that"
     if failure.type == "ImportError" and "relative import" in failure.message:
         return "a file of a package runs as a module: give its dotted name (`muster run -m pkg.train`)"
     if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):

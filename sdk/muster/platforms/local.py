@@ -29,6 +29,7 @@ from muster.platforms.base import Platform, Storage, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.runs import muster_home
 from muster.records.scratch import make_scratch, scratch_of_this_session
+from muster.text.arguments import Argument, ArgumentText
 
 LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 
@@ -305,7 +306,10 @@ def _check_resources(wanted: Mapping[str, Resources]) -> None:
 def _check_gpus(wanted: int, gpus: Sequence[str]) -> None:
     if wanted > len(gpus):
         raise ResourceError(
-            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them)."
+            f"The workers ask for {wanted} GPUs; this machine has {len(gpus)} (as nvidia-smi -L lists them).",
+            advice="fewer workers, or fewer GPUs for each"
+            if gpus
+            else ArgumentText(Argument("nvidia_gpu", 0), ", which trains on its cores"),
         )
 
 

@@ -237,10 +237,10 @@ class Run:
             RunNotFound: the run has none of that name.
         """
         folder = self.path / "logs"
-        rank = re.fullmatch(r"rank[- ](\d+)", name)
+        rank = re.fullmatch(r"(?:rank[- ])?(\d+)", str(name))
         if rank:
             own = folder / "ranks" / f"rank-{rank.group(1)}.log"
-            name = self._planned("ranks").get(rank.group(1), name)
+            name = self._planned("ranks").get(rank.group(1), str(name))
             if own.is_file():
                 return own
         if name not in (*self.workers, LAUNCHER_LOG):
@@ -258,12 +258,17 @@ class Run:
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.is_file()]
 
     @without_inner_frames
-    def logs(self, worker: str) -> Text:
-        """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; bytes that are not UTF-8 as U+FFFD.
+    def logs(self, worker: str | None = None) -> Text:
+        """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default.
+
+        Bytes that are not UTF-8 are U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
         """
+        if worker is None:
+            texts = {name: self.logs(name) for name in self.workers}
+            return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts.items() if text.strip()))
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
@@ -522,6 +527,7 @@ def open_run(name: str = "last") -> Run:
         RunNotFound: there is none, or there are several.
     """
     runs = {run.id: run for run in list_runs()}
+    name = str(name)
     if name in runs:
         return runs[name]
     if name.lower() == "last":

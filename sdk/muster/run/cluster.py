@@ -312,7 +312,7 @@ class Cluster:
         self._refuse_unless_usable()
         result = self._execution.outcome
         if result is None:
-            raise JobError(f"Run {self.run_id} has not ended.", advice="cluster.wait()")
+            raise JobError(f"Run {self.run_id} has not ended.", advice="wait() for it first, which returns the result")
         self._is_told = True
         if result.error is not None and not (isinstance(result.error, RunStopped) and self.job.script is None):
             raise result.error.with_traceback(None)  # the frames of the background thread say nothing to the caller
@@ -358,8 +358,8 @@ class Cluster:
         return {role: list(addresses) for role, addresses in plan.cluster_spec.items()} if plan else {}
 
     @without_inner_frames
-    def logs(self, worker: str) -> Text:
-        """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``."""
+    def logs(self, worker: str | None = None) -> Text:
+        """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default."""
         return runs.Run(self.run_dir).logs(worker)
 
     def explain(self) -> Text:

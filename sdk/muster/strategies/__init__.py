@@ -29,7 +29,12 @@ OTHER_NAMES = {
     "mpiexec": "mpi",
     "mwms": "multi_worker",
     "multiworkermirroredstrategy": "multi_worker",
+    "mirrored": "multi_worker",
     "process": "processes",
+    "torch": "processes",
+    "pytorch": "processes",
+    "torchrun": "processes",
+    "ddp": "processes",
 }  # what people call them besides
 
 
@@ -43,7 +48,9 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
         if isinstance(strategy, type) or not hasattr(strategy, "plan"):
             raise JobError(
                 f"strategy is of type {type(strategy).__name__}; it must be a name or a strategy.",
-                advice=ArgumentText(Argument("strategy", ""), f" one of {', '.join(STRATEGIES)}"),
+                advice=f"strategy={strategy.__name__}(), an object of that class"
+                if isinstance(strategy, type)
+                else ArgumentText(Argument("strategy", ""), f" one of {', '.join(STRATEGIES)}"),
             )
         if options:
             raise JobError(

@@ -31,7 +31,9 @@ def workers_only(job: Job, title: str) -> Mapping[str, int]:
     if job.script is None:
         raise JobError(
             f"{title} needs a script to run.",
-            advice=ArgumentText(Argument("worker_script", ""), " a file, a module or a function"),
+            advice=ArgumentText(
+                Argument("worker_script", ""), " a file, a module, or a function that is not called yet"
+            ),
         )
     if job.script.is_task:
         raise JobError(
