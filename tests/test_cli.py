@@ -185,6 +185,10 @@ class TestPlan:
         assert f"Warning: 4 workers x {cores / 2:g} core" in result.stdout
         assert f"Warning: 4 x {float(half):g} GB of this machine's {memory:.1f} GB" in result.stdout
         assert len(json.loads(muster("plan", "--json", *options, script).stdout)["warnings"]) == 2
+        served = ["-n", "1", "--ps", "1", "--cpu", f"{cores}", "--memory", "1", "--ps-cpu", "0.5"]
+        result = muster("plan", *served, script)
+        assert "ps-0: cpu 0.5, memory 1 GB" in result.stdout
+        assert f"workers x {cores} + 1 worker x 0.5 cores on this machine's {cores}" in result.stdout
 
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -105,6 +105,9 @@ def run_cluster(
     worker_script: str | Path | Callable[..., Any] | None = None,
     timeout_seconds: float | None = 60,
     *,
+    ps_cpu: float | None = None,
+    ps_memory: float | None = None,
+    ps_nvidia_gpu: int | None = None,
     strategy: str | Strategy = "parameter_server",
     platform: str | Platform | None = None,
     args: Sequence[object] = (),
@@ -155,6 +158,9 @@ def run_cluster(
     worker_script: str | Path | Callable[..., Any] | None = None,
     timeout_seconds: float | None = 60,
     *,
+    ps_cpu: float | None = None,
+    ps_memory: float | None = None,
+    ps_nvidia_gpu: int | None = None,
     strategy: str | Strategy = "parameter_server",
     platform: str | Platform | None = None,
     args: Sequence[object] = (),
@@ -194,6 +200,7 @@ def run_cluster(
         n_workers: workers that train.
         n_ps: parameter servers.
         cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices.
+        ps_cpu, ps_memory, ps_nvidia_gpu: what each parameter server is given; None for as much as a worker.
         worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
             through.
         timeout_seconds: how long the start may take, from when the platform has a place for the workers; 0 for any
@@ -230,12 +237,14 @@ def run_cluster(
     observers = plain_observers(observers)
     kept = kept_for(reuse, platform, detach is not None)
     lent = kept.borrow() if kept is not None else None
+    resources = Resources(cpu, memory, nvidia_gpu)
     cluster = Cluster.of(
         RunRequest(
             script=worker_script,
             n_workers=n_workers,
             n_ps=n_ps,
-            resources=Resources(cpu, memory, nvidia_gpu),
+            resources=resources,
+            ps_resources=resources.but(ps_cpu, ps_memory, ps_nvidia_gpu),
             args=args,
             env={} if env is None else env,
             kwargs=kwargs,
@@ -358,7 +367,8 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
     wanted = {name: given[name] for name in given.keys() & {field.name for field in fields(RunRequest)}}
     wanted.update(env=given["env"] or {}, name=given["name"] or "", script=given["worker_script"])
     resources = Resources(given["cpu"], given["memory"], given["nvidia_gpu"])
-    return examine(RunRequest(**wanted, resources=resources), launch=launch)
+    servers = resources.but(given["ps_cpu"], given["ps_memory"], given["ps_nvidia_gpu"])
+    return examine(RunRequest(**wanted, resources=resources, ps_resources=servers), launch=launch)
 
 
 def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:

@@ -18,6 +18,7 @@ from muster.text.shown import Table
 
 LEAST_MEMORY = 0.02  # GB
 SESSION = "session"  # where a launcher runs that no worker runs
+SERVER = "ps"  # the role of parameter servers
 
 
 class Status(str, Enum):
@@ -49,9 +50,9 @@ class Resources:
     memory: float = 2
     gpu: int = 0
 
-    def check(self) -> None:
-        """Raise ResourceError where nobody could be given these."""
-        for name, amount in (("cpu", self.cpu), ("memory", self.memory)):
+    def check(self, prefix: str = "") -> None:
+        """Raise ResourceError where nobody could be given these; the arguments' names begin with ``prefix``."""
+        for name, amount in ((f"{prefix}cpu", self.cpu), (f"{prefix}memory", self.memory)):
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
                 raise ResourceError(
                     ArgumentText(Argument(name), f" is {amount!r}; it must be a number greater than 0."),
@@ -60,16 +61,26 @@ class Resources:
         if self.memory < LEAST_MEMORY:
             raise ResourceError(
                 ArgumentText(
-                    Argument("memory"), f" is {self.memory:g} GB, less than a Python that does nothing needs."
+                    Argument(f"{prefix}memory"), f" is {self.memory:g} GB, less than a Python that does nothing needs."
                 ),
                 advice=ArgumentText(
-                    Argument("memory", ""), f" at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5"
+                    Argument(f"{prefix}memory", ""), f" at least {LEAST_MEMORY:g}, in GB; TensorFlow takes about 0.5"
                 ),
             )
         if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
             raise ResourceError(
-                ArgumentText(Argument("nvidia_gpu"), f" is {self.gpu!r}; it must be a whole number of at least 0.")
+                ArgumentText(
+                    Argument(f"{prefix}nvidia_gpu"), f" is {self.gpu!r}; it must be a whole number of at least 0."
+                )
             )
+
+    def but(self, cpu: float | None, memory: float | None, gpu: int | None) -> Resources:
+        """Return these resources with other amounts where they are not None."""
+        return Resources(
+            self.cpu if cpu is None else cpu,
+            self.memory if memory is None else memory,
+            self.gpu if gpu is None else gpu,
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -77,12 +88,21 @@ class Resources:
         return int(self.memory * 1e9)
 
 
+def memory_argument(worker: str | None) -> str:
+    """Return the name of the argument that says how much memory a worker is given.
+
+    >>> memory_argument("ps-0"), memory_argument("worker-1")
+    ('ps_memory', 'memory')
+    """
+    return "ps_memory" if worker and worker.rpartition("-")[0] == SERVER else "memory"
+
+
 def _as_amount(name: str, text: object) -> str | None:
     """Return what to give in place of a text such as ``"4GB"``; None where it is none."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb?)?\s*", str(text), re.IGNORECASE)
     if not found or not isinstance(text, str) or not float(found[1]):
         return None
-    return ArgumentText(Argument(name, float(found[1])), ", in GB" if name == "memory" else "")
+    return ArgumentText(Argument(name, float(found[1])), ", in GB" if name.endswith("memory") else "")
 
 
 @dataclass(frozen=True)
@@ -118,6 +138,7 @@ class Job:
         n_workers: number of workers that train, at least 1.
         n_ps: number of parameter servers.
         resources: what each worker is given.
+        ps_resources: what each parameter server is given; None for the same.
         args: command-line arguments of the script.
         env: environment variables of the script, beside those of the session. Their values are never recorded.
         python: path of the interpreter that runs the script.
@@ -134,6 +155,11 @@ class Job:
     python: str = ""
     cwd: str = ""
     name: str = ""
+    ps_resources: Resources | None = None
+
+    def resources_of(self, role: str) -> Resources:
+        """Return what each worker of a role is given."""
+        return self.ps_resources if role == SERVER and self.ps_resources is not None else self.resources
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Pool:
             raise JobError(f"idle_minutes is {idle_minutes!r}; it must be a number greater than 0, or None.")
         resources.check()
         LocalPlatform().check()
-        LocalPlatform().shortages(resources, n_workers)
+        LocalPlatform().shortages([resources] * n_workers)
         self.n_workers = n_workers
         self.resources = resources
         self._kept = KeptPlatform(None if idle_minutes is None else idle_minutes * 60)

@@ -185,6 +185,8 @@ def test_the_command_that_would_repeat_a_run() -> None:
     assert repeat_command(recorded) == f"muster run {options} -- --name 'a b'"
     del recorded["options"]  # as older runs are recorded
     assert "--slots 2" in repeat_command(recorded)
+    servers = {"n_ps": 1, "ps_resources": {**recorded["resources"], "gpu": 0, "memory": 4}}
+    assert "--ps 1 --gpus 1 --ps-memory 4 --ps-gpus 0 " in repeat_command({**recorded, **servers})
     recorded["script"] = {"kind": "executable", "target": "./allreduce"}
     assert repeat_command({**recorded, "strategy": "mpi"}).startswith("muster run -s mpi -n 2 ")
 

@@ -26,7 +26,7 @@ def test_a_run_that_starts() -> None:
 
     assert (view.name, view.strategy, view.status, view.phase) == ("mnist", "horovod", "running", "launching")
     assert view.elapsed == 3
-    assert view.memory_limit == 2_000_000_000
+    assert view.memory_limit == view.ps_memory_limit == 2_000_000_000
     assert view.counts() == {"starting": 3}
     worker = view.workers["worker-1"]
     assert (worker.role, worker.index, worker.address) == ("worker", 1, "10.0.0.1")

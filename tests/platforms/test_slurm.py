@@ -27,10 +27,12 @@ from muster.errors import (
     WorkersMissing,
 )
 from muster.events import Event
-from muster.platforms.slurm.queue import LOOK_SECONDS
+from muster.job import EndCause, Resources, Status, Worker
+from muster.platforms.slurm.platform import SlurmPlatform
+from muster.platforms.slurm.queue import LOOK_SECONDS, Queue
 
 from tests.platforms.slurm_engine import Engine
-from tests.support import command_line, environment, eventually
+from tests.support import Run, command_line, environment, eventually, shell
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
@@ -301,6 +303,46 @@ def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engi
     slurm.run("sbatch", "--test-only", given=text)
     assert "#SBATCH --ntasks=3" in text
     assert "#SBATCH --time=0-00:30:00" in text
+
+
+def test_parameter_servers_of_another_size_start_with_the_workers_and_are_told_of_by_themselves(
+    run: Run, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    platform = SlurmPlatform()
+    sizes = {"chief-0": Resources(2, 0.3), "ps-0": Resources(1, 0.1), "worker-0": Resources(2, 0.3)}
+    specs = [run.spec(name, process=shell("sleep 600"), resources=size) for name, size in sizes.items()]
+
+    def states() -> dict[str, Worker]:
+        return {worker.name: worker for worker in platform.poll(handles)}
+
+    def all_are(*wanted: Status) -> bool:
+        return [worker.status for worker in states().values()] == [*wanted]
+
+    try:
+        handles = platform.submit(specs, "key")
+        (job,) = {line.partition("+")[0] for line in slurm.jobs()}
+        eventually(lambda: all_are(*[Status.RUNNING] * 3), "all run", timeout=60)
+        nodes = {name: worker.address for name, worker in states().items()}
+        assert nodes["chief-0"] == nodes["worker-0"] != nodes["ps-0"]
+        platform.stop(handles[2:])
+        eventually(lambda: all_are(Status.RUNNING, Status.RUNNING, Status.STOPPED), "one has stopped", timeout=60)
+        slurm.run("scancel", f"{job}+1")  # the second part
+        eventually(lambda: all_are(Status.RUNNING, Status.FAILED, Status.STOPPED), "its part has ended", timeout=60)
+        assert states()["ps-0"].cause is EndCause.CANCELLED
+    finally:
+        platform.close()
+    eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
+
+
+def test_sizes_that_need_more_nodes_than_there_are_never_wait(project: Path, slurm: Engine) -> None:
+    options = ["plan", "-p", "slurm", "--submission", "--memory", "0.5", "--ps", "1", "--ps-memory", "1"]
+    text = CliRunner().invoke(main, [*options, "-n", "2", "endless.py"]).output
+    slurm.run("sbatch", "--test-only", given=text)
+    assert text.count("#SBATCH hetjob") == 1
+    refused = CliRunner().invoke(main, ["run", *options[1:3], *options[4:], "-n", "5", "endless.py"])
+    assert "Workers of 2 sizes ask for 2 + 1 nodes, as Slurm takes other nodes for each size" in refused.output
+    assert slurm.jobs() == []
 
 
 def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(

@@ -316,7 +316,7 @@ def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
     made = Submission(tmp_path)
     made.job = "7"
     tasks = [Task(node=f"n{number % 2}", pid=number, at=1.0) for number in range(10, 14)]
-    SlurmPlatform._end_tasks(made, [*tasks, Task()])
+    SlurmPlatform._end_tasks(made, dict(enumerate([*tasks, Task()])))
     assert sorted(words[-3:] for words in asked) == [("-TERM", "10", "12"), ("-TERM", "11", "13")]
 
 

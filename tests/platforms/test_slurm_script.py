@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import os
+import re
 import shlex
+import signal
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +19,12 @@ import pytest
 from muster.errors import JobError
 from muster.job import Resources
 from muster.platforms.slurm.platform import SlurmPlatform
-from muster.platforms.slurm.script import Site, batch_script, check_raw, variables, worker_arguments
+from muster.platforms.slurm.script import Site, batch_script, check_raw, variables
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
     site = Site(flags=flags)
-    return batch_script(folder, "muster-a", "me", worker_arguments(2, Resources(1, 1), site), site)
+    return batch_script(folder, "muster-a", "me", [Resources(1, 1)] * 2, site)
 
 
 def test_a_script_is_directives_and_one_command() -> None:
@@ -68,6 +77,55 @@ def test_raw_options_that_are_muster_s_to_say_are_refused(word: str) -> None:
 
 def test_other_raw_options_are_the_user_s() -> None:
     check_raw(["--exclusive", "--nice=100", "--hold", "--no-requeue", "--mail-user=me@here", "--ntasks-per-node=1"])
+
+
+def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
+    wanted = [Resources(1, 1), Resources(4, 2, 1), Resources(4, 2, 1)]
+    text = batch_script("/shared", "muster-a", "me", wanted, Site(flags={"partition": "main", "nodes": "2"}))
+    first, second = text.split("#SBATCH hetjob\n")
+    assert [line.removeprefix("#SBATCH --") for line in first.splitlines() if "ntasks" in line or "node" in line] == [
+        "ntasks=1", "nodes=1",
+    ]  # fmt: skip
+    assert "gpu" not in first
+    for said in ("--ntasks=2", "--cpus-per-task=4", "--gpus-per-task=1", "--partition=main", "--nodes=2"):
+        assert f"#SBATCH {said}\n" in second
+    command = shlex.split(text.splitlines()[-1])
+    assert command[:2] == ["exec", "srun"]
+    halves = " ".join(command[2:]).split(" : ")
+    assert [re.findall(r"--(?:het-group|ntasks|cpus-per-task)=\d", half) for half in halves] == [
+        ["--het-group=0", "--ntasks=1", "--cpus-per-task=1"],
+        ["--het-group=1", "--ntasks=2", "--cpus-per-task=4"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("agent", "end"),
+    [
+        ("import time; time.sleep(60)", {"status": "failed", "signal": signal.SIGTERM}),
+        ("raise SystemExit(1)", {"status": "stopped"}),  # its config was taken back
+    ],
+)
+def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
+    tmp_path: Path, agent: str, end: dict[str, Any]
+) -> None:
+    package = io.BytesIO()
+    with zipfile.ZipFile(package, "w") as file:
+        file.writestr("agent/__main__.py", agent)
+    (tmp_path / "worker-0.stop").touch()
+    program = (
+        "import os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
+        "tell = bootstrap.tell\n"
+        "def tell_and_be_told(path, **news):\n"
+        "    tell(path, **news)\n"
+        "    'node' in news and len(sys.argv) > 3 and os.kill(os.getpid(), signal.SIGTERM)\n"
+        "bootstrap.tell = tell_and_be_told\n"
+        "bootstrap.become_worker(sys.argv[1], '127.0.0.1', sys.argv[2])\n"
+    )
+    source = base64.b64encode(package.getvalue()).decode()
+    command = [sys.executable, "-c", program, str(tmp_path), source, *(["signal"] if "signal" in end else [])]
+    assert subprocess.run(command, env={**os.environ, "SLURM_PROCID": "0"}, timeout=50).returncode == 1
+    told = [json.loads(line) for line in (tmp_path / "worker-0.news").read_text().splitlines()]
+    assert end.items() <= told[-1].items()
 
 
 def test_a_folder_is_no_pattern_of_slurm_s() -> None:

@@ -32,7 +32,18 @@ def become_worker(folder, session, source):
         source: the agent's package, as the base64 of a zip.
     """
     path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
+    agents = []  # type: list[subprocess.Popen[bytes]]  # its agent, once that has started
+    early = []  # type: list[bool]  # requests to end before that
+
+    def end(*_):
+        # type: (object) -> None
+        if agents:
+            agents[0].terminate()  # it ends its processes first, then itself
+        else:
+            early.append(True)
+
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)  # before anybody can know whom to send it to
     unpacked = tempfile.mkdtemp(prefix="muster-agent-")
     try:
         zipfile.ZipFile(io.BytesIO(base64.b64decode(source))).extractall(unpacked)
@@ -41,11 +52,15 @@ def become_worker(folder, session, source):
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())
         command = [sys.executable, "-I", "-S", unpacked + "/agent/__main__.py", "worker", path + ".launch"]
         agent = subprocess.Popen(command, env=environment(address))
-        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
+        agents.append(agent)
+        if early:
+            agent.terminate()
         status = agent.wait()
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
             tell(path, status="failed", exit_code=None, signal=-status, reason=reason)
+        elif status and os.path.exists(path + ".stop"):  # its config may have been taken back before it could read it
+            tell(path, status="stopped", exit_code=None, signal=None, reason=None)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     sys.exit(1 if status else 0)

@@ -16,12 +16,12 @@ from muster.checks.arguments import whole_number
 from muster.checks.places import job_by_places
 from muster.checks.project import Project
 from muster.errors import JobError
-from muster.job import Job, Launcher, Member, Plan, Process
+from muster.job import SERVER, Job, Launcher, Member, Plan, Process
 from muster.options.fields import chosen_options
 from muster.records.runs import TENSORBOARD, muster_home
 from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
-from muster.text.arguments import Argument, ArgumentText
+from muster.text.arguments import Argument, ArgumentText, listed
 
 MAX_WORKERS = 10_000
 JOINED = {"PYTHONPATH"}  # what is given becomes a part of it
@@ -48,7 +48,25 @@ def member_names(job: Job, strategy: Strategy) -> list[tuple[str, str, int]]:
     job.resources.check()
     _check_texts(job)
     roles = strategy.roles(job)
+    _check_servers(job, roles)
     return [(f"{role}-{index}", role, index) for role, count in roles.items() for index in range(count)]
+
+
+def _check_servers(job: Job, roles: Mapping[str, int]) -> None:
+    """Refuse resources of parameter servers that nobody could be given, or where there are no such servers."""
+    if job.ps_resources is None:
+        return
+    job.ps_resources.check("ps_")
+    if job.ps_resources != job.resources and not roles.get(SERVER):
+        given = listed([
+            f"ps_{argument}"
+            for argument, field in (("cpu", "cpu"), ("memory", "memory"), ("nvidia_gpu", "gpu"))
+            if getattr(job.ps_resources, field) != getattr(job.resources, field)
+        ])  # fmt: skip
+        raise JobError(
+            ArgumentText("There are no parameter servers that could be given ", given, "."),
+            advice=ArgumentText(Argument("n_ps", 1), ", or leave it out"),
+        )
 
 
 def _check_texts(job: Job) -> None:
@@ -163,7 +181,7 @@ def _describe(plan: Plan, job: Job) -> dict[str, Any]:
     for process in processes.values():
         process["env"] = {name: value for name, value in process["env"].items() if name not in common}
     return {
-        "resources": asdict(job.resources),
+        **_resources(job),
         "files": {path: None if path.startswith("bin/") else text for path, text in plan.files.items()},
         "environment": common,
         "processes": processes,
@@ -196,12 +214,18 @@ def describe_job(job: Job, strategy: Strategy) -> dict[str, Any]:
         "script": {"kind": script.kind, "target": script.target, "is_task": script.is_task} if script else None,
         "n_workers": job.n_workers,
         "n_ps": job.n_ps,
-        "resources": asdict(job.resources),
+        **_resources(job),
         "args": list(job.args),
         "env": sorted(job.env),
         "python": job.python,
         "cwd": job.cwd,
     }
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    """Return what each worker is given, and each parameter server where there are any."""
+    servers = {"ps_resources": asdict(job.resources_of(SERVER))} if job.n_ps else {}
+    return {"resources": asdict(job.resources), **servers}
 
 
 def _in_common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import click
 
 from muster.commands import as_json
 from muster.commands.run import ScriptCommand, job_options, make_request
+from muster.job import SERVER
 from muster.security.ssh import SSH_PORT
 
 
@@ -60,7 +61,7 @@ def as_text(data: dict[str, Any]) -> str:
         ranks_of.setdefault(worker, []).append(rank)
     for name, process in data["processes"].items():
         ranks = ranks_of.get(name, [])
-        lines += ["", name + (f" (rank {', '.join(ranks)})" if ranks else "") + f": {_equipment(data)}"]
+        lines += ["", name + (f" (rank {', '.join(ranks)})" if ranks else "") + f": {_equipment(data, name)}"]
         lines += _environment_lines(process["env"])
         for rank in ranks if data["rank_env"] else ():
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in data["rank_env"][rank].items())
@@ -79,9 +80,9 @@ def as_text(data: dict[str, Any]) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def _equipment(data: dict[str, Any]) -> str:
-    """Return the resources of each worker of a plan, in words."""
-    resources = data["resources"]
+def _equipment(data: dict[str, Any], worker: str) -> str:
+    """Return the resources of a worker of a plan, in words."""
+    resources = data["ps_resources" if worker.rpartition("-")[0] == SERVER else "resources"]
     parts = [f"cpu {resources['cpu']:g}", f"memory {resources['memory']:g} GB", f"gpu {resources['gpu']}"]
     logs_in = data["launcher"] and data["launcher"]["starts_ranks"]
     return ", ".join([*parts, *([f"sshd on port {SSH_PORT}"] if logs_in else [])])

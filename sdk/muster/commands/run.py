@@ -175,6 +175,12 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
         "--gpus", "nvidia_gpu", type=WholeNumber(min=0), default=0, show_default=True, help="GPUs of each worker."
     ),
+    click.option("--ps-cpu", type=AnyNumber(), help="Cores of each parameter server.  [default: a worker's]"),
+    click.option("--ps-memory", type=AnyNumber(), help="Memory of each parameter server.  [default: a worker's]"),
+    click.option(
+        "--ps-gpus", "ps_nvidia_gpu", type=WholeNumber(min=0),
+        help="GPUs of each parameter server.  [default: a worker's]",
+    ),
     click.option(
         "--python", default="", metavar="PATH", shell_complete=completion.files,
         help="Interpreter that runs the script.  [default: this one]",
@@ -214,15 +220,26 @@ def job_options(command: Command) -> Command:
 
 
 def make_request(
-    *, worker_script: str | None, cpu: float, memory: float, nvidia_gpu: int, module: bool, **options: Any
+    *,
+    worker_script: str | None,
+    cpu: float,
+    memory: float,
+    nvidia_gpu: int,
+    ps_cpu: float | None,
+    ps_memory: float | None,
+    ps_nvidia_gpu: int | None,
+    module: bool,
+    **options: Any,
 ) -> RunRequest:
     """The request that the options describe; some are the strategy's or the platform's."""
     from muster.run.request import RunRequest
 
     names = {field.name for field in fields(RunRequest)}
+    resources = Resources(cpu=cpu, memory=memory, gpu=nvidia_gpu)
     return RunRequest(
         script=worker_script,
-        resources=Resources(cpu=cpu, memory=memory, gpu=nvidia_gpu),
+        resources=resources,
+        ps_resources=resources.but(ps_cpu, ps_memory, ps_nvidia_gpu),
         is_module=module,
         options={name: value for name, value in options.items() if name not in names and value is not None},
         **{name: value for name, value in options.items() if name in names},

@@ -204,6 +204,7 @@ def head_of(view: RunView) -> dict[str, Any]:
         "exception": view.exception,
         "notes": list(view.notes),
         "memory_limit": view.memory_limit,
+        "ps_memory_limit": view.ps_memory_limit,
         "command": repeat_command(view.job),
     }
 

@@ -21,6 +21,7 @@ from muster.dashboard.text import duration
 from muster.dashboard.worker import FINAL, GOOD_END, WorkerView
 from muster.events import Event, EventKind
 from muster.failure.causes import tells_of_another
+from muster.job import SERVER
 from muster.text.cleaning import clean
 from muster.training.stages import RUNNING
 
@@ -44,6 +45,7 @@ class RunView:
         moved: when anything but a measurement was last heard of; a run that is stuck has this far behind it.
         job: what was asked for, as ``run_requested`` has it.
         memory_limit: what each worker may use, in bytes.
+        ps_memory_limit: what each parameter server may use.
         exception: the traceback of the script that raised first, but for one that tells of another's failure.
         exception_is_echo: whether it is one of these all the same, as there is no other yet.
         single_rate: examples per second of one worker alone, where an earlier run has told.
@@ -70,6 +72,7 @@ class RunView:
     exception: str = ""
     exception_is_echo: bool = False
     memory_limit: int | None = None
+    ps_memory_limit: int | None = None
     single_rate: float | None = None
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
     workers: dict[str, WorkerView] = field(default_factory=dict)
@@ -151,6 +154,10 @@ class RunView:
         if slowest is None or self.status != "running":
             return None
         return slowest if any(slowest.slowest.is_well_behind(other) for other in others) else None
+
+    def limit_of(self, worker: WorkerView) -> int | None:
+        """Return what a worker may use, in bytes; None where that is not known."""
+        return self.ps_memory_limit if worker.role == SERVER else self.memory_limit
 
     @property
     def tellers(self) -> str:
@@ -250,9 +257,13 @@ def _run_requested(view: RunView, event: Event, data: events.RunRequested) -> No
     view.job = job
     view.name = clean(job.get("name") or view.name)
     view.strategy = clean(data.strategy or job.get("strategy") or "")
-    resources = job.get("resources")
+    view.memory_limit = _memory_of(job.get("resources"))
+    view.ps_memory_limit = _memory_of(job.get("ps_resources")) or view.memory_limit
+
+
+def _memory_of(resources: Any) -> int | None:
     memory = _finite(resources.get("memory")) if isinstance(resources, dict) else None
-    view.memory_limit = int(memory * 1e9) if memory else None
+    return int(memory * 1e9) if memory else None
 
 
 def _run_phase(view: RunView, event: Event, data: events.RunPhase) -> None:

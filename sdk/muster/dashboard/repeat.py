@@ -22,6 +22,7 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     if not isinstance(script, Mapping) or script.get("kind") not in {"file", "module", "executable"}:
         return ""
     resources = _mapping(job.get("resources"))
+    servers = _mapping(job.get("ps_resources"))
     options = {
         "-s": job.get("strategy"),
         "-n": job.get("n_workers"),
@@ -34,6 +35,8 @@ def repeat_command(job: Mapping[str, Any]) -> str:
     words = ["muster", "run"]
     for option, value in options.items():
         words += [option, str(value)] if value else []
+    for option, key in (("--ps-cpu", "cpu"), ("--ps-memory", "memory"), ("--ps-gpus", "gpu")):
+        words += [option, str(servers[key])] if servers.get(key, resources.get(key)) != resources.get(key) else []
     older = {} if job.get("slots") in (None, 1) else {"slots": job["slots"]}  # no others were recorded once
     words += flags_of(_mapping(job.get("options", older)))
     for name in _sequence(job.get("env")):

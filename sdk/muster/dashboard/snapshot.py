@@ -193,7 +193,7 @@ def _cells(view: RunView, worker: WorkerView) -> list[str]:
         volume(worker.sent),
         "" if worker.cpu is None else f"{worker.cpu:.1f}",
         escape(worker.gpu_use),
-        size(worker.memory, view.memory_limit),
+        size(worker.memory, view.limit_of(worker)),
         escape(_cut(worker.news)),
     ]
 

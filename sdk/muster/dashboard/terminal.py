@@ -376,7 +376,7 @@ COLUMNS = (
     ),
     Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),
     Column(
-        "memory", lambda view, worker: Text(size(worker.memory, view.memory_limit)),
+        "memory", lambda view, worker: Text(size(worker.memory, view.limit_of(worker))),
         from_width=80, where=lambda worker: worker.memory is not None,
     ),
     Column("last line", _last_line, from_width=NARROW, min_width=12, ratio=1),

@@ -35,6 +35,7 @@ from muster.failure.advice import (
 )
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
 from muster.failure.waiting import Verdict
+from muster.job import memory_argument
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.reading import open_regular
 from muster.text.shown import Stacks
@@ -85,14 +86,17 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: 
     elif failure.kind is FailureKind.MEMORY and failure.used is None:
         error = WorkerOutOfMemory(
             f"{name} was ended for its memory: {failure.message}", worker=failure.worker, log=log, details=tail(log),
-            advice=failure.advice or ArgumentText("a larger ", Argument("memory"), ", or smaller batches"),
+            advice=failure.advice or ArgumentText("a larger ", Argument(memory_argument(failure.worker)), ", or smaller batches"),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY:
         used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
         error = WorkerOutOfMemory(
             f"{name} used {used:.2f} GB of memory and was given {limit:g} GB, so it was ended.",
             worker=failure.worker, log=log, details=tail(log),
-            advice=ArgumentText(Argument("memory", max(limit + 1, round(used * 1.5 + 0.5))), ", or smaller batches"),
+            advice=ArgumentText(
+                Argument(memory_argument(failure.worker), max(limit + 1, round(used * 1.5 + 0.5))),
+                ", or smaller batches",
+            ),
         )  # fmt: skip
     elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(

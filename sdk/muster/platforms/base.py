@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -73,6 +74,27 @@ class Relay(ABC):
     @abstractmethod
     def close(self) -> None:
         """End it, once its workers are gone. Idempotent."""
+
+
+def cores_in_words(wanted: Sequence[Resources]) -> str:
+    """Return the cores that workers are to have.
+
+    >>> cores_in_words([Resources(2)] * 3), cores_in_words([Resources(4), Resources(1), Resources(1)])
+    ('3 workers x 2 cores', '1 worker x 4 + 2 workers x 1 core')
+    """
+    counts = [*Counter(resources.cpu for resources in wanted).items()]
+    parts = [f"{count} worker{'s' if count != 1 else ''} x {cpu:g}" for cpu, count in counts]
+    return f"{' + '.join(parts)} core{'s' if counts[-1][0] != 1 else ''}"
+
+
+def memory_in_words(wanted: Sequence[Resources]) -> str:
+    """Return the memory that workers are to have.
+
+    >>> memory_in_words([Resources(memory=4), Resources(), Resources()])
+    '1 x 4 + 2 x 2 GB'
+    """
+    counts = Counter(resources.memory for resources in wanted).items()
+    return f"{' + '.join(f'{count} x {memory:g}' for memory, count in counts)} GB"
 
 
 def read_log(path: Path) -> Iterator[str]:
@@ -159,8 +181,11 @@ class Platform(ABC):
         """
         return Cleaned()
 
-    def shortages(self, resources: Resources, workers: int) -> list[str]:
-        """Return, in words, what so many workers would have to share that each is to have for itself.
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
+        """Return, in words, what workers would have to share that each is to have for itself.
+
+        Args:
+            wanted: what each worker is to have, in launch order.
 
         Raises:
             ResourceError: the platform could never grant what is asked.

@@ -25,7 +25,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Platform, Storage, read_log
+from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
 from muster.records.runs import muster_home
 from muster.records.scratch import make_scratch, scratch_of_this_session
@@ -84,20 +84,19 @@ class LocalPlatform(Platform):
         """Raise PlatformUnsupported where this machine has no sshd, or it would let this user in nowhere."""
         self._find_sshd()
 
-    def shortages(self, resources: Resources, workers: int) -> list[str]:
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return the cores and memory that workers would have to share; GPUs are never shared."""
-        _check_resources({"each worker": resources})
-        _check_gpus(workers * resources.gpu, machine.gpus() if resources.gpu else [])
+        for resources in dict.fromkeys(wanted):
+            _check_resources({"each worker": resources})
+        gpus = sum(resources.gpu for resources in wanted)
+        _check_gpus(gpus, machine.gpus() if gpus else [])
         cores, memory = len(machine.cores()), machine.memory_bytes()
         found = []
-        if workers * resources.cpu > cores:
+        if sum(resources.cpu for resources in wanted) > cores:
+            found.append(f"{cores_in_words(wanted)} on this machine's {cores}: they share them, and each is slower.")
+        if sum(resources.memory_bytes for resources in wanted) > memory:
             found.append(
-                f"{workers} workers x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} "
-                f"on this machine's {cores}: they share them, and each is slower."
-            )
-        if workers * resources.memory_bytes > memory:
-            found.append(
-                f"{workers} x {resources.memory:g} GB of this machine's {memory / 1e9:.1f} GB: "
+                f"{memory_in_words(wanted)} of this machine's {memory / 1e9:.1f} GB: "
                 "if the workers use all of theirs, the system ends some."
             )
         return found

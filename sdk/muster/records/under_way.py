@@ -16,10 +16,9 @@ from muster.events.data import (
     WorkerReady,
     WorkerState,
 )
-from muster.job import Status
+from muster.job import SERVER, Status
 
 SILENT_SECONDS = 30.0  # from which on it is worth a line that nothing comes from a process
-SERVER = "ps"  # the role of parameter servers, which never say how far they are
 MOST_NAMED = 4  # workers or ranks in a line
 ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # nobody waits for these
 
@@ -75,6 +74,7 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
         lines.append(f"Waiting for {_listed(said)}.")
     for (worker, _), process in processes.items():  # it is not known which of several has printed
         process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
+    # Parameter servers never say how far they are.
     training = [process for (worker, _), process in processes.items() if worker.rpartition("-")[0] != SERVER]
     return [*lines, *_training(training, now)]
 

@@ -174,7 +174,7 @@ def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: Key
             role=role,
             index=index,
             run_id=facts.run_id,
-            resources=checked.job.resources,
+            resources=checked.job.resources_of(role),
             log=facts.run_dir / "logs" / f"{name}.log",
             scratch=scratch_of(name),
             cwd=checked.job.cwd,

@@ -47,6 +47,7 @@ class RunRequest:
         script: file, name of a module, function, or a script that is checked already; None starts servers only.
         n_workers, n_ps: workers that train, and parameter servers.
         resources: what each worker is given.
+        ps_resources: what each parameter server is given; None for the same.
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of the script, where it is a function.
         python: the interpreter that runs the script; None for this one.
@@ -72,6 +73,7 @@ class RunRequest:
     n_workers: int = 1
     n_ps: int = 0
     resources: Resources = Resources()
+    ps_resources: Resources | None = None
     args: Sequence[object] = ()
     env: Mapping[str, object] = field(default_factory=dict, repr=False)
     kwargs: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -106,6 +108,7 @@ class RunRequest:
             n_workers=job.n_workers,
             n_ps=job.n_ps,
             resources=job.resources,
+            ps_resources=job.ps_resources,
             args=job.args,
             env=job.env,
             python=job.python,
@@ -220,7 +223,7 @@ class CheckedRun:
                 role=role,
                 index=index,
                 run_id=run.name,
-                resources=self.job.resources,
+                resources=self.job.resources_of(role),
                 log=run / "logs" / f"{name}.log",
                 scratch=Path(scratch),
                 cwd=symbol("project") if by_places else self.job.cwd,
@@ -239,7 +242,7 @@ class CheckedRun:
 
     @functools.cached_property
     def _shortages(self) -> list[str]:
-        return self.platform.shortages(self.job.resources, len(self.members))
+        return self.platform.shortages([self.job.resources_of(role) for _, role, _ in self.members])
 
     def remarks(self) -> list[str]:
         """Return what whoever runs this should know before it starts: the shortages, and what has no effect.
@@ -507,6 +510,7 @@ def _job(request: RunRequest, platform: Platform) -> Job:
         n_workers=whole_number("n_workers", request.n_workers),
         n_ps=whole_number("n_ps", request.n_ps),
         resources=request.resources,
+        ps_resources=request.ps_resources,
         args=args,
         env=env,
         python=python,

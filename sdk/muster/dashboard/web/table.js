@@ -160,7 +160,7 @@ class Table {
     setText(row.cells.sent, volume(worker.sent));
     setText(row.cells.cpu, worker.cpu == null ? "" : worker.cpu.toFixed(1));
     setText(row.cells.gpu, worker.gpu);
-    setText(row.cells.memory, gigabytes(worker.memory, run.memory_limit));
+    setText(row.cells.memory, gigabytes(worker.memory, worker.name.startsWith("ps-") ? run.ps_memory_limit : run.memory_limit));
     const coming = worker.phase === "requested" || worker.phase === "scheduled";
     const line = (failed || coming) && worker.reason ? worker.reason.split("\n")[0] : worker.line;
     setText(row.cells.line, line);

@@ -19,7 +19,7 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.agents import default_log_cap
-from muster.platforms.base import Cleaned, Platform, Reach, Storage
+from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_words, memory_in_words
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine, connect
@@ -110,16 +110,17 @@ class ContainersPlatform(Platform):
         """Remove the tiny images, which no running container needs."""
         return remove_tiny_images(self._engine())
 
-    def shortages(self, resources: Resources, workers: int) -> list[str]:
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return the cores and memory that the containers would have to share."""
         engine = self._engine()
-        _check_resources(engine, {"each worker": resources})
+        for resources in dict.fromkeys(wanted):
+            _check_resources(engine, {"each worker": resources})
         found = []
-        if workers * resources.cpu > engine.cores:
-            found.append(f"{workers} x {resources.cpu:g} cores on the {engine.cores} of the engine's machine.")
-        if engine.memory and workers * resources.memory_bytes > engine.memory:
+        if sum(resources.cpu for resources in wanted) > engine.cores:
+            found.append(f"{cores_in_words(wanted)} on the {engine.cores} of the engine's machine.")
+        if engine.memory and sum(resources.memory_bytes for resources in wanted) > engine.memory:
             found.append(
-                f"{workers} x {resources.memory:g} GB of the {engine.memory / 1e9:.1f} GB of the engine's machine: "
+                f"{memory_in_words(wanted)} of the {engine.memory / 1e9:.1f} GB of the engine's machine: "
                 "if the workers use all of theirs, the system ends some."
             )
         return found

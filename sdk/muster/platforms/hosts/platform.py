@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from muster.agent.host_guard import LOG_PIECE
@@ -19,7 +20,7 @@ from muster.errors import HostUnreachable, JobError, LaunchRefused, MusterError,
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import agent_config, default_log_cap
-from muster.platforms.base import Cleaned, Platform, Reach, Relay, Storage
+from muster.platforms.base import Cleaned, Platform, Reach, Relay, Storage, cores_in_words, memory_in_words
 from muster.platforms.hosts.answers import workers_of
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
@@ -141,11 +142,12 @@ class HostsPlatform(Platform):
                 removed.append(f"{host}: {CACHE}, {max(0.1, int(output.split()[0]) / 1e3):.1f} MB")
         return Cleaned(removed, left)
 
-    def shortages(self, resources: Resources, workers: int) -> list[str]:
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return what workers of one host would have to share; there is one slot for each worker."""
         found: list[str] = []
-        for host, here in self._placement.shares(workers).items():
-            found += _shortages_on(self._logins.get(host), resources, here)
+        left = iter(wanted)
+        for host, here in self._placement.shares(len(wanted)).items():
+            found += _shortages_on(self._logins.get(host), [*islice(left, here)])
         return found
 
     # -- workers ------------------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class HostsPlatform(Platform):
                 _make_log_folder(spec)
             for host, here in by_host.items():
                 for spec in here:
-                    _shortages_on(self._logins.get(host), spec.resources, 1)
+                    _shortages_on(self._logins.get(host), [spec.resources])
             found = self._launch(by_host, run_key)
         except BaseException:
             for spec in specs:
@@ -359,27 +361,26 @@ def _has_ended(latest: Mapping[Key, str], workers: Mapping[str, Worker], worker:
     return handle is not None and workers[handle].status.is_final
 
 
-def _shortages_on(login: Login, resources: Resources, workers: int) -> list[str]:
+def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
     """Return what workers would have to share on a host. Raises ResourceError for what it could never grant."""
     host, facts = login.host, login.facts
     cores, memory, gpus = facts["cores"], facts["memory"], len(facts["gpus"])
-    for asked, there, unit in ((resources.cpu, cores, "cores"), (resources.memory, memory / 1e9, "GB of memory")):
-        if asked > there:
-            raise ResourceError(f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}.")
-    if workers * resources.gpu > gpus:
+    for resources in dict.fromkeys(wanted):
+        for asked, there, unit in ((resources.cpu, cores, "cores"), (resources.memory, memory / 1e9, "GB of memory")):
+            if asked > there:
+                raise ResourceError(f"Each worker is to have {asked:g} {unit}; {host} has {there:.4g}.")
+    asked_gpus = sum(resources.gpu for resources in wanted)
+    if asked_gpus > gpus:
         raise ResourceError(
-            f"{workers} worker{'s' if workers > 1 else ''} on {host} ask for {workers * resources.gpu} GPUs; "
+            f"{len(wanted)} worker{'s' if len(wanted) > 1 else ''} on {host} ask for {asked_gpus} GPUs; "
             f"{host} has {gpus} (as nvidia-smi -L lists them)."
         )
     found = []
-    if workers * resources.cpu > cores:
+    if sum(resources.cpu for resources in wanted) > cores:
+        found.append(f"{cores_in_words(wanted)} on {host}, which has {cores}: they share them, and each is slower.")
+    if sum(resources.memory_bytes for resources in wanted) > memory:
         found.append(
-            f"{workers} workers x {resources.cpu:g} core{'s' if resources.cpu != 1 else ''} "
-            f"on {host}, which has {cores}: they share them, and each is slower."
-        )
-    if workers * resources.memory_bytes > memory:
-        found.append(
-            f"{workers} x {resources.memory:g} GB on {host}, which has {memory / 1e9:.1f} GB: "
+            f"{memory_in_words(wanted)} on {host}, which has {memory / 1e9:.1f} GB: "
             "if the workers use all of theirs, its system ends some."
         )
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from muster.errors import JobError, ResourceError
 from muster.job import Resources
 from muster.platforms.slurm import commands
-from muster.platforms.slurm.script import AGENT_MEMORY, MEBIBYTE
+from muster.platforms.slurm.script import AGENT_MEMORY, MEBIBYTE, nodes_of, parts_of
 from muster.platforms.slurm.words import minutes_of
 from muster.text.arguments import Argument, ArgumentText
 
@@ -88,8 +88,15 @@ def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]
     return [found[name] for name in names.split(",")]
 
 
-def check_fits(places: list[Partition], wanted: Mapping[str, Resources], time: str | None) -> None:
+def check_fits(
+    places: list[Partition], wanted: Mapping[str, Resources], time: str | None, spread: str | None = None
+) -> None:
     """Refuse what could never run in any of these partitions, with the number that does not fit.
+
+    Args:
+        wanted: what each worker asks for, in launch order.
+        time: the longest that they may take, as the user says it.
+        spread: the number of nodes, as the user says it.
 
     Raises:
         ResourceError: workers that are too large, or too many.
@@ -113,6 +120,7 @@ def check_fits(places: list[Partition], wanted: Mapping[str, Resources], time: s
                     worker=worker,
                 )
     _check_sum([*wanted.values()], sum(node.cpus for node in nodes), names)
+    _check_parts([*wanted.values()], [*nodes], names, spread)
     asked_minutes = minutes_of(time) if time else None
     allowed = [place.minutes for place in places]
     if asked_minutes and None not in allowed:
@@ -131,3 +139,36 @@ def _check_sum(wanted: list[Resources], there: int, names: str) -> None:
             f"{len(wanted)} workers ask for {together} cores together; all nodes that this platform has ({names}) have "
             f"{there}."
         )
+
+
+def _check_parts(wanted: list[Resources], nodes: list[Node], names: str, spread: str | None) -> None:
+    """Refuse workers of several sizes where there are too few nodes: Slurm begins with nodes of its own for each."""
+    parts = parts_of(wanted)
+    if len(parts) < 2:
+        return
+    needed = [max(_least_nodes(count, each, nodes), _said(count, spread)) for count, each in parts]
+    if sum(needed) > len(nodes):
+        raise ResourceError(
+            f"Workers of {len(parts)} sizes ask for {' + '.join(map(str, needed))} nodes, as Slurm takes other nodes "
+            f"for each size; this platform ({names}) has {len(nodes)}.",
+            advice=ArgumentText(
+                "the same resources for parameter servers as for workers, or another ", Argument("partition")
+            ),
+        )
+
+
+def _said(count: int, spread: str | None) -> int:
+    least = nodes_of(count, spread or "1").partition("-")[0]
+    return int(least) if least.isdecimal() else 1
+
+
+def _least_nodes(count: int, each: Resources, nodes: list[Node]) -> int:
+    """Return how many nodes so many workers need at the least, on the largest ones."""
+    memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
+    most = 1
+    for node in nodes:
+        fit = [node.cpus // max(math.ceil(each.cpu), 1)]
+        fit += [int(node.memory // memory)] if node.memory > 1 else []
+        fit += [node.gpus // each.gpu] if each.gpu else []
+        most = max(most, min(fit))
+    return math.ceil(count / most)

@@ -120,19 +120,18 @@ class SlurmPlatform(Platform):
             advice="session_address= the one that they reach",
         )
 
-    def shortages(self, resources: Resources, workers: int) -> list[str]:
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
         """Return nothing: each worker has its own, or waits. Raises ResourceError for what could never be."""
         if not self.allocation:
-            check_fits(self._places(), {f"each worker ({n})": resources for n in range(workers)}, self.time)
+            named = {f"each worker ({number})": resources for number, resources in enumerate(wanted)}
+            check_fits(self._places(), named, self.time, self.nodes)
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return the batch script that would be submitted. Raises PlatformError."""
         folder = self._home() / "0000"
         site = self._site()
-        return script.batch_script(
-            str(folder), "muster", owner(), script.worker_arguments(len(specs), specs[0].resources, site), site
-        )
+        return script.batch_script(str(folder), "muster", owner(), [spec.resources for spec in specs], site)
 
     def _places(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
@@ -179,7 +178,7 @@ class SlurmPlatform(Platform):
             return self._submitted[run_key]
         commands.check()
         if not self.allocation:
-            check_fits(self._places(), {spec.name: spec.resources for spec in specs}, self.time)
+            check_fits(self._places(), {spec.name: spec.resources for spec in specs}, self.time, self.nodes)
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
@@ -187,8 +186,9 @@ class SlurmPlatform(Platform):
         made = Submission(self._home() / f"{_word(specs[0].run_id)}-{secrets.token_hex(4)}")
         self._guard.watch_folder(made.folder)
         try:
-            made.write(specs, self.reach().advertise, self.log_cap or default_log_cap(), {})
-            handles = self._start(made, specs) if self.allocation else self._batch(made, specs)
+            ordered = script.by_part(specs)
+            made.write(ordered, self.reach().advertise, self.log_cap or default_log_cap(), {})
+            by_task = self._start(made, ordered) if self.allocation else self._batch(made, ordered)
         except OSError as error:
             made.remove()
             raise LaunchRefused(
@@ -201,6 +201,8 @@ class SlurmPlatform(Platform):
             raise
         now = time.time()
         self._submissions[str(made.folder)] = made
+        named = dict(zip(made.names, by_task, strict=True))
+        handles = [named[spec.name] for spec in specs]
         for handle, spec in zip(handles, specs, strict=True):
             self._workers[handle] = Worker(handle, spec.name, created_at=now)
         self._submitted[run_key] = handles
@@ -211,8 +213,7 @@ class SlurmPlatform(Platform):
         assert self._guard is not None
         label = made.label
         site = self._site()
-        arguments = script.worker_arguments(len(specs), _largest(specs), site)
-        text = script.batch_script(str(made.folder), label, owner(), arguments, site)
+        text = script.batch_script(str(made.folder), label, owner(), [spec.resources for spec in specs], site)
         self._guard.watch(label)
         what, worker = "The job could not be submitted", specs[0].name
         environ = script.variables(commands.environment(), site)
@@ -230,10 +231,12 @@ class SlurmPlatform(Platform):
         """Start a step of the job that this session is in. Raises OSError."""
         assert self._guard is not None
         site = replace(self._site(), flags={})
-        arguments = script.worker_arguments(len(specs), _largest(specs), site)
-        spread = [f"--nodes={self.nodes}"] if self.nodes else []
-        where = [f"--jobid={self.allocation}", "--overlap", *spread, *arguments]
-        command = script.launch_command(str(made.folder), where, made.label)
+        parts = []
+        for count, resources in script.parts_of([spec.resources for spec in specs]):
+            spread = [f"--nodes={script.nodes_of(count, str(self.nodes))}"] if self.nodes else []
+            arguments = script.worker_arguments(count, resources, site)
+            parts.append([f"--jobid={self.allocation}", "--overlap", *spread, *arguments])
+        command = script.launch_command(str(made.folder), parts, made.label)
         with (made.folder / "output").open("ab") as output:
             step = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -298,25 +301,26 @@ class SlurmPlatform(Platform):
                 self._cancel(made)
                 made.is_left = False
                 continue
-            self._end_tasks(made, [tasks[number] for number in wanted if number in tasks])
+            self._end_tasks(made, {number: tasks[number] for number in wanted if number in tasks})
 
     @staticmethod
-    def _end_tasks(made: Submission, tasks: Sequence[Task]) -> None:
+    def _end_tasks(made: Submission, tasks: Mapping[int, Task]) -> None:
         """Have some tasks of a job ended by a step on each of their nodes, at the same time. Raises SlurmGone."""
-        by_node: dict[str, list[str]] = {}
-        for task in tasks:
+        pids: dict[tuple[str, int | None], list[str]] = {}  # by node, and part of the job that has it
+        for number, task in tasks.items():
             if task.pid:
-                by_node.setdefault(task.node, []).append(str(task.pid))
+                pids.setdefault((task.node, made.part_of(number)), []).append(str(task.pid))
 
-        def end(node: str) -> None:
+        def end(node: str, part: int | None) -> None:
+            group = [] if part is None else [f"--het-group={part}"]
             commands.run(
-                "srun", f"--jobid={made.job}", "--overlap", "--ntasks=1", "--nodes=1", "--mem=0", f"--nodelist={node}",
-                "kill", "-TERM", *by_node[node], seconds=KILL_SECONDS,
+                "srun", f"--jobid={made.job}", *group, "--overlap", "--ntasks=1", "--nodes=1", "--mem=0",
+                f"--nodelist={node}", "kill", "-TERM", *pids[node, part], seconds=KILL_SECONDS,
             )  # fmt: skip
 
-        if by_node:
-            with ThreadPoolExecutor(min(len(by_node), AT_ONCE), "muster-slurm") as pool:
-                for ended in [pool.submit(end, node) for node in by_node]:
+        if pids:
+            with ThreadPoolExecutor(min(len(pids), AT_ONCE), "muster-slurm") as pool:
+                for ended in [pool.submit(end, *place) for place in pids]:
                     ended.result()
 
     def _cancel(self, made: Submission) -> None:
@@ -406,7 +410,7 @@ class SlurmPlatform(Platform):
             for job in queue.look().values():
                 label = job.comment.removeprefix("muster:")
                 if label != job.comment and is_orphaned(label) and not job.is_over:
-                    commands.cancel(job.id)
+                    commands.cancel(job.id.partition("+")[0])
             if left:  # of an earlier boot, too
                 commands.cancel("--me", f"--name={','.join(made.label for made in left)}")
         for made in left:  # a job that is queued all the same finds no program, and ends
@@ -416,14 +420,6 @@ class SlurmPlatform(Platform):
 def _word(text: str) -> str:
     """A run's id as the name of a folder and of a job."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:60]
-
-
-def _largest(specs: Sequence[WorkerSpec]) -> Resources:
-    """The resources of every task: Slurm's are all of one size."""
-    wanted = [spec.resources for spec in specs]
-    return Resources(
-        max(each.cpu for each in wanted), max(each.memory for each in wanted), max(each.gpu for each in wanted)
-    )
 
 
 def _check_logs(specs: Sequence[WorkerSpec]) -> None:

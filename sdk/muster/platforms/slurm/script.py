@@ -6,13 +6,14 @@ import math
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.agent import slurm_bootstrap
 from muster.errors import JobError
-from muster.job import Resources
+from muster.job import Resources, WorkerSpec
 from muster.platforms.slurm.words import minutes_of
 from muster.platforms.workbench.agent_files import packed_agent
 from muster.text.arguments import Argument, ArgumentText
@@ -113,30 +114,61 @@ def worker_arguments(count: int, resources: Resources, site: Site) -> list[str]:
     return found
 
 
-def launch_command(folder: str, arguments: Sequence[str], label: str) -> list[str]:
-    """Return the command that starts a worker in each task."""
-    return [
-        "srun", f"--job-name={label}", *arguments, "--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered",
-        "/bin/sh", f"{folder}/start.sh",
-    ]  # fmt: skip
+def parts_of(wanted: Sequence[Resources]) -> list[tuple[int, Resources]]:
+    """Return the parts of a submission, as tasks of one part are all of one size: number of workers, and their size.
+
+    >>> [(count, resources.cpu) for count, resources in parts_of([Resources(4), Resources(1), Resources(4)])]
+    [(2, 4), (1, 1)]
+    """
+    return [(count, resources) for resources, count in Counter(wanted).items()]
 
 
-def batch_script(folder: str, label: str, owner: str, arguments: Sequence[str], site: Site) -> str:
+def by_part(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Return workers in the order of their parts, which is that of tasks."""
+    sizes = [resources for _, resources in parts_of([spec.resources for spec in specs])]
+    return sorted(specs, key=lambda spec: sizes.index(spec.resources))
+
+
+def nodes_of(count: int, nodes: str) -> str:
+    """Return the number of nodes for so many workers, where the user has said one: a node has one at least."""
+    return str(min(int(nodes), count)) if nodes.isdecimal() else nodes
+
+
+def launch_command(folder: str, parts: Sequence[Sequence[str]], label: str) -> list[str]:
+    """Return the command that starts a worker in each task, in one step of all parts; these are srun's options."""
+    common = ["--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "/bin/sh", f"{folder}/start.sh"]
+    command = ["srun"]
+    for number, options in enumerate(parts):
+        command += [*([":"] if number else []), f"--job-name={label}", *options, *common]
+    return command
+
+
+def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources], site: Site) -> str:
     """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it.
+
+    Workers of several sizes are a heterogeneous job, whose parts all start together.
 
     Raises:
         JobError: an option, or the folder, is not printed in one line.
     """
     check_words({"folder": folder, **site.flags})
     check_raw(site.raw)
-    flags = [f"--{name}={value}" for name, value in site.flags.items()]
     output = f"{folder}/output".replace("%", "%%")  # what Slurm takes for a pattern
-    own = [
-        f"--job-name={label}", f"--comment=muster:{owner}", *arguments, *flags, "--no-requeue", f"--output={output}",
-        "--open-mode=append", *site.raw,
-    ]  # fmt: skip
-    lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in own)]
-    return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, arguments, label))}", ""])
+    parts = parts_of(wanted)
+    words, steps = [], []
+    for number, (count, resources) in enumerate(parts):
+        flags = dict(site.flags)
+        if len(parts) > 1 and "nodes" in flags:
+            flags["nodes"] = nodes_of(count, flags["nodes"])
+        arguments = worker_arguments(count, resources, site)
+        words += [
+            *(["hetjob"] if number else []), f"--job-name={label}", f"--comment=muster:{owner}", *arguments,
+            *(f"--{name}={value}" for name, value in flags.items()), "--no-requeue", f"--output={output}",
+            "--open-mode=append", *site.raw,
+        ]  # fmt: skip
+        steps.append([*([f"--het-group={number}"] if len(parts) > 1 else []), *arguments])
+    lines = ["#!/bin/sh", *(f"#SBATCH {_quoted(word)}" for word in words)]
+    return "\n".join([*lines, "umask 077", f"exec {shlex.join(launch_command(folder, steps, label))}", ""])
 
 
 def _quoted(word: str) -> str:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from muster.job import EndCause, Status, Worker
+from muster.job import EndCause, Status, Worker, memory_argument
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.submissions import Submission, Task, task_of
 from muster.platforms.slurm.words import (
@@ -21,6 +21,7 @@ from muster.platforms.slurm.words import (
     state_word,
     why_pending,
 )
+from muster.text.arguments import Argument, ArgumentText
 
 SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm, had it asked for that, may still show its job as running
 NEVER_PREEMPTED = "None"  # what scontrol says instead of a time
@@ -77,7 +78,8 @@ def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Pope
 
 def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     jobs, looked_at = queue.jobs()
-    job = jobs.get(made.job)
+    number = made.job_of(task_of(worker.id))
+    job = jobs.get(number)
     if job is None:
         age = time.time() - (worker.created_at or 0.0)
         is_late = age > LATE_SECONDS and time.time() - (time.monotonic() - looked_at) > (worker.created_at or 0.0)
@@ -92,7 +94,7 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
         if NEVER.match(job.reason):
             words = why_pending(job.reason)
             return worker.moved(Status.FAILED, reason=words, cause=None, finished_at=time.time())
-        return replace(worker, reason=why_pending(job.reason, job.starts_at, queue.before(made.job)))
+        return replace(worker, reason=why_pending(job.reason, job.starts_at, queue.before(number)))
     if job.state == "CONFIGURING":
         worker = worker.moved(Status.STARTING, placed_at=job.starts_at or time.time())
         return replace(worker, reason="Its nodes are being booted (Slurm says CONFIGURING).")
@@ -108,7 +110,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     if task.was_stopped:
         return worker.moved(Status.STOPPED, finished_at=time.time())
     may_be_slurms = not task.outcome or _may_be_slurms(task)
-    found = queue.end_of(made.job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
+    job = made.job_of(task_of(worker.id))
+    found = queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
@@ -123,6 +126,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     if cause is None:
         words = f"{words} {made.last_words()}".strip()
     told: dict[str, Any] = {"reason": f"{words[:1].upper()}{words[1:]}", "cause": cause, "advice": advice}
+    if cause is EndCause.MEMORY:
+        told["advice"] = ArgumentText("a larger ", Argument(memory_argument(worker.name)), ", or smaller batches")
     if word == "NODE_FAIL" and task.node:
         told["reason"] += f" It was on {task.node}."
     return worker.moved(Status.FAILED, **told, finished_at=time.time())

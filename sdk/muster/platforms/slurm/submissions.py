@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from muster.agent.removal import remove_folder
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
 from muster.platforms.session_guard import is_left_behind, owner
-from muster.platforms.slurm.script import start_program, start_script
+from muster.platforms.slurm.script import parts_of, start_program, start_script
 from muster.records.folders import make_folder
 from muster.security.ssh import write_private
 from muster.text.reading import read_json
@@ -68,6 +69,7 @@ class Submission:
         job: id of its job; empty until Slurm has taken it.
         names: its workers', by task.
         logs: paths of their logs; those that lie elsewhere are symbols.
+        parts: how many workers each part of a heterogeneous job has, in order; of another job there is one.
         is_step: whether it is a step of a job that is none of Muster's.
         is_left: whether Slurm has still to be told that it is to end, as it did not answer.
     """
@@ -77,6 +79,7 @@ class Submission:
         self.job = ""
         self.names: list[str] = []
         self.logs: list[str] = []
+        self.parts: list[int] = []
         self.is_step = False
         self.is_left = False
         self._seen: dict[int, tuple[int, Task]] = {}  # by task: the size of its news, and what they say
@@ -88,7 +91,7 @@ class Submission:
         try:
             facts = read_json(folder / "job.json")
             made.job, made.names, made.logs = str(facts["job"]), [*facts["names"]], [*facts["logs"]]
-            made.is_step = bool(facts["is_step"])
+            made.parts, made.is_step = [*map(int, facts["parts"])], bool(facts["is_step"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return made
@@ -99,6 +102,7 @@ class Submission:
         write_private(self.folder / OWNER, json.dumps({"process": owner(), "host": socket.gethostname()}))
         self.names = [spec.name for spec in specs]
         self.logs = [str(spec.log) for spec in specs]
+        self.parts = [count for count, _ in parts_of([spec.resources for spec in specs])]
         for task, spec in enumerate(specs):
             path = self.folder / f"worker-{task}"
             config = {**agent_config(spec, cap, places), "news": f"{path}.news", "engine": ENGINE}
@@ -110,7 +114,7 @@ class Submission:
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
         """Note the job, for other processes as well, and return the workers' handles. Raises OSError."""
         self.job, self.is_step = job, is_step
-        facts = {"job": job, "names": self.names, "logs": self.logs, "is_step": is_step}
+        facts = {"job": job, "names": self.names, "logs": self.logs, "parts": self.parts, "is_step": is_step}
         write_private(self.folder / "job.json", json.dumps(facts))
         return self.handles
 
@@ -118,6 +122,18 @@ class Submission:
     def handles(self) -> list[str]:
         """The workers' handles."""
         return [f"{self.job}.{task}@{self.folder}" for task in range(len(self.names))]
+
+    def part_of(self, task: int) -> int | None:
+        """Return the number of a task's part; None where its job has no others."""
+        if len(self.parts) < 2 or self.is_step:
+            return None
+        ends = accumulate(self.parts)
+        return next(number for number, end in enumerate(ends) if task < end)
+
+    def job_of(self, task: int) -> str:
+        """Return the id of a task's job, as Slurm writes it: a part of a heterogeneous job is one itself."""
+        part = self.part_of(task)
+        return self.job if part is None else f"{self.job}+{part}"
 
     def stop(self, task: int) -> None:
         """Note that a task is to end, and take back what it was to know: one that has not begun never will."""

@@ -46,7 +46,7 @@ IN_TURN = ("None", "Resources", "Priority")  # reasons of jobs that only have to
 NEVER = re.compile(r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|InvalidQOS|InvalidAccount")
 
 # What ended a job, by its state: in words, the cause, and what to try.
-ENDS: Mapping[str, tuple[str, EndCause | None, str]] = {
+ENDS: Mapping[str, tuple[str, EndCause | None, str | None]] = {
     "TIMEOUT": (
         "its job had run for as long as it may", EndCause.OVERTIME,
         ArgumentText("a longer ", Argument("time", ""), ", as far as the partition allows, and checkpoints"),
@@ -58,10 +58,7 @@ ENDS: Mapping[str, tuple[str, EndCause | None, str]] = {
         "a job with a higher priority has taken its place", EndCause.PREEMPTED,
         ArgumentText("run again, with ", Argument("restarts"), " and checkpoints, or another partition or qos"),
     ),
-    "OUT_OF_MEMORY": (
-        "a node ended it for its memory", EndCause.MEMORY,
-        ArgumentText("a larger ", Argument("memory"), ", or smaller batches"),
-    ),
+    "OUT_OF_MEMORY": ("a node ended it for its memory", EndCause.MEMORY, None),  # what to try depends on the worker
     "CANCELLED": ("somebody has cancelled its job", EndCause.CANCELLED, "run again"),
     "REVOKED": ("its job was revoked", EndCause.CANCELLED, "run again"),
 }  # fmt: skip
