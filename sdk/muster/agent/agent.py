@@ -512,10 +512,10 @@ class Agent:
     def _leave_after_output(self) -> None:
         """Leave once all output has been told, which takes its time where much of it has been printed."""
         self._send_output()
-        if self._log.unread() and self._link.is_open:
-            self._loop.call_later(OUTPUT_SECONDS, self._leave_after_output)
-        else:
+        if self._link.has_sent_all and not (self._log.unread() and self._link.is_open):
             self._leave()
+        else:
+            self._loop.call_later(OUTPUT_SECONDS, self._leave_after_output)
 
     def _leave(self) -> None:
         if self.processes.running:

@@ -99,9 +99,17 @@ class Link:
         """True if there is room for reports, which can be waited with nowhere."""
         return self._waits_for_less_than(REPORT_ROOM)
 
+    @property
+    def has_sent_all(self) -> bool:
+        """True if nothing waits to be sent, or, where there is a lease, for the session to say that it has it."""
+        return not self.is_open or self._waiting == 0
+
+    @property
+    def _waiting(self) -> int:
+        return max(len(self._connection.unsent) if self._connection else 0, self._outbox.size)
+
     def _waits_for_less_than(self, room: int) -> bool:
-        unsent = len(self._connection.unsent) if self._connection else 0
-        return self._hello is not None and self.is_open and max(unsent, self._outbox.size) < room
+        return self._hello is not None and self.is_open and self._waiting < room
 
     def introduce(self, hello: wire.Hello) -> None:
         """Say hello, which must come before anything else."""
