@@ -86,7 +86,8 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: 
     elif failure.kind is FailureKind.MEMORY and failure.used is None:
         error = WorkerOutOfMemory(
             f"{name} was ended for its memory: {failure.message}", worker=failure.worker, log=log, details=tail(log),
-            advice=failure.advice or ArgumentText("a larger ", Argument(memory_argument(failure.worker)), ", or smaller batches"),
+            advice=failure.advice
+            or ArgumentText("a larger ", Argument(memory_argument(failure.worker)), ", or smaller batches"),
         )  # fmt: skip
     elif failure.kind is FailureKind.MEMORY:
         used, limit = (failure.used or 0) / 1e9, (failure.limit or 0) / 1e9
