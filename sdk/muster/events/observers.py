@@ -1,6 +1,6 @@
 """Observers of a run: functions that are told every event, and can neither change nor hold up the run.
 
-The engine's own, which return at once, are told on the engine's thread. Everybody else's get events from a queue, on a
+Muster's own, which return at once, are told on the thread of the runs. Everybody else's get events from a queue, on a
 thread of their own each: one that sleeps, or waits for a terminal or a network, is late and keeps nobody else waiting.
 """
 

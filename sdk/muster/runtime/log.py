@@ -1,7 +1,7 @@
 """The way of what Muster logs to the handlers of whoever has set up logging: foreign code, which may wait and raise.
 
-The engine logs, and threads that a run depends on. So what they log is handed over to a thread of its own; on the main
-thread, which is the user's, handlers are called at once. Nobody who logs hears of a handler's trouble.
+The thread of the runs logs, and others that a run depends on. So what they log is handed over to a thread of its own;
+on the main thread, which is the user's, handlers are called at once. Nobody who logs hears of a handler's trouble.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class Outlet:
 class OutletHandler(logging.Handler):
     """Writes what is logged to standard error as Python does where nobody has set up logging, but waits for nobody.
 
-    The engine logs, and standard error may be the terminal that takes nothing. Where others handle what is logged this
-    handler does nothing.
+    The thread of the runs logs, and standard error may be a terminal that takes nothing. Where others handle what is
+    logged this handler does nothing.
     """
 
     def __init__(self) -> None:

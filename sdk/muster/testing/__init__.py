@@ -1,8 +1,8 @@
-"""Support for tests of Muster's engine without processes: no waiting, and the same every time.
+"""Support for tests of runs without processes: no waiting, and the same every time.
 
 A :class:`Scene` is one run. Its workers are played (:class:`ScriptedWorker`), and so is the launcher (:class:`Program`)
 and, unless it is the one to be tested, the platform (:class:`ScriptedPlatform`); time is simulated
-(:class:`SimulatedLoop`). The engine is real, and so is the protocol between session and workers.
+(:class:`SimulatedLoop`). What drives a run is real, and so is the protocol between session and workers.
 """
 
 from muster.testing.loop import NothingHappens, SimulatedLoop

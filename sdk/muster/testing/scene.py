@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Scene:
-    """One run with scripted workers. Nothing in it is real but the engine, and it takes no time.
+    """One run with scripted workers. Nothing in it is real but what drives it, and it takes no time.
 
     Say with :meth:`at` what happens when, and then :meth:`play` it; or :meth:`start` it and :meth:`advance` it by
     hand. Close it afterwards, or use it as a context manager.
