@@ -137,6 +137,8 @@ class TestOptions:
             (["--env", "=x", "task.py"], "has no name"),
             (["--unknown", "task.py"], "--unknown"),
             (["absent.py"], "absent.py does not exist"),
+            (["--memory", "4GB", "task.py"], "memory is given in GB: 4"),
+            (["-s", "processes", "python", "task.py"], "the script itself; --python names an interpreter"),
             (["--slots", "2", "task.py"], "no such option"),
             (["-m", "no.such.module"], "no.such.module"),
             (["--ps", "1", "-s", "horovod", "train.py"], "no parameter servers.\nTry: --ps 0, or --strategy param"),
@@ -626,7 +628,7 @@ def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) ->
     assert done.returncode == 2
     lines = [line.partition(str(tmp_path))[2] or line for line in plain.splitlines()]  # a path may be longer
     assert [line for line in lines if len(line) > 60] == []
-    assert "With parameter servers, the default," in " ".join(plain.split())
+    assert "The strategy of parameter servers, the default," in " ".join(plain.split())
     assert "\nTry: --strategy processes, which runs it on every" in plain
 
 

@@ -28,6 +28,10 @@ MOST_FOLDERS = 500  # that are looked through for a file of a name
 NAMED_SCRIPTS = 3  # of a folder, in the advice of an error
 
 
+PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
+INTERPRETER = ArgumentText("the script itself; ", Argument("python"), " names an interpreter for it")
+
+
 def make_script(
     worker_script: str | Path | Callable[..., Any],
     *,
@@ -88,12 +92,12 @@ def make_script(
 def _refuse_command_line(text: str) -> None:
     """Refuse a script together with its arguments, or with an interpreter in front; let anything else pass."""
     words = text.split()
-    if re.fullmatch(r"(?:.*/)?python[\d.]*", words[0]):
+    if PYTHON.fullmatch(words[0]):
         words = words[1:]
     if words and Path(words[0]).expanduser().is_file():
         rest = ArgumentText(", and the rest as ", Argument("args", words[1:])) if words[1:] else ""
         raise ScriptError(
-            f"{text!r} is a command line, and worker_script is a file, a module's name or a function.",
+            f"{text!r} is a command line, not a file, a module or a function.",
             advice=ArgumentText(f'"{words[0]}" alone', rest),
         )
 
@@ -151,6 +155,7 @@ def _from_module(name: str, python: str) -> Script:
         raise ScriptError(
             f"There is neither a file nor a module {name!r}{where}.",
             advice=_dotted(name)
+            or (INTERPRETER if PYTHON.fullmatch(name) else None)
             or _similar(Path.cwd() / f"{name}.py")
             or f"run it from the folder that has {name.split('.')[0]}.py, or give the file's path",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -38,6 +39,13 @@ class AnyNumber(click.types.FloatParamType):
     """A number, with or without a decimal point."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; one with a unit of memory is refused with the number to give."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?gb?", str(value), re.IGNORECASE)
+        if found:
+            self.fail(f"{value!r} is not a valid number; memory is given in GB: {found[1]}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 if TYPE_CHECKING:

@@ -265,16 +265,16 @@ def print_rich(shown: RenderableType, height: int | None = None) -> None:
 
 
 @click.command()
-@click.argument("run", shell_complete=completion.run_ids)
+@click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.argument("worker", required=False, shell_complete=completion.workers)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 @click.option("--tail", type=WholeNumber(min=0), help="Begin with the last N lines of each.")
 def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """Print what the workers of RUN, or one of them, have printed.
 
-    RUN is an id, the beginning of one, or "last". WORKER is a name such as worker-1, a rank such as rank-1, or
-    "launcher" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left out, and of a
-    progress bar a terminal gets only what it showed last; the files have it all.
+    RUN is an id, the beginning of one, or "last", which is the default. WORKER is a name such as worker-1, a rank such
+    as rank-1, or "launcher" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left
+    out, and of a progress bar a terminal gets only what it showed last; the files have it all.
 
     \b
     Examples:

@@ -388,6 +388,8 @@ def _as_option(argument: Argument) -> str:
         return argument.as_python()
     option = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
     value = f"{argument.value:g}" if isinstance(argument.value, float) else argument.value
+    if isinstance(value, list):  # words of the script's own
+        return shlex.join(map(str, value))
     return option if value is None or value is True or value == "" else f"{option} {shlex.quote(str(value))}"
 
 

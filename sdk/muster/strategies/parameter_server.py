@@ -34,8 +34,8 @@ class ParameterServer(Strategy):
         if has_chief and job.n_ps < 1:
             raise JobError(
                 ArgumentText(
-                    f"With parameter servers, the default, {job.script.target if job.script else ''} needs at least "
-                    "one; ",
+                    "The strategy of parameter servers, the default, needs at least one server to run "
+                    f"{job.script.target if job.script else ''}; ",
                     Argument("n_ps"),
                     " is 0.",
                 ),
