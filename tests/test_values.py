@@ -160,6 +160,39 @@ def test_a_value_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
         Result("succeeded", "run", tmp_path).values  # noqa: B018
 
 
+ONE = {"arr_0": np.zeros(1 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("described", "arrays", "save", "why"),
+    [
+        ('{"array": 0}', ONE, np.savez_compressed, "larger than the file"),
+        ('[{"array": 0}, {"array": 0}]', ONE, np.savez, "arr_0"),
+        ('{"array": 1}', ONE, np.savez, "arr_1"),
+        ('{"array": 0, "tuple": []}', ONE, np.savez, "too many values"),
+        ('{"dict": [[[1], 2]]}', {}, np.savez, "unhashable"),
+        ('{"dict": 7}', {}, np.savez, "not iterable"),
+        ("[" * 10000, {}, np.savez, "in one another"),
+        ("9" * 5000, {}, np.savez, "digits"),
+    ],
+)
+def test_a_value_that_no_function_has_returned_costs_little_and_is_refused(
+    tmp_path: Path, described: str, arrays: dict[str, Any], save: Any, why: str
+) -> None:
+    (tmp_path / "results").mkdir()
+    save(tmp_path / "results" / "rank-0.npz", value=np.array(described), **arrays)
+    with pytest.raises(JobError, match=f"What rank-0 returned cannot be read: .*{why}.*\n.*rank-0.npz"):
+        Result("succeeded", "run", tmp_path).values  # noqa: B018
+
+
+def test_a_value_that_is_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with (tmp_path / "results" / "rank-0.json").open("wb") as file:
+        file.truncate(1 << 42)  # it takes no room
+    with pytest.raises(JobError, match="more than this machine has memory"):
+        Result("succeeded", "run", tmp_path).values  # noqa: B018
+
+
 def test_a_run_returns_without_unpickling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_UNPICKLE", "0")
 

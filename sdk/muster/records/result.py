@@ -6,6 +6,7 @@ import base64
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,12 @@ from muster.errors import JobError, MusterError, RunFailed
 from muster.events import NOT_FINITE, metrics_from_json, metrics_to_json
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
-from muster.text.reading import open_regular, parse_json, read_json, read_regular
+from muster.text.reading import open_regular, parse_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
+NONSENSE = (  # what reading a value raises that is not as Muster writes one
+    ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile,
+)  # fmt: skip
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
 
 
@@ -69,13 +73,13 @@ class Result:
         trusted less than this session, set ``MUSTER_UNPICKLE=0``.
 
         Raises:
-            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0.
+            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or it is not as Muster writes one.
         """
         folder = self.run_dir / "results"
         found = {
             path.stem: path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}") if OWN.fullmatch(path.stem)
         }
-        return [_read(path) for path in sorted(found.values(), key=_rank_of)]
+        return [_value(path) for path in sorted(found.values(), key=_rank_of)]
 
     @property
     def value(self) -> Any:
@@ -182,15 +186,18 @@ def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | Non
     )
 
 
-def _read(path: Path) -> Any:
-    """One value, as ``agent/runner.py`` has written it."""
-    if path.suffix == ".json":
-        return _restored(read_json(path), {})
-    if path.suffix == ".npz":
-        import numpy
-
-        with open_regular(path) as file, numpy.load(file, allow_pickle=False) as arrays:
-            return _restored(parse_json(str(arrays["value"])), arrays)
+def _value(path: Path) -> Any:
+    """One value, as ``agent/runner.py`` has written it; or as a worker has put it there that means no good."""
+    if path.suffix in (".json", ".npz"):
+        try:
+            return _read_plain(path)
+        except NONSENSE as error:
+            why = str(error).partition("\n")[0][:200] or type(error).__name__
+            raise JobError(
+                f"What {path.stem} returned cannot be read: {why}.",
+                worker=path.stem,
+                advice=f"look at {path}: whatever the worker runs can write there",
+            ) from error
     if os.environ.get("MUSTER_UNPICKLE") == "0":
         raise JobError(
             f"What {path.stem} returned is in {path}, pickled: reading it would run code that the worker has chosen.",
@@ -199,7 +206,28 @@ def _read(path: Path) -> Any:
     return pickle.loads(read_regular(path))
 
 
-def _restored(described: Any, arrays: Mapping[str, Any]) -> Any:
+def _read_plain(path: Path) -> Any:
+    """A value that consists of plain data. It takes no more memory than its file takes room, or a few times that."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise ValueError(f"it has {size} bytes, more than this machine has memory")
+        if path.suffix == ".json":
+            return _restored(parse_json(file.read()), {})
+        import numpy
+
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > size:
+            raise ValueError("its arrays are larger than the file that they are in")
+        file.seek(0)
+        with numpy.load(file, allow_pickle=False) as arrays:
+            described = parse_json(str(arrays["value"]))
+            return _restored(described, {name: arrays[name] for name in arrays.files if name != "value"})
+
+
+def _restored(described: Any, arrays: dict[str, Any]) -> Any:
+    """The value that ``_plain`` of ``agent/runner.py`` has described. Each array is in one place of it."""
     if isinstance(described, list):
         return [_restored(part, arrays) for part in described]
     if not isinstance(described, dict):
@@ -211,7 +239,7 @@ def _restored(described: Any, arrays: Mapping[str, Any]) -> Any:
         return {_restored(key, arrays): _restored(part, arrays) for key, part in content}
     if kind == "bytes":
         return base64.b64decode(content)
-    array = arrays[f"arr_{content}"]
+    array = arrays.pop(f"arr_{content}")
     return array if kind == "array" else array[()]
 
 
