@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -23,7 +24,8 @@ from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
 from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
-LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way
+LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way,
+LARGEST_OF_ONE = 16 << 20  # and of those of one caller: others, too, are to get something through
 DESCRIPTION = "/openapi.json"  # needs no key
 WRONG_KEY = JSONResponse(
     {"message": "The API key is wrong. It goes into the user of HTTP basic authentication.", "engineId": ""},
@@ -118,11 +120,13 @@ class Bounds:
         self._app = app
         self._engines = engines
         self._held = 0
+        self._held_of: Counter[Caller | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, and its body as far as it may go."""
         if scope["type"] != "http":
             return
+        caller: Caller | None = None
         if scope["path"] != DESCRIPTION:
             caller = self._engines.authenticate(api_key(scope))
             if caller is None:
@@ -130,7 +134,7 @@ class Bounds:
                 return
             scope["state"]["caller"] = caller
             if "visit" in scope["state"]:
-                scope["state"]["visit"].is_known = True
+                scope["state"]["visit"].caller = caller
         size = 0
 
         async def receive_some() -> Message:
@@ -139,11 +143,12 @@ class Bounds:
             part = len(message.get("body", b""))
             size += part
             self._held += part
+            self._held_of[caller] += part
             if size > LARGEST_BODY:
                 raise HTTPException(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has more than {LARGEST_BODY >> 20} MiB."
                 )
-            if self._held > LARGEST_BODIES:
+            if self._held > LARGEST_BODIES or self._held_of[caller] > LARGEST_OF_ONE:
                 raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "Too much is being sent at once. Try again.")
             return message
 
@@ -154,6 +159,9 @@ class Bounds:
             await response(scope, receive, send)
         finally:
             self._held -= size
+            self._held_of[caller] -= size
+            if not self._held_of[caller]:
+                del self._held_of[caller]
 
 
 def api_key(scope: Scope) -> str:

@@ -1,8 +1,9 @@
 """The connections of a service: how many there may be, and for how long, before they have shown a key.
 
 Whoever reaches the port may connect, and say nothing, or half of something, as slowly as they like. So those without a
-key are few; where there are more, the oldest of the address that has most of them goes first. A request must be
-complete within a time, its header and its body. Both hold before and during the handshake of TLS as well, which is why
+key are few; where there are more, the oldest of the address that has most of them goes first. Of those with keys, which
+workers have, too, there is a limit as well, and the oldest of whoever has most goes first. A request must be complete
+within a time, its header and its body. Both hold before and during the handshake of TLS as well, which is why
 connections are accepted here.
 """
 
@@ -14,6 +15,7 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import uvicorn
@@ -37,7 +39,7 @@ class Visit:
 
     Attributes:
         peer: the address that it comes from.
-        is_known: whether a request of it has shown a key.
+        caller: whose key a request of it has shown; None as long as none has.
         is_over: whether it is to end.
         transport: what it is written to, once TLS has been agreed on.
         handshake: the task that does so.
@@ -45,7 +47,7 @@ class Visit:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.is_known = False
+        self.caller: Hashable | None = None
         self.is_over = False
         self.transport: asyncio.Transport | None = None
         self.handshake: asyncio.Task[None] | None = None
@@ -106,7 +108,7 @@ class Door:
             except OSError as error:  # too many files are open
                 logger.warning("connections have to wait: %s", error)
                 for _ in range(ACCEPTED_AT_ONCE):
-                    self._end_a_stranger()
+                    self._end_one(lambda visit: visit.caller is None)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(PAUSE, self._resume)
                 return
@@ -116,17 +118,20 @@ class Door:
             task = self._loop.create_task(self._admit(visit, connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            if len(self._visits) > self._most or self._count_strangers() > self._most_strangers:
-                self._end_a_stranger()
+            if self._count_strangers() > self._most_strangers:
+                self._end_one(lambda visit: visit.caller is None)
+            elif len(self._visits) > self._most:
+                self._end_one(lambda visit: True)
 
     def _count_strangers(self) -> int:
-        return sum(not visit.is_known for visit in self._visits)
+        return sum(visit.caller is None for visit in self._visits)
 
-    def _end_a_stranger(self) -> None:
-        strangers = [visit for visit in self._visits if not visit.is_known]
-        if strangers:
-            ((busiest, _),) = collections.Counter(visit.peer for visit in strangers).most_common(1)
-            oldest = next(visit for visit in strangers if visit.peer == busiest)
+    def _end_one(self, may_go: Callable[[Visit], bool]) -> None:
+        """End the oldest of those that may go, of the caller, or without a key the address, that has most of them."""
+        ending = [visit for visit in self._visits if may_go(visit)]
+        if ending:
+            ((busiest, _),) = collections.Counter(visit.caller or visit.peer for visit in ending).most_common(1)
+            oldest = next(visit for visit in ending if (visit.caller or visit.peer) == busiest)
             del self._visits[oldest]
             oldest.end()
 
@@ -208,7 +213,7 @@ class HttpConnection(H11Protocol):
 
     def _is_late(self) -> None:
         left = self._began + BODY_SECONDS - self.loop.time()
-        if left > 0 and self.conn.their_state is SEND_BODY and self.app_state["visit"].is_known:
+        if left > 0 and self.conn.their_state is SEND_BODY and self.app_state["visit"].caller is not None:
             self._deadline = self.loop.call_later(left, self._is_late)
         else:
             self.transport.abort()
