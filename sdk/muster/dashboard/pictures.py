@@ -10,8 +10,8 @@ from muster.dashboard.base import Controls
 from muster.dashboard.live import LiveState
 
 NEED_WIDGETS = (
-    "<code>pip install 'muster[notebook]'</code> in the environments of both the kernel and the Jupyter server "
-    "has runs live here, with logs and buttons."
+    "<code>pip install 'muster[notebook]'</code> in the kernel's environment, and <code>pip install anywidget</code> "
+    "in the Jupyter server's where that is another, has runs live here, with logs and buttons."
 )
 
 
