@@ -333,10 +333,7 @@ def _hint_at_reuse(cluster: Cluster) -> None:
         return
     _cold.append(cluster.job.name)
     if len(_cold) == SECOND:
-        # To standard output: notebooks show the other one as red as an error.
-        print(
-            f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that from its second run on."
-        )
+        _say(f"The script has imported for {seconds:.1f} s. reuse=True in this call saves that from its second run on.")
 
 
 @without_inner_frames
@@ -426,12 +423,16 @@ def _detached(checked: CheckedRun, dashboard: bool) -> Run:
     """Start the run in a process of its own, and attach to it."""
     begun = controller.start(checked)
     until = time.strftime("%A %d %B %Y %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
-    print(
+    _say(
         f"Run {begun.id} lives until {until} at most, also without this session: "
-        f"muster.attach({begun.id!r}), or `muster attach {begun.id}` and `muster stop {begun.id}`.",
-        file=sys.stderr,
+        f"muster.attach({begun.id!r}), or `muster attach {begun.id}` and `muster stop {begun.id}`."
     )
     return attach(begun, dashboard=dashboard)
+
+
+def _say(text: str) -> None:
+    """Print a remark: to standard error, but for notebooks, which show that as red as an error."""
+    print(text, file=sys.stdout if is_notebook() else sys.stderr)
 
 
 def _is_at_prompt() -> bool:
@@ -472,12 +473,11 @@ def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
     """Stop the run of the same name that is under way, or warn of it: a cell may have been run again."""
     for other in running_clusters(cluster.job.name):
         if replace_same_name:
-            print(f"Run {other.run_id} of the same name is stopped and replaced.", file=sys.stderr)
+            _say(f"Run {other.run_id} of the same name is stopped and replaced.")
             other.ask_to_stop("replaced by another of its name")
             other.stop()
         else:
-            print(
+            _say(
                 f"Run {other.run_id} is still running beside this one; muster.open_run({other.run_id!r}).stop() "
-                "ends it (name= replaces a run of the same name).",
-                file=sys.stderr,
+                "ends it (name= replaces a run of the same name)."
             )

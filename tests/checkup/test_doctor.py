@@ -492,7 +492,8 @@ class TestTheReport:
 
     def test_in_a_notebook(self) -> None:
         bundle = self.report._repr_mimebundle_()
-        assert "worker-1" in bundle["text/html"]
+        assert "<td style='text-align: left; vertical-align: top'>worker-1: no<br><pre" in bundle["text/html"]
+        assert "[red]is[/red] there" in bundle["text/html"]
         assert "worker-1" in bundle["text/plain"]
 
     def test_as_data(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from muster.text.cleaning import clean
 if TYPE_CHECKING:
     from rich.table import Table
 
-GLYPHS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "error": "[red]✗[/]"}
+MARKS = {"ok": ("✓", "green", "green"), "warning": ("!", "yellow", "darkorange"), "error": ("✗", "red", "red")}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Report:
             lines = [where + escape(clean(finding.text))]
             lines += [f"[dim]{escape(clean(finding.details).rstrip())}[/]"] if finding.details else []
             lines += [f"Try: {escape(clean(finding.fix))}"] if finding.fix else []
-            table.add_row(GLYPHS[finding.level], finding.check, "\n".join(lines))
+            glyph, colour, _ = MARKS[finding.level]
+            table.add_row(f"[{colour}]{glyph}[/]", finding.check, "\n".join(lines))
         return table
 
     def __str__(self) -> str:
@@ -84,11 +86,25 @@ class Report:
         return capture.get().rstrip()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> Mapping[str, str]:
-        bundle: Mapping[str, str] = self.__rich__()._repr_mimebundle_(include or (), exclude or ())
-        return bundle
+        return {"text/plain": str(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        """The report as a table whose lines are as long as the cell is wide."""
+        rows = []
+        for finding in self.findings:
+            where = f"{finding.worker}: " if finding.worker and finding.worker not in finding.text else ""
+            parts = [html.escape(clean(where + finding.text))]
+            parts += [f"<pre style='margin: 0'>{html.escape(clean(finding.details).rstrip())}</pre>"] * bool(
+                finding.details
+            )
+            parts += [f"Try: {html.escape(clean(finding.fix))}"] * bool(finding.fix)
+            glyph, _, colour = MARKS[finding.level]
+            cells = (f"<span style='color: {colour}'>{glyph}</span>", html.escape(finding.check), "<br>".join(parts))
+            rows.append("".join(f"<td style='text-align: left; vertical-align: top'>{cell}</td>" for cell in cells))
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def __repr__(self) -> str:
-        counts = [f"{sum(finding.level == level for finding in self.findings)} {level}" for level in GLYPHS]
+        counts = [f"{sum(finding.level == level for finding in self.findings)} {level}" for level in MARKS]
         return f"<Report: {', '.join(counts)}>"
 
 
