@@ -9,17 +9,13 @@ PYTHON ?= python3
 RUN := .venv/bin/python -m
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-10s %s\n' "$$name" "$$does"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-12s %s\n' "$$name" "$$does"; done
 
 setup:  ## make .venv with everything that Muster needs; only what is missing
 	@$(PYTHON) scripts/setup.py
 
 demo: setup  ## train a small model on several workers of this machine, and watch
 	@$(RUN) muster.commands.demo $(ARGS)
-
-worker-image:  ## build that image on a base of the tests' own, once, for its tests; without it they skip
-	@$(PYTHON) scripts/setup.py --tests
-	@bash scripts/worker_image.sh
 
 kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
 	@bash scripts/kubernetes.sh
@@ -39,17 +35,21 @@ lint: setup  ## check style, format and types
 matrix: setup  ## install what is built into fresh environments, and run quick tests on other Pythons and oldest packages
 	$(PYTHON) scripts/matrix.py $(ARGS)
 
-coverage: setup  ## run the engine's own tests, and say how much of the engine they run
+coverage: setup  ## run the simulated runs, and say how much of sdk/muster/run and pools they run
 	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
 
 image:  ## build an image for workers, with Docker or Podman
 	"$$(command -v docker || command -v podman)" build --tag muster-worker $(ARGS) containers
 
+worker-image:  ## build the same on a base of the tests' own, once, for its tests; without it they skip
+	@$(PYTHON) scripts/setup.py --tests
+	@bash scripts/worker_image.sh
+
 docs: setup  ## make the documentation, in docs/_build
 	$(RUN) sphinx -q -W --keep-going -b html docs docs/_build
 
-bench: setup  ## measure what the README's figures come from
+bench: setup  ## measure what docs/figures.md has
 	$(RUN) benchmarks $(ARGS)
 
 chaos: setup  ## put random faults into random ranks, and see whether it is told who failed first

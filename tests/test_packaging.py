@@ -310,7 +310,7 @@ def test_a_target_sets_up_and_then_runs_what_it_is_for(target: str, commands: li
 @needs_make
 def test_make_alone_prints_the_targets() -> None:
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("setup", "demo", "test", "check", "lint", "bench", "clean", "help"):
+    for target in ("setup", "demo", "test", "check", "lint", "worker-image", "bench", "clean", "help"):
         assert re.search(rf"make {target}\s+\w", done.stdout)
 
 
