@@ -613,6 +613,9 @@ def test_pipes_devices_and_missing_files_are_refused(worker: Worker, tmp_path: P
     for name in ("pipe", "nothing"):
         with pytest.raises(TransferFailed):
             worker.get(name, tmp_path / "back")
+    for odd in (tmp_path / "run" / "pipe", Path("/dev/zero")):
+        with pytest.raises(FileNotFoundError, match="no regular file"):
+            worker.put(odd, "there")
 
 
 # -- attacks of a worker -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from muster.agent.parts import SLICE, PartFile
 from muster.agent.places import DEEPEST, MOST_FILES, matcher, split
 from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
+from muster.text.reading import open_regular
 
 MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to be taken
 AT_ONCE = 8  # transfers of one worker
@@ -411,8 +412,8 @@ def _open(part: PartFile) -> None:
 
 
 def _describe(source: Path) -> tuple[int, str, int]:
-    """Size, SHA-256 and permissions of a file."""
-    with source.open("rb") as file:
+    """Size, SHA-256 and permissions of a regular file. Raises OSError."""
+    with open_regular(source) as file:
         digest = hashlib.sha256()
         while data := file.read(SLICE):
             digest.update(data)

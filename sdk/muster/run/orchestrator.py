@@ -10,7 +10,6 @@ ending      all that is left is stopped, and the platform releases everything
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from muster.job import SESSION, Plan, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import Pool
 from muster.run.arrival import Arrival
+from muster.run.copying import copy
 from muster.run.ending import Ending
 from muster.run.exchange import Exchange
 from muster.run.launcher import RunLauncher
@@ -331,14 +331,14 @@ class Orchestrator:
         """
         if self.exchange is not None:
             return await self.exchange.get(worker, path, target)
-        return await in_thread(_copy, Path(self.job.cwd, path), target / path)
+        return await in_thread(copy, Path(self.job.cwd, path), target / path)
 
     async def put(self, source: Path, worker: str, to: str) -> None:
         """Put a file or a folder into a worker's working directory, by the name ``to``. Raises as ``get``."""
         if self.exchange is not None:
             await self.exchange.put(source, worker, to)
         else:
-            await in_thread(_copy, source, Path(self.job.cwd, to))
+            await in_thread(copy, source, Path(self.job.cwd, to))
 
     async def open_stream(self, name: str, order: wire.Execute | wire.Dial) -> Stream:
         """Have a command run on a worker, as its script is, or connect to a port of it.
@@ -496,15 +496,3 @@ class Orchestrator:
 
     def _logs(self) -> Path:
         return self.facts.run_dir / "logs"
-
-
-def _copy(source: Path, target: Path) -> Path:
-    """Copy a file or a folder for workers that share the session's files. Raises OSError."""
-    if target.exists() and target.samefile(source):
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    else:
-        shutil.copy(source, target)
-    return target
