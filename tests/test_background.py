@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import selectors
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent import futures
 
 import pytest
+from muster.errors import PlatformError
 from muster.runtime import background
 
 
@@ -113,3 +115,22 @@ def test_a_call_that_takes_too_long_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
 
     asyncio.run_coroutine_threadsafe(call(), background.background_loop()).result(10)
     assert done == [1, 2]
+
+
+def test_where_no_thread_can_be_started_that_is_said_and_the_next_call_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = background.DaemonThread("test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(background, "_loop", None)
+        for _ in range(2):
+            with pytest.raises(PlatformError, match="cannot start another thread"):
+                background.call_in_background(os.getpid)
+            with pytest.raises(PlatformError, match="ulimit -u"):
+                worker.submit(os.getpid)
+    assert worker.submit(os.getpid).result(10) == os.getpid()
+    worker.shutdown()

@@ -310,7 +310,11 @@ def _offer_stacks():
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
     questions = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     questions.bind(path + ".sock")
-    threading.Thread(target=_write_stacks, args=(questions, file), name="muster-stacks", daemon=True).start()
+    answering = threading.Thread(target=_write_stacks, args=(questions, file), name="muster-stacks", daemon=True)
+    try:
+        answering.start()
+    except RuntimeError:  # there is no room for another thread: the script may do without
+        questions.close()
 
 
 def _write_stacks(questions, file):

@@ -9,12 +9,14 @@ import asyncio
 import concurrent.futures
 import functools
 import queue
+import resource
 import selectors
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from muster.errors import PlatformError
 from muster.runtime.forks import in_forked_children
 from muster.runtime.log import log_without_waiting, logger
 
@@ -33,10 +35,28 @@ def background_loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:
         if _loop is None:
             log_without_waiting()
-            _loop = asyncio.SelectorEventLoop(_Gathering())
-            _loop.set_exception_handler(_tell)  # asyncio's own calls the handlers of whoever has set up logging
-            threading.Thread(target=_loop.run_forever, name="muster", daemon=True).start()
+            loop = asyncio.SelectorEventLoop(_Gathering())
+            loop.set_exception_handler(_tell)  # asyncio's own calls the handlers of whoever has set up logging
+            try:
+                start_thread(loop.run_forever, "muster")
+            except BaseException:
+                loop.close()
+                raise
+            _loop = loop
         return _loop
+
+
+def start_thread(work: Callable[[], object], name: str) -> None:
+    """Do some work on a daemon thread. Raises PlatformError where the system starts none."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limit = "" if most == resource.RLIM_INFINITY else f", whose user may have {most} of them, and processes"
+        raise PlatformError(
+            f"This session cannot start another thread{limit}: {error}.",
+            advice="end other programs of this user, or a higher limit before this process starts: ulimit -u, pids.max",
+        ) from error
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -94,7 +114,8 @@ def call_in_background(function: Callable[[], Result]) -> Result:
     async def call() -> Result:
         return function()
 
-    return asyncio.run_coroutine_threadsafe(call(), background_loop()).result()
+    loop = background_loop()
+    return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
@@ -132,8 +153,8 @@ class DaemonThread(concurrent.futures.Executor):
                 done.set_result(outcome)
 
         if not self._has_started:
+            start_thread(self._work, self._name)
             self._has_started = True
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
         self._calls.put(work)
         return done
 

@@ -8,6 +8,7 @@ this.
 """
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -122,7 +123,9 @@ def watch_stages() -> None:
     if not os.environ.get(ADDRESS_VARIABLE):
         return
     arguments = (_stages, threading.main_thread().ident)
-    threading.Thread(target=stages.watch, args=arguments, name="muster-stages", daemon=True).start()
+    watching = threading.Thread(target=stages.watch, args=arguments, name="muster-stages", daemon=True)
+    with contextlib.suppress(RuntimeError):  # there is no room for another thread: the script may do without
+        watching.start()
 
 
 def serves() -> None:
