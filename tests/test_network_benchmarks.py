@@ -52,9 +52,9 @@ def test_schemes_have_a_line_each() -> None:
     assert network_schemes.summary(schemes()).splitlines() == [
         "| scheme | MB a step | ms a step, 100 Mbit/s | accuracy, % |",
         "|---|---:|---:|---:|",
-        "| dense | 1.05 | 1,600 | 97.00 (97.0 to 97.0) |",
-        "| 1-bit | 1.05 | 200 (8 ×) | 96.80 (96.8 to 96.8) |",
-        "| top-K 1 % | 1.05 | 100 (16 ×) | 96.90 (96.9 to 96.9) |",
+        "| dense | 1.05 | 1,600 | 97.0 (97.0 to 97.0) |",
+        "| 1-bit | 1.05 | 200 (8 ×) | 96.8 (96.8 to 96.8) |",
+        "| top-K 1 % | 1.05 | 100 (16 ×) | 96.9 (96.9 to 96.9) |",
     ]
 
 
