@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from muster.agent.cgroup import MemoryKills
+from muster.agent.cgroup import MemoryKills, own_group
 from muster.agent.needs import lacking_gpus, what_lacks
 
 HERE = sys.version_info[:2]
@@ -52,3 +52,21 @@ def test_kills_for_want_of_memory(tmp_path: Path, text: str) -> None:
     assert kills.has_more()
     assert not kills.has_more()
     assert kills.peak() == 1000
+
+
+@pytest.mark.parametrize(
+    ("listing", "group"),
+    [
+        ("5:devices:/\n4:cpu,memory:/slurm_n2/uid_0/job_4/step_0/task_0\n0::/\n",
+         ["/groups/memory/slurm_n2/uid_0/job_4/step_0/task_0"]),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_0\n",
+         ["/groups/system.slice/slurmstepd.scope/job_4/step_0/user/task_0"]),
+        ("4:memory:/\n1:cpuset:/slurm_n2/uid_0/job_4/step_0\n0::/system.slice/slurmd.service\n", []),
+    ],
+)  # fmt: skip
+def test_a_group_counts_where_slurm_has_made_it(tmp_path: Path, listing: str, group: list[str]) -> None:
+    (tmp_path / "cgroup").write_text(listing)
+    assert own_group("/step_", str(tmp_path / "cgroup"), "/groups") == group
+    assert own_group("/step_", str(tmp_path / "none"), "/groups") == []
+    assert MemoryKills.of(None) is None
+    assert MemoryKills.of("/no such step") is None

@@ -58,7 +58,7 @@ PluginDir={plugins}
 PlugStackConfig={folder}/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
+{gather}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
@@ -120,6 +120,10 @@ until {folder}/bin/sacctmgr -n show cluster >/dev/null 2>&1; do sleep 0.1; done
 {folder}/bin/sacctmgr -i modify qos first set Preempt=normal
 {folder}/bin/sacctmgr -i modify account root set qos+=first,single
 """
+OVER_MEMORY = """\
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill"""
 SETUP = """\
 set -e
 ulimit -c 0
@@ -235,7 +239,7 @@ class Engine:
             "host": os.uname().nodename, "subnet": subnet, "port": 16000 + secrets.randbelow(8000), "root": root,
             "folder": self.folder, "plugins": plugins, "veth": f"mss{secrets.token_hex(3)}", "names": " ".join(names),
             "accounting": "AccountingStorageType=accounting_storage/none", "accounting_setup": "",
-            "preempt": "preempt/partition_prio", "remembered": 300,
+            "preempt": "preempt/partition_prio", "remembered": 300, "gather": "JobAcctGatherType=jobacct_gather/none",
         }  # fmt: skip
         if accounting:
             facts.update(self._with_accounting(accounting, facts))
@@ -253,7 +257,7 @@ class Engine:
         self._start(SETUP.format(**facts), plugins)
 
     def _with_accounting(self, accounting: Path, facts: Mapping[str, object]) -> dict[str, object]:
-        """Return the facts of an engine that keeps accounts, forgets jobs soon, and has QOS that preempt."""
+        """Return the facts of an engine that keeps accounts, has QOS that preempt, forgets soon, and counts memory."""
         own = {
             "port_of_accounting": 24000 + secrets.randbelow(6000), "accounting_root": accounting,
             "accounts": next(accounting.glob("usr/lib/*-linux-gnu*")),
@@ -262,6 +266,7 @@ class Engine:
         return {
             "accounting": ACCOUNTING_CONFIG.format(**facts, **own),
             "accounting_setup": ACCOUNTING_SETUP.format(**{**facts, **own}), "preempt": "preempt/qos", "remembered": 2,
+            "gather": OVER_MEMORY,
         }  # fmt: skip
 
     def _start(self, script: str, plugins: Path) -> None:

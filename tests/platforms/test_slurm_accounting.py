@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
-from muster.job import EndCause, Status, Worker
+from muster.job import EndCause, Resources, Status, Worker
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.queue import Queue
 from muster.platforms.slurm.words import OVER, state_word
@@ -105,3 +108,37 @@ def test_a_limit_of_a_quality_of_service_is_told_while_a_job_waits(slurm: Engine
     assert "QOSMaxJobsPerUserLimit" in str(second.worker().reason)
     first.platform.close()
     second.started().platform.close()
+
+
+def test_tasks_that_slurm_ends_for_their_memory_and_for_a_node_that_is_gone(slurm: Engine, run: Run) -> None:
+    """Agents are stopped first: they would tell of the memory before Slurm does."""
+    platform = SlurmPlatform(nodes="2")
+    eat = f"kill -STOP $PPID; exec {sys.executable} -I -S -c 'x = bytearray(600 << 20); import time; time.sleep(600)'"
+    processes = {"worker-0": shell("sleep 600"), "worker-1": shell(eat)}
+    specs = [run.spec(name, process=made, resources=Resources(1, 0.1)) for name, made in processes.items()]
+    handles = platform.submit(specs, "memory")
+    eventually(lambda: all(worker.status.is_final for worker in platform.poll(handles)), "both end", ENDS_SECONDS)
+    for worker in platform.poll(handles):
+        assert worker.cause is EndCause.MEMORY
+        assert re.fullmatch(r"Slurm ended all tasks for the memory of worker-1 on n[12]\.", str(worker.reason))
+        assert "memory" in str(worker.advice)
+    platform.close()
+    platform = SlurmPlatform(nodes="2")
+    specs = [run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)]
+    handles = platform.submit(specs, "node")
+    eventually(lambda: all(worker.address for worker in platform.poll(handles)), "both run", ENDS_SECONDS)
+    there = [str(worker.address).endswith(".3") for worker in platform.poll(handles)]
+    slurm.power_off("n2")
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=power")  # Slurm finds out after half a minute
+    try:
+        gone = there.index(True)  # n2's address
+        eventually(lambda: platform.poll(handles)[gone].status.is_final, "its end is known", ENDS_SECONDS)
+        worker = platform.poll(handles)[gone]
+        assert worker.cause is EndCause.LOST
+        assert "NODE_FAIL" in str(worker.reason)
+        assert "n2" in str(worker.reason)
+    finally:
+        slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+        slurm.power_on("n2")
+        platform.close()
+        shutil.rmtree(run.scratch)  # what was killed with its node has left its own

@@ -93,7 +93,7 @@ class Agent:
         self._sshd: "Sshd | None" = None
         self._no_ssh = ""
         self._gpus: "GpuMeter | None" = None
-        self._memory_kills = MemoryKills() if config.get("has_cgroup") else None
+        self._memory_kills = MemoryKills.of(config.get("has_cgroup"))
         self._is_leaving = self._has_notice = False
         self._has_refused_report = False
         self._template: "dict[str, Any] | None" = config.get("template")

@@ -5,14 +5,40 @@ An engine of containers often does not know: it looks at the first process alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Sequence
+    from typing import Sequence, Union
 
 COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # of cgroups v2 and v1
 PEAKS = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
 
 
+def own_group(mark: str, listing: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> "list[str]":
+    """Return the folder of the group that this process's memory is counted in, where its path has ``mark`` in it.
+
+    Other groups are shared with who knows whom.
+    """
+    for line in "\n".join(_read([listing])).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if mark in path and (not controllers or "memory" in controllers.split(",")):
+            return [mounted + ("/memory" if controllers else "") + path]
+    return []
+
+
 class MemoryKills:
     """Tells whether the kernel has ended something since it was last asked."""
+
+    @classmethod
+    def of(cls, has_cgroup: "Union[bool, str, None]") -> "MemoryKills | None":
+        """Return what looks at this worker's group; None where it has none.
+
+        Args:
+            has_cgroup: True where it sees no other group, as in a container; else what the path of its own has in it.
+        """
+        if not isinstance(has_cgroup, str):
+            return cls() if has_cgroup else None
+        folders = own_group(has_cgroup)
+        counters = [folder + name for folder in folders for name in ("/memory.events", "/memory.oom_control")]
+        peaks = [folder + name for folder in folders for name in ("/memory.peak", "/memory.max_usage_in_bytes")]
+        return cls(counters, peaks) if folders else None
 
     def __init__(self, counters: "Sequence[str]" = COUNTERS, peaks: "Sequence[str]" = PEAKS) -> None:
         self._counters = counters

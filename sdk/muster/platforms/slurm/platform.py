@@ -399,8 +399,12 @@ class SlurmPlatform(Platform):
         return [made for made in self._submissions.values() if any(handle in self._workers for handle in made.handles)]
 
     def _is_over(self, made: Submission) -> bool:
-        """Return whether all tasks that have begun, and are this object's, have ended."""
-        mine = {task_of(handle) for handle in made.handles if handle in self._workers}
+        """Return whether all tasks that have begun, and are this object's, have ended; some cannot tell any more."""
+        mine = {
+            task_of(handle)
+            for handle in made.handles
+            if handle in self._workers and not self._workers[handle].status.is_final
+        }
         return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
 
     def _sweep(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from muster.platforms.slurm.words import (
     OVER,
     UNKNOWN,
     how_ended,
+    nodes_over_memory,
     ran_out_of_memory,
     state_word,
     why_pending,
@@ -105,6 +107,15 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     return worker
 
 
+def _over_memory(made: Submission, nodes: Sequence[str]) -> str:
+    """Return the workers on these nodes, with the nodes."""
+    tasks = made.tasks().items()
+    return "; ".join(
+        f"{', '.join(made.names[number] for number, task in sorted(tasks) if task.node == node)} on {node}"
+        for node in nodes
+    )
+
+
 def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     """Return a worker whose job is over, with how and why: the best of what agent, controller and accounting know."""
     if task.was_stopped:
@@ -115,8 +126,12 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
-    if may_be_slurms and state_word(state) not in ENDS and ran_out_of_memory(made.output_end(), task_of(worker.id)):
-        state = "OUT_OF_MEMORY"  # of its step
+    over = ""
+    if may_be_slurms and state_word(state) not in ENDS:
+        output = made.output_end()
+        over = _over_memory(made, nodes_over_memory(output))
+        if over or ran_out_of_memory(output, task_of(worker.id)):
+            state = "OUT_OF_MEMORY"  # of its step
     word = state_word(state)
     if task.outcome and word not in ENDS:
         return worker.moved(**task.outcome, finished_at=task.told_at)
@@ -126,6 +141,8 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     if cause is None:
         words = f"{words} {made.last_words()}".strip()
     told: dict[str, Any] = {"reason": f"{words[:1].upper()}{words[1:]}", "cause": cause, "advice": advice}
+    if over:
+        told["reason"] = f"Slurm ended all tasks for the memory of {over}."
     if cause is EndCause.MEMORY:
         told["advice"] = ArgumentText("a larger ", Argument(memory_argument(worker.name)), ", or smaller batches")
     if word == "NODE_FAIL" and task.node:

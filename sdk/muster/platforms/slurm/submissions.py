@@ -30,6 +30,7 @@ ENGINE = {
     "own": "MUSTER_SLURM",
 }
 OWNER = "owner.json"  # who has made a submission: the next session removes what a killed one has left
+GROUP = "/step_"  # in the paths of control groups that Slurm makes for a step and its tasks
 LARGEST_END = 16 << 10  # bytes that are read of what a job has printed beside its workers: it may print anything
 LAST_WORDS = 500  # characters of that in errors
 
@@ -105,7 +106,8 @@ class Submission:
         self.parts = [count for count, _ in parts_of([spec.resources for spec in specs])]
         for task, spec in enumerate(specs):
             path = self.folder / f"worker-{task}"
-            config = {**agent_config(spec, cap, places), "news": f"{path}.news", "engine": ENGINE}
+            known = {"news": f"{path}.news", "engine": ENGINE, "has_cgroup": GROUP}
+            config = {**agent_config(spec, cap, places), **known}
             write_private(path.with_name(f"{path.name}.launch"), json.dumps(config))
         folder = str(self.folder)
         write_private(self.folder / "start.sh", start_script(folder))

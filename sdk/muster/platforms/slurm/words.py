@@ -133,6 +133,18 @@ def ran_out_of_memory(output: str, task: int) -> bool:
     return False
 
 
+def nodes_over_memory(output: str) -> list[str]:
+    """Return the nodes whose tasks had too much memory, as Slurm has said in what a job printed.
+
+    Where it counts memory by itself (OverMemoryKill) it ends the tasks of all nodes for that, and the job is FAILED.
+
+    >>> nodes_over_memory("slurmstepd-n2: error: StepId=2.0 exceeded memory limit (77 > 16), being killed")
+    ['n2']
+    """
+    found = re.findall(r"^slurmstepd-([^\s:]+): error: \S+ exceeded memory limit", output, re.MULTILINE)
+    return [*dict.fromkeys(found)]
+
+
 def _tells(text: str | None) -> bool:
     return bool(text) and text not in ("None", "0:0", "(null)", "Unknown")
 
