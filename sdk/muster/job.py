@@ -114,12 +114,14 @@ class Script:
         target: a path, a module's name, or the function's name for display.
         is_task: whether it is a ``run(cluster, server, task_index)`` rather than a program of its own.
         pickled: the function, pickled by value; empty for files and modules.
+        cells: what the notebook's cells that it comes from say, by their names, pickled.
     """
 
     kind: str
     target: str
     is_task: bool = False
     pickled: bytes = field(default=b"", repr=False)
+    cells: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
+from muster.agent import runner
 from muster.agent.runner import LONGEST_MESSAGE, OF_PACKAGES, _message_of
+from muster.checks.script import make_script
 from muster.failure.causes import Bearing, Failure, FailureKind
 
 GRAPH = """Graph execution error:
@@ -63,3 +72,19 @@ def test_a_long_message_keeps_its_end_which_may_tell_of_another_rank() -> None:
     assert message.startswith("In the loop")
     assert len(message) <= LONGEST_MESSAGE
     assert Failure(FailureKind.EXCEPTION, 1.0, type="UnknownError", message=message).bearing is Bearing.COLLECTIVE
+
+
+def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = str(tmp_path / "ipykernel_1" / "2.py")  # which no worker has
+    cell = "def train():\n    import inspect\n    def step(): return 7\n    return inspect.getsource(step)\n"
+    monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(True), name))
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(cell, name, "exec"), space)
+    script = make_script(space["train"])
+    (tmp_path / "function").write_bytes(script.pickled + script.cells)
+    environment = {**os.environ, "MUSTER_RESULTS": str(tmp_path), "MUSTER_WORKER": "worker-0"}
+    command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
+    subprocess.run(command, env=environment, check=True)
+    assert "def step(): return 7" in (tmp_path / "worker-0.json").read_text()

@@ -16,6 +16,7 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import linecache
 import os
 import pickle
 import re
@@ -156,6 +157,9 @@ def run_function(path, arguments):
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
         function = pickle.load(file)
+        with contextlib.suppress(EOFError):  # it comes from no cells of a notebook
+            for name, text in pickle.load(file).items():
+                linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     if os.environ.get("MUSTER_TASK"):
         _call_task(function, _save_result)
     else:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import linecache
+import os
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +51,8 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
             advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}, or functools.partial; args= becomes "
             "sys.argv. With parameter servers run(cluster, server, task_index) is called with these",
         )
-    return Script("function", name, is_task=len(positional) == TASK_PARAMETERS, pickled=_pickle(function, name))
+    pickled = _pickle(function, name)
+    return Script("function", name, len(positional) == TASK_PARAMETERS, pickled, _cells_of(pickled))
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -99,6 +103,14 @@ def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str
             near = difflib.get_close_matches(keyword, known, n=1)
             advice = near[0] if near else f"it takes {', '.join(known) or 'none'}"
             raise ScriptError(f"{name} takes no argument {keyword!r}, which kwargs has.", advice=advice)
+
+
+def _cells_of(pickled: bytes) -> bytes:
+    """Return what the cells say that a pickled function comes from: TensorFlow compiles a function from its source."""
+    known = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1}
+    used = {name: "".join(lines) for name, lines in known.items() if name.encode() in pickled}
+    cells = {name: text for name, text in used.items() if not os.path.exists(name)}
+    return pickle.dumps(cells, protocol=2) if cells else b""
 
 
 def _pickle(function: Callable[..., Any], name: str) -> bytes:

@@ -72,7 +72,7 @@ async def _prepare(
     facts = replace(facts, launcher_at=checked.launcher_at, no_ssh=checked.no_ssh)
     await in_thread(ship_library, facts.library_here, strategy.programs)
     if job.script and job.script.pickled:
-        await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled)
+        await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled + job.script.cells)
     if checked.project is not None:
         facts = facts_by_places(facts, checked.project)
         await in_thread(_send_script, job, checked.project, facts.library_here)
