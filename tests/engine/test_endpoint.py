@@ -232,3 +232,21 @@ def test_who_costs_more_than_its_share_is_read_less_often_until_it_is_to_end(mon
         scene.advance(connection.LONGEST_REST / 10)
         assert heard().count("worker-0") == 22
         scene.finish()
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_what_was_asked_for_costs_nothing(monkeypatch: pytest.MonkeyPatch, is_asked_for: bool) -> None:
+    with Scene() as scene:
+        worker = scene.workers["worker-0"]
+        worker.manners.runs_for = None
+        scene.start()
+        scene.advance(3)
+        assert scene.orchestrator is not None
+        if is_asked_for:
+            scene.do(scene.orchestrator.pool.send, "worker-0", wire.Credit(7, 100))
+        monkeypatch.setattr(endpoint, "BYTE_SECONDS", 1.0)
+        scene.do(worker.send, frames.encode("data", stream=7, payload=b"x" * 100))
+        scene.advance(connection.LONGEST_REST / 10)
+        scene.do(worker.say, "output", text="a line\n")
+        scene.advance(connection.LONGEST_REST / 10)
+        assert ("output" in [event.kind for event in scene.events]) == is_asked_for

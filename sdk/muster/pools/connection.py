@@ -26,6 +26,7 @@ class Place:
         hello: the first that it said.
         outbox, inbox: what must arrive, in both directions.
         is_leaving: whether the end of its connection is its own.
+        granted: bytes of files and streams that it has been asked for, about.
         is_unpaced: whether its messages may cost what they like, as it is being ended.
         timer: runs until its lease ends, while it has no connection.
     """
@@ -37,6 +38,7 @@ class Place:
         self.inbox = Inbox()
         self.is_leaving = False
         self.is_unpaced = False
+        self.granted = 0
         self.timer: asyncio.TimerHandle | None = None
 
 

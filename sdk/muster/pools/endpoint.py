@@ -33,7 +33,10 @@ MOST_UNSENT = 1 << 26  # bytes that may wait for one agent to take them: more th
 SHARE = 0.25  # of a core that messages of all workers may take; each has its part of it,
 LEAST_SHARE = 0.01  # and at least so much
 BYTE_SECONDS = 2e-9  # of a core that it takes to receive and decrypt a byte, which has been done before it is handled
-ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # bounded by windows, and free of charge
+ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # which cost nothing as far as they are
+ASKS = frozenset((wire.Get, wire.Find, wire.Have, wire.Execute, wire.Dial, wire.Credit))  # by one of these
+GRANT = 1 << 19  # bytes that each of them asks for, at most
+MOST_GRANTED = 1 << 23  # bytes
 REPORTS_PER_SECOND = 1000  # of a kind, that all workers together are to send
 OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # which concern nobody but this
 REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
@@ -158,6 +161,8 @@ class Endpoint:
             data = wire.encode(message)
         if isinstance(message, wire.End):
             place.is_leaving = True
+        if type(message) in ASKS:
+            place.granted = min(place.granted + GRANT, MOST_GRANTED)
         if isinstance(message, (wire.Stop, wire.End)):  # which it is to answer soon, behind what it has sent before
             place.is_unpaced = True
             if place.connection is not None:
@@ -211,12 +216,14 @@ class Endpoint:
         to_acknowledge: set[Connection] = set()
         for connection, data, came_at in inbox:
             began = time.thread_time()
-            is_asked_for = True
+            is_free = connection.place is not None and connection.place.granted > 0
             try:
                 for message in connection.decoder.feed(data):
-                    is_asked_for = is_asked_for and message["type"] in ASKED_FOR
+                    is_free = is_free and message["type"] in ASKED_FOR
                     self._take(connection, message, came_at)
-                if not is_asked_for:
+                if is_free and connection.place is not None:
+                    connection.place.granted -= len(data)
+                else:
                     self._charge(connection, time.thread_time() - began + len(data) * BYTE_SECONDS)
                 if connection.place is not None and not connection.place.inbox.is_told:
                     to_acknowledge.add(connection)
