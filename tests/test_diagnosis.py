@@ -173,6 +173,11 @@ def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
         "rank 1 (worker-1) ended with exit status 1. Within 2 ms rank 0 (worker-0) ended with exit status 7" in message
     )
     assert message.endswith("nothing tells which of them came first.")
+    of_all = explain(
+        EXIT_1, tmp_path, ties=[replace(EXIT_1, rank=0, time=EXIT_1.time + 0.01)], alike=2, total=2
+    ).message
+    assert of_all.startswith("Both ranks ended with exit status 1. Within 10 ms rank ")
+    assert " first. " not in of_all
     assert "Within" not in explain(RAISED, tmp_path, ties=[replace(RAISED, rank=0)], alike=2, total=2).message
 
 

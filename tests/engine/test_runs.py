@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from muster.errors import (
@@ -121,11 +122,14 @@ def test_where_frameworks_only_tell_of_another_failure_it_is_waited_for_longer()
     assert (outcome.error.worker, "KeyError" in outcome.error.message) == ("worker-1", True)
 
 
-def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named() -> None:
-    """Gloo waits 30 s for a rank, which may be less than a run may stall."""
+@pytest.mark.parametrize("launcher_ends_it", [False, True])
+def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named(launcher_ends_it: bool) -> None:
+    """Gloo waits 30 s for a rank, which may be less than a run may stall; and then its launcher has it end at once."""
     with Scene() as scene:
         scene.workers["worker-1"].manners.is_stopped = True
         scene.at(3, scene.workers["worker-0"].raise_exception, *SHUT_DOWN, rank=0)
+        if launcher_ends_it:
+            scene.at(3.3, partial(scene.workers["worker-1"].exit, rank=1, signal=15, reason="stopped"))
         outcome = scene.play()
     assert isinstance(outcome.error, RunStalled)
     assert (outcome.error.worker, "has been stopped" in outcome.error.message) == ("worker-1", True)

@@ -69,13 +69,17 @@ def explain(
         ties: failures that may as well have come first.
         is_python: whether the script is one of Python, rather than a program.
     """
-    error = _explained(failure, logs, alike, total, is_python)
-    if ties and alike == 1:
-        error.message = f"{error.message} {_ties_text(failure, ties)}"
+    error = _explained(failure, logs, alike, total, ties, is_python)
+    if ties and (
+        alike == 1 or failure.kind is not FailureKind.EXCEPTION
+    ):
+        error.message = f"{error.message} {_ties_text(failure, ties, alike)}"
     return error
 
 
-def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: bool) -> RunFailed:
+def _explained(
+    failure: Failure, logs: Path, alike: int, total: int, ties: Sequence[Failure], is_python: bool
+) -> RunFailed:
     name = process_label(failure.worker or "the launcher", failure.rank)
     log = _log_of(failure, logs)
     if failure.kind is FailureKind.EXCEPTION:
@@ -101,7 +105,7 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: 
         )  # fmt: skip
     elif failure.kind is FailureKind.SIGNAL:
         error = WorkerKilled(
-            _ended(failure, alike, total), worker=failure.worker, log=log, details=crash_report(log) or tail(log),
+            _ended(failure, alike, total, ties), worker=failure.worker, log=log, details=crash_report(log) or tail(log),
             advice=advice_on_signal(failure.signal, is_python),
         )  # fmt: skip
     elif failure.kind in GONE:
@@ -120,18 +124,19 @@ def _explained(failure: Failure, logs: Path, alike: int, total: int, is_python: 
         error = ScriptFailed(
             f"{name} ended, which a server never does by itself."
             if failure.kind is FailureKind.ENDED
-            else _ended(failure, alike, total),
+            else _ended(failure, alike, total, ties),
             worker=failure.worker, log=log, details=words, advice=advice_on_exit(failure, is_python),
         )  # fmt: skip
     error.rank = failure.rank
     return error
 
 
-def _ties_text(failure: Failure, ties: Sequence[Failure]) -> str:
+def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
     """Name the others that may have failed first: ends of processes are known to some hundredths of a second."""
-    names = join_names([process_label(other.worker or "the launcher", other.rank) for other in ties])
+    named = [failure, *ties] if alike > 1 else ties
+    names = join_names([process_label(other.worker or "the launcher", other.rank) for other in named])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
-    verb = "failed" if len(ties) > 1 else _how_it_failed(ties[0])
+    verb = "failed" if len(named) > 1 else _how_it_failed(ties[0])
     return f"Within {within:.0f} ms {names} {verb}; nothing tells which of them came first."
 
 
@@ -149,13 +154,14 @@ def _raised_by(failure: Failure, alike: int, total: int) -> str:
     return f"{_count_of(failure, alike, total)} failed alike, {name} first"
 
 
-def _ended(failure: Failure, alike: int, total: int) -> str:
+def _ended(failure: Failure, alike: int, total: int, ties: Sequence[Failure]) -> str:
     """The process that ended first, how, and how many have ended so."""
     name = process_label(failure.worker or "the launcher", failure.rank)
     were, was = ("were ended by", "was ended by") if failure.signal else ("ended with", "ended with")
     if alike == 1:
         return f"{name} {was} {_how(failure)}."
-    return f"{_count_of(failure, alike, total)} {were} {_how(failure)}, {name} first."
+    first = "" if ties else f", {name} first"
+    return f"{_count_of(failure, alike, total)} {were} {_how(failure)}{first}."
 
 
 def _count_of(failure: Failure, alike: int, total: int) -> str:

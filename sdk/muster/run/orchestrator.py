@@ -474,14 +474,25 @@ class Orchestrator:
 
     async def _cause(self) -> MusterError:
         """The error for the failure that explains the others, once that is settled."""
-        cause = await self._settling.cause(lambda: bool(self._stop_reason), lambda: self._tasks.error is not None)
+        settled = self._settling.cause(lambda: bool(self._stop_reason), lambda: self._tasks.error is not None)
+        # Stopped ranks are looked for at once: where one rank has given another up, a launcher soon ends both.
+        stopped, cause = await asyncio.gather(self._stopped(causes.root_cause(self.state.failures)), settled)
         self.cause = cause
-        if self._settling.is_hearsay(cause) and not self._stop_reason:
-            stacks = await self.stacks()
-            for source, process in self.state.running.items():
-                if source in self.state.stacks and self.state.stacks[source].is_stopped:  # its peers have given it up
-                    return await self._reasons.stalled([source], stacks, clock.now() - process.heard_at)
+        stopped = stopped or await self._stopped(cause)
+        if stopped is not None and cause.is_echo:
+            return stopped
         return await self._reasons.explain(cause, self.plan)
+
+    async def _stopped(self, cause: Failure | None) -> MusterError | None:
+        """The error for a process that does not run on; None where there is none, or this cause tells of no other."""
+        if self._stop_reason or not self._settling.is_hearsay(cause):
+            return None
+        running = self.state.running
+        stacks = await self.stacks()
+        for source, process in running.items():
+            if source in self.state.stacks and self.state.stacks[source].is_stopped:
+                return await self._reasons.stalled([source], stacks, clock.now() - process.heard_at)
+        return None
 
     async def _workers_missing(self) -> MusterError:
         return await self._reasons.workers_missing(self._arrival.submitted_at, self.watch.trouble)
