@@ -70,9 +70,7 @@ def explain(
         is_python: whether the script is one of Python, rather than a program.
     """
     error = _explained(failure, logs, alike, total, ties, is_python)
-    if ties and (
-        alike == 1 or failure.kind is not FailureKind.EXCEPTION
-    ):
+    if ties and (alike == 1 or failure.kind is not FailureKind.EXCEPTION):
         error.message = f"{error.message} {_ties_text(failure, ties, alike)}"
     return error
 
