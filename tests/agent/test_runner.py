@@ -88,3 +88,14 @@ def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_f
     command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
     subprocess.run(command, env=environment, check=True)
     assert "def step(): return 7" in (tmp_path / "worker-0.json").read_text()
+
+
+def test_what_a_script_has_written_to_files_that_it_leaves_open_is_there(tmp_path: Path) -> None:
+    """As ``python FILE`` would have it, which clears the script's module before the garbage collector comes."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit\ndef function(): pass\natexit.register(function)\n"
+        "text = open('text', 'w')\ntext.write('x')\nbinary = open('binary', 'ab+')\nbinary.write(b'y')\n"
+    )
+    subprocess.run([sys.executable, runner.__file__, "program", str(script)], cwd=tmp_path, check=True)
+    assert [(tmp_path / name).read_text() for name in ("text", "binary")] == ["x", "y"]

@@ -18,7 +18,7 @@ from tests.support import environment
 # Ends as a fork of a template does, with work left: in a thread, an exit function that raises, an object, an open file.
 ENDS = """
 import atexit, os, sys, threading, time, types
-from muster.agent import warm
+from muster.agent import runner, warm
 
 class Last:
     def __del__(self, write=os.write):
@@ -32,7 +32,7 @@ def finish():
     time.sleep(0.1)
     print("thread")
 
-atexit.register(warm._write_what_is_buffered)
+atexit.register(runner.write_what_is_buffered)
 atexit.register(fail)
 threading.Thread(target=finish).start()
 sys.modules["own"] = types.ModuleType("own")

@@ -72,6 +72,7 @@ def test_python_and_the_command_line_ask_for_the_same(script: str, seen: list[Ch
     assert asked.limits == Limits(start=9, run=8, stall=7, queue=6)
     assert asked.job == Job(
         script=Script("file", os.path.abspath(script)), n_workers=2, resources=Resources(0.5, 0.25),
+        ps_resources=Resources(0.5, 0.25),
         args=("--epochs", "3"), env={"KEY": "value"}, python=sys.executable, cwd=os.getcwd(), name="mine",
     )  # fmt: skip
 

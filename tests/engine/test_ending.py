@@ -132,6 +132,16 @@ def test_a_launcher_that_cannot_be_started() -> None:
     assert "cannot be started" in str(outcome.error)
 
 
+def test_ranks_that_are_told_of_after_their_launcher_has_ended_have_been_started() -> None:
+    with Scene(strategy="horovod") as scene:
+        for rank, worker in enumerate(scene.workers.values()):
+            scene.at(3.5, worker.start, rank)
+            scene.at(3.6, worker.exit, 0, rank)
+        scene.at(3, scene.launcher.exit, 0)
+        outcome = scene.play()
+    assert outcome.error is None
+
+
 @pytest.mark.parametrize("code", [1, -9, 0])
 def test_a_launcher_that_ends_before_all_ranks_run(code: int) -> None:
     with Scene(strategy="horovod") as scene:

@@ -10,11 +10,14 @@ Which cluster a server belongs to stands in TF_CONFIG. Standard library only and
 muster.training, which it has tell what the process is at, and imports nothing else of Muster.
 """
 
+import atexit
 import base64
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
+import io
 import json
 import linecache
 import os
@@ -23,6 +26,7 @@ import re
 import runpy
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -56,6 +60,7 @@ def main(argv):
     # type: (list[str]) -> None
     """Run what the command line names; see above."""
     mode, arguments = argv[0], argv[1:]
+    atexit.register(write_what_is_buffered)  # first, and so called after whatever the script registers
     _offer_stacks()
     _drop_blank_proxies()
     progress = _watched()
@@ -85,6 +90,21 @@ def main(argv):
         _print_exception(error)
         _flush()
         sys.exit(1)
+
+
+def write_what_is_buffered():
+    # type: () -> None
+    """Have what the script has written to files that are still open go there.
+
+    The garbage collector may close a file before the buffers above it: how often it has been at work decides. An
+    interpreter that runs the script as its main module clears that instead. Only regular files: to write to others may
+    take forever.
+    """
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for stream in [found for found in gc.get_objects() if type(found) is kind]:
+            with contextlib.suppress(Exception):  # it is closed, or its disk is full: the interpreter may say so
+                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                    stream.flush()
 
 
 def _watched():

@@ -5,17 +5,13 @@ started: the same environment, files, signals and paths, the runner and the scri
 packages are there already. Whatever could make a difference to that has the rank start cold.
 """
 
-import atexit
-import contextlib
 import ctypes
 import gc
 import importlib
 import importlib.machinery
-import io
 import os
 import re
 import signal
-import stat
 import sys
 
 TYPE_CHECKING = False
@@ -167,7 +163,6 @@ def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None
     _forget_chance()
     if hasattr(gc, "freeze"):
         gc.freeze()
-    atexit.register(_write_what_is_buffered)  # the first: it is called after those of the script
     _finish(_run_as_main(argv[2]))
 
 
@@ -213,19 +208,6 @@ def _finish(status: int) -> None:
         libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status, once the interpreter has ended
     # Not sys.exit: what called this is an agent, which the process no longer is.
     ctypes.pythonapi.Py_Exit(ctypes.c_int(abs(status)))
-
-
-def _write_what_is_buffered() -> None:
-    """Have what the script has written to files that are still open go there.
-
-    The garbage collector may close a file before the buffers above it: how often it has been at work decides, so that a
-    fork could lose what a process that starts cold does not. Only regular files: to write to others may take forever.
-    """
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-        for stream in [found for found in gc.get_objects() if type(found) is kind]:
-            with contextlib.suppress(Exception):  # it is closed, or its disk is full: the interpreter may say so
-                if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                    stream.flush()
 
 
 def _close_what_exec_closes(kept: "set[int]") -> None:

@@ -46,6 +46,7 @@ from muster.text.traceback import with_cells
 Answer = TypeVar("Answer")
 
 STACKS_SECONDS = 2.0
+HEARING_SECONDS = 1.0  # between the end of a launcher and what agents still tell of the ranks that it has started
 CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
 AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
@@ -400,8 +401,13 @@ class Orchestrator:
         """
         return worker not in self.state.members
 
-    def _launcher_ended(self, code: int) -> None:
+    def _launcher_ended(self, code: int, is_heard_out: bool = False) -> None:
         is_done = self.plan is not None and self.plan.starter and len(self.state.started) >= len(self.plan.ranks)
+        if not code and not is_done and not is_heard_out:  # agents may have yet to tell what it had them start
+            asyncio.get_running_loop().call_later(HEARING_SECONDS, self._launcher_ended, code, True)
+            return
+        if is_heard_out and self.state.ending:
+            return
         if code or not is_done:
             signal = -code if code < 0 else None
             launcher = self.plan.launcher if self.plan else None
