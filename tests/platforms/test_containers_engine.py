@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from muster.errors import PlatformUnsupported
-from muster.job import Status
+from muster.job import Status, Worker
 from muster.platforms.containers import states, worker
 from muster.platforms.containers.engine import candidates, connect
 from muster.platforms.containers.images import outermost, own_folders, tiny_archive
@@ -143,6 +143,15 @@ def test_of_a_last_line_without_end_the_beginning_is_read() -> None:
     assert states._last_words(engine, "muster-run-worker-0") == "x" * states.LARGEST_LINE
     client.logs = lambda name, **_: iter([b"exec fail", b"ed: No such file\n"])
     assert states._last_words(engine, "muster-run-worker-0") == "exec failed: No such file"
+
+
+def test_an_engine_may_write_down_last_words_after_it_has_said_that_a_container_ended() -> None:
+    answers = iter([[], [], [b"[FATAL] failed to exec: Permission denied\n"]])
+    client = SimpleNamespace(logs=lambda name, **_: iter(next(answers)))
+    engine: Any = SimpleNamespace(client=client, url="tcp://far:1", product="Podman")
+    known = Worker("muster-run-worker-0", "worker-0")
+    told = states._unsaid(engine, known, {"ExitCode": 1}, "mine:1")
+    assert "python3 in the image mine:1 may not be executed" in told["reason"]
 
 
 @pytest.mark.parametrize(

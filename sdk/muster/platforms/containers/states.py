@@ -17,6 +17,7 @@ from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
 LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
+WORDS_SECONDS = 1.0  # that an engine may take to write down what a container that has ended had printed
 CANNOT_EXECUTE = "failed to exec"  # as Podman's init says it, and ends with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses by which an init says so
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
@@ -66,24 +67,29 @@ def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) 
 def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> dict[str, Any]:
     """Return how a container ended whose agent could not say it."""
     code = int(state.get("ExitCode") or 0)
-    words = _last_words(engine, worker.id)
-    python = f"python3 in the image {image}" if image else sys.executable
     if code == SIGTERM_STATUS:
         return {"status": Status.STOPPED}
     if state.get("OOMKilled"):
         reason = f"{engine.product} says that it ran out of memory."
     elif code == SIGKILL_STATUS:
         reason = "Its container was killed (SIGKILL): by somebody, or by the system for want of memory."
-    elif code == NO_PROGRAM or (CANNOT_EXECUTE in words and "No such file" in words):
-        reason = f"There is no {python}, which workers need: Python 3.6 or later."
-    elif code == NOT_EXECUTABLE or CANNOT_EXECUTE in words:
-        reason = f"{python} may not be executed by user {os.getuid()}, or is none for this machine."
-    elif state.get("Error"):
-        reason = f"{engine.product} says: {state['Error']}"
     else:
-        reason = f"Its container ended with status {code} before its agent could say why."
-        reason = f"{reason} It printed: {words}" if words else reason
+        reason = _why_it_failed(engine, worker, state, image)
     return {"status": Status.FAILED, "reason": reason}
+
+
+def _why_it_failed(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> str:
+    code = int(state.get("ExitCode") or 0)
+    words = _last_words(engine, worker.id)
+    python = f"python3 in the image {image}" if image else sys.executable
+    if code == NO_PROGRAM or (CANNOT_EXECUTE in words and "No such file" in words):
+        return f"There is no {python}, which workers need: Python 3.6 or later."
+    if code == NOT_EXECUTABLE or CANNOT_EXECUTE in words:
+        return f"{python} may not be executed by user {os.getuid()}, or is none for this machine."
+    if state.get("Error"):
+        return f"{engine.product} says: {state['Error']}"
+    reason = f"Its container ended with status {code} before its agent could say why."
+    return f"{reason} It printed: {words}" if words else reason
 
 
 def inspect(engine: Engine, name: str) -> dict[str, Any] | None:
@@ -99,7 +105,18 @@ def inspect(engine: Engine, name: str) -> dict[str, Any] | None:
 
 
 def _last_words(engine: Engine, name: str) -> str:
-    """Return the last line that a container has printed, beside what its worker's processes have."""
+    """Return the last line that a container has printed, beside what its worker's processes have.
+
+    The engine may say that a container has ended before it has written down what that printed.
+    """
+    deadline = time.monotonic() + WORDS_SECONDS
+    while not (words := _last_line(engine, name)) and time.monotonic() < deadline:
+        time.sleep(WORDS_SECONDS / 10)
+    return words
+
+
+def _last_line(engine: Engine, name: str) -> str:
+    """Return the last line of what the engine has of a container's output; empty where it has none yet."""
     from docker.errors import APIError
 
     said = b""
