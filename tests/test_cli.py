@@ -790,7 +790,7 @@ def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
         (["plan", "-n", "two", "train.py"], "'two' is not a valid whole number"),
         (["plan", "-s", "Horovd", "train.py"], "Did you mean 'horovod'?"),
         (["plan", "-s", "ps", "train.py"], "Did you mean 'parameter_server'?"),
-        (["plan", "--memry", "2", "train.py"], "Did you mean"),
+        (["plan", "--memry", "2", "train.py"], "--memory"),
         (["run", "-s", "processes", "--detach", "soon", "train.py"], "--detach is 'soon'; it must be a time span"),
     ],
 )
