@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from muster.strategies.horovod import LAUNCHER
+
+from tests.support import eventually, is_gone
 
 RENDEZVOUS = """
 import os, sys
@@ -23,6 +27,52 @@ port = server.start()
 print(told, server._httpd.socket.getsockname() == ("127.0.0.1", port), flush=True)
 os._exit(0)  # its thread would go on
 """
+
+LOGINS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import horovod_launcher
+if __name__ == "__main__":
+    horovod_launcher.use_the_librarys_distutils()
+    from horovod.runner import launch
+    horovod_launcher.fork_what_logs_in()
+    from horovod.runner.common.util import safe_shell_exec
+    show = "tr '\\\\0' ' ' < /proc/$PPID/cmdline; echo; exit 7"
+    code = safe_shell_exec.execute(show)
+    print(code, "setuptools" in sys.modules, os.listdir("."), flush=True)
+    safe_shell_exec.execute("echo $$; exec sleep 100")
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program that logs in twice as horovodrun does: the first login says who has started it, the second stays."""
+    pytest.importorskip("horovod")
+    (tmp_path / "folder").mkdir()
+    shutil.copy(LAUNCHER, tmp_path)
+    (tmp_path / "logins.py").write_text(LOGINS)
+    argv = [sys.executable, str(tmp_path / "logins.py"), str(tmp_path)]
+    with subprocess.Popen(argv, cwd=tmp_path / "folder", stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_login_is_no_interpreter_of_its_own(launcher: subprocess.Popen[str]) -> None:
+    assert launcher.stdout is not None
+    started_by, told = launcher.stdout.readline(), launcher.stdout.readline()
+    assert "forkserver" in started_by
+    assert told.startswith(f"7 {sys.version_info >= (3, 12)} ['pymp-")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_logins_end_with_the_launcher(launcher: subprocess.Popen[str], end: signal.Signals) -> None:
+    assert launcher.stdout is not None
+    login = int([launcher.stdout.readline() for _ in range(3)][-1])
+    server = int(Path(f"/proc/{login}/stat").read_text().rpartition(")")[2].split()[1])
+    launcher.send_signal(end)
+    launcher.wait(10)
+    eventually(lambda: is_gone(login), "the end of the login")
+    eventually(lambda: is_gone(server), "the end of what has started it")
 
 
 def test_the_rendezvous_listens_where_the_ranks_are_told(tmp_path: Path) -> None:

@@ -7,9 +7,14 @@ what this interpreter's Horovod was built with: horovodrun imports TensorFlow to
 
 import ctypes
 import json
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import signal
 import sys
+import tempfile
+import types
 
 PR_SET_PDEATHSIG = 1
 
@@ -22,6 +27,7 @@ def main():
     if os.getppid() != parent:
         sys.exit("the session has ended")
 
+    use_the_librarys_distutils()
     import horovod
     from horovod.runner import launch
 
@@ -34,11 +40,40 @@ def main():
     listen_where_the_ranks_are_told()
     log_in_everywhere()
     log_in_once(launch)
+    fork_what_logs_in()
     line = sys.stdin.readline()
     if not line:
         sys.exit("the session has ended")
     sys.argv = json.loads(line)["argv"]
     launch.run_commandline()
+
+
+def use_the_librarys_distutils():
+    # type: () -> None
+    """Have horovodrun get the one function of distutils that it needs from the standard library, where that has it.
+
+    setuptools puts itself in its place, which takes longer to import than the rest of horovodrun.
+    """
+    shim = sys.modules.get("_distutils_hack")
+    if shim is not None and sys.version_info < (3, 12):
+        shim.remove_shim()
+
+
+def fork_what_logs_in():
+    # type: () -> None
+    """Have the process that horovodrun puts before each login be a fork, where it would be a new interpreter.
+
+    They are forks of a server without threads, which ends with this process, and listens in this run's own folder.
+    """
+    from horovod.runner.common.util import safe_shell_exec
+
+    tempfile.tempdir = os.getcwd()
+    # Some releases of Python 3.9 to 3.11 would listen where everybody on the machine can connect.
+    setattr(multiprocessing.util, "abstract_sockets_supported", False)  # noqa: B010  it is Final
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([safe_shell_exec.__name__])
+    multiprocessing.forkserver.ensure_running()
+    safe_shell_exec.multiprocessing = types.SimpleNamespace(get_context=lambda method: context)
 
 
 def listen_where_the_ranks_are_told():
