@@ -1,8 +1,12 @@
-"""Pools of workers: ``muster.pool``, several runs one after the other on the same part of this machine."""
+"""Pools of workers: ``muster.pool``, several runs one after the other on the same workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,15 +15,22 @@ from muster import platforms
 from muster.agent import linux
 from muster.api import ClusterAddress, run_cluster
 from muster.checks.arguments import whole_number
-from muster.errors import JobError, PlatformUnsupported, without_inner_frames
-from muster.job import Resources
+from muster.dashboard import choose as choose_dashboard
+from muster.errors import JobError, without_inner_frames
+from muster.job import Resources, Worker
+from muster.platforms.base import Platform
 from muster.platforms.local import LocalPlatform
+from muster.pools.held import HeldPlatform
 from muster.pools.kept import IDLE_SECONDS, KeptPlatform
+from muster.run.cluster import Cluster
+from muster.run.request import RunRequest
+from muster.runtime import interrupts
+from muster.strategies.hold import Hold
 
 OF_THE_POOL = {
-    "cpu": "cpu", "memory": "memory", "nvidia_gpu": "nvidia_gpu", "platform": "platform", "log_cap": "log_cap",
-    "reuse": "reuse",
+    "cpu", "memory", "nvidia_gpu", "ps_cpu", "ps_memory", "ps_nvidia_gpu", "platform", "log_cap", "reuse",
 }  # fmt: skip
+REPLACEMENTS = 1000  # of workers of a pool that are lost
 
 
 @without_inner_frames
@@ -29,13 +40,19 @@ def pool(
     cpu: float = 1,
     memory: float = 2,
     nvidia_gpu: int = 0,
-    platform: str | None = None,
+    platform: str | Platform | None = None,
     idle_minutes: float | None = IDLE_SECONDS / 60,
+    timeout_seconds: float | None = 60,
+    queue_timeout: float | None = None,
+    session_address: str | None = None,
+    dashboard: bool = True,
+    **options: Any,
 ) -> Pool:
-    """Make a pool of workers on this machine, on which scripts run one after the other.
+    """Make a pool of workers, on which scripts run one after the other.
 
-    The first run starts as ``run_cluster`` does. After it, a process imports what the script has imported, and the
-    ranks of the next run are forks of that process.
+    The first run starts as ``run_cluster`` does. After it, a process on each worker imports what the script has
+    imported, and the ranks of the next run are forks of that process. On another platform than this machine the workers
+    themselves stay as well: they are waited for here, once.
 
     >>> import muster
     >>> with muster.pool(2, memory=0.5) as pool:
@@ -44,26 +61,48 @@ def pool(
 
     Args:
         n_workers: workers that a run may have at most, parameter servers included.
-        cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices. Between two runs they are free.
-        platform: ``local``, or None for it: other platforms have no pools.
-        idle_minutes: how long the pool keeps anything in memory without a run. The next run is then as the first.
-            None: until it is closed.
+        cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices. On this machine they are free between
+            two runs; elsewhere the pool holds them until it is closed.
+        platform: where the workers are, as ``run_cluster`` takes it. Its options are keyword arguments, too.
+        idle_minutes: how long the pool keeps anything without a run: on this machine the imports, so that the next run
+            is as the first; elsewhere its workers, with which it is closed. None: until it is closed.
+        timeout_seconds: how long the workers may take to start, from when the platform has a place for them.
+        queue_timeout: how long they may wait for that place, in seconds. None: any time.
+        session_address: ``host:port`` that workers reach this session at; None for what the platform says.
+        dashboard: whether to show the workers until they are there.
 
     Raises:
-        JobError: the numbers make no sense.
-        ResourceError: this machine could never grant what the workers are to have.
-        PlatformUnsupported: there are no pools on that platform.
+        JobError: the numbers make no sense, or the platform has no such option.
+        ResourceError: the platform could never grant what the workers are to have.
+        PlatformUnsupported: there can be no pools there, as only the first agents of its workers reach this session.
+        PlatformError, StartTimeout: the workers could not be had. Nothing is left of them.
     """
-    if platforms.platform_name(platform) != "local":
-        raise PlatformUnsupported(
-            f"There are no pools on the platform {platforms.platform_name(platform)}: they are on this machine only.",
-            advice='platform="local" for a pool on this machine, or run_cluster, which launches its workers',
-        )
-    return Pool(n_workers, Resources(cpu, memory, nvidia_gpu), idle_minutes)
+    if whole_number("n_workers", n_workers) < 1:
+        raise JobError(f"n_workers is {n_workers}; a pool has at least 1 worker.")
+    if idle_minutes is not None and not 0 < idle_minutes < float("inf"):
+        raise JobError(f"idle_minutes is {idle_minutes!r}; it must be a number greater than 0, or None.")
+    resources = Resources(cpu, memory, nvidia_gpu)
+    resources.check()
+    idle = None if idle_minutes is None else idle_minutes * 60
+    made = platforms.get_platform(platform, **options)
+    if isinstance(made, LocalPlatform) and made.name == "local" and not isinstance(platform, Platform):
+        made.check()
+        made.shortages([resources] * n_workers)
+        return Pool(n_workers, resources, _Here(idle))
+    limits = {
+        "timeout_seconds": timeout_seconds, "queue_timeout": queue_timeout, "session_address": session_address,
+    }  # fmt: skip
+    try:
+        place = _Elsewhere(made, n_workers, resources, limits, idle)
+        place.start(dashboard)
+    except BaseException:
+        made.close()
+        raise
+    return Pool(n_workers, resources, place)
 
 
 class Pool:
-    """Workers of this machine for one run after another; see :func:`muster.pool`.
+    """Workers for one run after another; see :func:`muster.pool`.
 
     Each run has processes, ports, files and an environment of its own, which end with it. The pool ends with ``close``,
     with its ``with`` block, or with this session, however that ends.
@@ -73,18 +112,10 @@ class Pool:
         resources: what each of them is given.
     """
 
-    def __init__(self, n_workers: int, resources: Resources, idle_minutes: float | None) -> None:
-        if whole_number("n_workers", n_workers) < 1:
-            raise JobError(f"n_workers is {n_workers}; a pool has at least 1 worker.")
-        if idle_minutes is not None and not 0 < idle_minutes < float("inf"):
-            raise JobError(f"idle_minutes is {idle_minutes!r}; it must be a number greater than 0, or None.")
-        resources.check()
-        LocalPlatform().check()
-        LocalPlatform().shortages([resources] * n_workers)
+    def __init__(self, n_workers: int, resources: Resources, place: _Place) -> None:
         self.n_workers = n_workers
         self.resources = resources
-        self._kept = KeptPlatform(None if idle_minutes is None else idle_minutes * 60)
-        self._is_closed = False
+        self._place = place
         self._last: ClusterAddress | None = None
 
     @without_inner_frames
@@ -110,8 +141,8 @@ class Pool:
             JobError: the pool is closed, or has not as many workers.
             PlatformError, StartTimeout, RunFailed: as ``run_cluster``.
         """
-        if self._is_closed:
-            raise JobError("This pool is closed.", advice="muster.pool(...) makes another one")
+        if self._place.why_closed is not None:
+            raise JobError(f"This pool is closed{self._place.why_closed}.", advice="muster.pool(...) makes another one")
         self._refuse(options, n_ps)
         wanted = self.n_workers - n_ps if n_workers is None else whole_number("n_workers", n_workers)
         if wanted + n_ps > self.n_workers:
@@ -125,23 +156,23 @@ class Pool:
                 advice="wait for it (cluster.wait()), stop it (cluster.stop()), or make another pool",
             )
         has = self.resources
-        self._last = run_cluster(
-            wanted, n_ps, has.cpu, has.memory, has.gpu, worker_script, reuse=self._kept, warm=warm, **options
-        )
+        with self._place.used():
+            self._last = run_cluster(
+                wanted, n_ps, has.cpu, has.memory, has.gpu, worker_script, warm=warm, **self._place.arguments, **options
+            )
+        self._last.cluster.when_over(self._place.idle)
         return self._last
 
     @property
     def memory(self) -> int:
-        """Bytes that the pool holds between runs: its template's, shared pages in proportion. 0 where there is none."""
-        pid = int(str(self._kept.warmth["pid"]))
-        return (linux.proportional_memory(pid) or linux.resident_memory(pid)) if pid else 0
+        """Bytes that the pool holds between runs: its templates', shared pages in proportion. 0 where there is none."""
+        return self._place.memory
 
     def close(self) -> None:
         """End the run that is under way, and everything else of the pool."""
-        self._is_closed = True
         if self._last is not None:
             self._last.cluster.stop()
-        self._kept.close()
+        self._place.close("")
 
     def __enter__(self) -> Pool:
         return self
@@ -155,15 +186,15 @@ class Pool:
         has = self.resources
         each = f"{has.cpu:g} core{'s' if has.cpu != 1 else ''}, {has.memory:g} GB"
         each += f", {has.gpu} GPU{'s' if has.gpu != 1 else ''}" if has.gpu else ""
-        return f"<Pool of {self.n_workers} workers on this machine, {each} each: {self._state()}>"
+        return f"<Pool of {self.n_workers} workers {self._place.where}, {each} each: {self._state()}>"
 
     def _state(self) -> str:
         """Return, in words, what it is at."""
-        if self._is_closed:
-            return "closed"
+        if self._place.why_closed is not None:
+            return f"closed{self._place.why_closed}"
         if self._last is not None and self._last.cluster.is_running:
             return f"running {self._last.cluster.run_id}"
-        warmth = self._kept.warmth
+        warmth = self._place.warmth
         said = {"none": "cold", "importing": "importing for the next run", "ready": "warm", "unsafe": "cold"}
         state = said.get(str(warmth["state"]), "cold")
         return f"{state}, as {warmth['why']}" if state == "cold" and warmth["why"] else state
@@ -174,9 +205,183 @@ class Pool:
             raise JobError(f"n_ps is {n_ps}; it must not be negative.")
         for name in options:
             if name in OF_THE_POOL:
-                raise JobError(f"The workers of a pool have {name} already.", advice=f"muster.pool(..., {name}=...)")
+                raise JobError(
+                    f"The workers of a pool have {name.removeprefix('ps_')} already.",
+                    advice=f"muster.pool(..., {name.removeprefix('ps_')}=...)",
+                )
         if options.get("detach") is not None:
             raise JobError(
                 "A run on a pool cannot be detached: the pool ends with this session.",
                 advice="muster.run_cluster(..., detach=...), whose workers are its own",
             )
+
+
+class _Place(ABC):
+    """The part of a pool that stays between runs.
+
+    Attributes:
+        where: where it is, in words.
+        why_closed: why it has ended, in words to follow "closed"; None as long as it has not.
+        arguments: of ``run_cluster``, for its runs.
+    """
+
+    where: str
+    arguments: Mapping[str, Any]
+
+    @property
+    @abstractmethod
+    def why_closed(self) -> str | None: ...
+
+    @property
+    @abstractmethod
+    def warmth(self) -> Mapping[str, object]:
+        """State of the templates, and why it is so."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """Bytes that it holds between runs."""
+
+    def used(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which a run of it begins."""
+        return contextlib.nullcontext()
+
+    def idle(self) -> None:  # noqa: B027  nothing to do where something else counts the time
+        """Note that no run uses it any more."""
+
+    @abstractmethod
+    def close(self, why: str) -> None:
+        """End everything; ``why`` it did, in words to follow "closed"."""
+
+
+class _Here(_Place):
+    """This machine: a template stays, and no workers, which start in hundredths of a second."""
+
+    where = "on this machine"
+
+    def __init__(self, idle_seconds: float | None) -> None:
+        self._kept = KeptPlatform(idle_seconds)
+        self._is_closed = False
+        self.arguments = {"reuse": self._kept}
+
+    @property
+    def why_closed(self) -> str | None:
+        return "" if self._is_closed else None
+
+    @property
+    def warmth(self) -> Mapping[str, object]:
+        return self._kept.warmth
+
+    @property
+    def memory(self) -> int:
+        pid = int(str(self._kept.warmth["pid"]))
+        return (linux.proportional_memory(pid) or linux.resident_memory(pid)) if pid else 0
+
+    def close(self, why: str) -> None:
+        self._is_closed = True
+        self._kept.close()
+
+
+class _Elsewhere(_Place):
+    """Workers on another platform, which a run of their own holds.
+
+    Args:
+        platform: where they are. It ends with the pool.
+        n_workers, resources: how many, and what each is given.
+        limits: arguments of the run that holds them.
+        idle_seconds: after how long without a run it is closed; None for never.
+    """
+
+    def __init__(
+        self, platform: Platform, n_workers: int, resources: Resources, limits: Mapping[str, Any],
+        idle_seconds: float | None,
+    ) -> None:  # fmt: skip
+        self._platform = platform
+        self._idle_seconds = idle_seconds
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self._why_closed: str | None = None
+        self._pid = os.getpid()
+        self._cluster = Cluster.of(
+            RunRequest(
+                n_workers=n_workers,
+                resources=resources,
+                name="pool",
+                strategy=Hold(),
+                platform=platform,
+                project=[],
+                restarts=REPLACEMENTS,
+                from_scratch=True,
+                **limits,
+            )
+        )
+        self.where = f"on {platform.name}"
+
+    def start(self, dashboard: bool) -> None:
+        """Launch the workers, and wait for them. Raises as ``pool``."""
+        self._platform.check()
+        self._platform.reach_of_pool()
+        self._cluster.check().shortages()
+        shown = choose_dashboard(cluster=self._cluster) if dashboard else None
+        forget = self._cluster.subscribe(shown, at_once=True) if shown else None
+        try:
+            with interrupts.held(self._cluster.interrupt, self._cluster.log_dir):
+                self._cluster.start()
+        finally:
+            if shown and forget:
+                forget()
+                shown.close()
+        self._held = HeldPlatform(self._platform, self._cluster.run_dir, self._workers)
+        self.where = f"on {self._platform.describe()}"
+        self.arguments = {"platform": self._held}
+        self.idle()
+
+    def _workers(self) -> Sequence[Worker] | None:
+        return self._cluster.status if self._cluster.is_running else None
+
+    @property
+    def why_closed(self) -> str | None:
+        if self._why_closed is None and not self._cluster.is_running:
+            return f", as its workers have ended: `muster show {self._cluster.run_id}` says why"
+        return self._why_closed
+
+    @property
+    def warmth(self) -> Mapping[str, object]:
+        states = list(self._held.warmth().values())
+        for state in ("importing", "none", "unsafe", "ready"):
+            for known in states:
+                if known["state"] == state:
+                    return known
+        return {"state": "none", "why": ""}
+
+    @property
+    def memory(self) -> int:
+        return sum(int(state["memory"]) for state in self._held.warmth().values())
+
+    def used(self) -> contextlib.AbstractContextManager[object]:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+        return contextlib.nullcontext()
+
+    def idle(self) -> None:
+        if self._idle_seconds is None:
+            return
+        with self._lock:
+            why = f", as it was not used for {self._idle_seconds / 60:g} minutes"
+            self._timer = threading.Timer(self._idle_seconds, self.close, [why])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def close(self, why: str) -> None:
+        if self._pid != os.getpid():  # a forked child's copy
+            return
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._why_closed is not None:
+                return
+            self._why_closed = why
+        self._held.close()
+        self._cluster.stop()
+        self._platform.close()

@@ -1,8 +1,8 @@
 """Entry point of the agent's programs: ``python -I -S .../agent/__main__.py ROLE ARGUMENT``.
 
-Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config) and ``entry``
-(path of the agent's socket). Its folder is imported as a package of its own, without the rest of Muster and without
-site-packages: that is quick, and works in any interpreter.
+Roles: ``guard`` (argument: descriptor of the socket to the platform), ``worker`` (path of its config), ``pool`` (the
+worker's address) and ``entry`` (path of the agent's socket). Its folder is imported as a package of its own, without
+the rest of Muster and without site-packages: that is quick, and works in any interpreter.
 
 ``template`` (descriptor of the socket to the guard, and more) has site-packages, and ranks are forks of it: there the
 package has a name that no script's module has.
@@ -33,6 +33,10 @@ def main() -> None:
         from agent.worker import main as worker_main  # type: ignore[import-not-found]
 
         worker_main(argument)
+    elif role == "pool":
+        from agent.worker_guard import main as pool_main  # type: ignore[import-not-found]
+
+        pool_main(argument)
     else:
         raise SystemExit("no such role: {}".format(role))
 

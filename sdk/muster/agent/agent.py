@@ -48,6 +48,7 @@ POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said othe
 LARGEST_REPORT = 1 << 17  # bytes
 LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
 REPORTS_AT_ONCE = 100
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
 OUTPUT_SECONDS = 0.01  # between two attempts to tell more of it at the end
 OUTPUT_AT_END = 256  # of a process
@@ -287,6 +288,8 @@ class Agent:
         return [resolve(word, places) for word in order.argv], env, cwd
 
     def _execute(self, order: wire.Execute) -> None:
+        places = dict(self.config["places"], agent=PROGRAM, python=sys.executable)
+        order = order._replace(argv=tuple(resolve(word, places) for word in order.argv))
         cwd = resolve(order.cwd, self.config["places"]) if order.cwd else self.config["cwd"]
         self._streams.execute(order, dict(self.environment, **resolved(order.env, self.config)), cwd)
 

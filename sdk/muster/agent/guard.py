@@ -170,7 +170,7 @@ class Guard:
         why_cold = self._templates.reason_against(workers[0].get("imports")) if workers else ""
         common["cold"] = why_cold or ""
         for config in workers:
-            gpus = claim(claims["folder"], claims["gpus"], config["gpu"])
+            gpus = self._claim_gpus(claims, config["gpu"])
             try:
                 if gpus is None:
                     raise OSError("fewer than {} GPUs are free; other clusters have taken them".format(config["gpu"]))
@@ -205,6 +205,10 @@ class Guard:
         return {}
 
     # Agents
+
+    def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
+        """Take so many GPUs for one worker alone; None where fewer are free. Raises OSError."""
+        return claim(claims["folder"], claims["gpus"], count)
 
     def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
         """Fork an agent, of the template where ``warm`` of them are to be.

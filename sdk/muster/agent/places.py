@@ -50,8 +50,12 @@ def resolve(text: str, places: "Mapping[str, str]") -> str:
     return text
 
 
-def settle(config: "dict[str, Any]") -> "dict[str, Any]":
+def settle(config: "dict[str, Any]", around: str = "") -> "dict[str, Any]":
     """The config of an agent with a path for every place: those that nobody has given are in a new folder, its scratch.
+
+    Args:
+        config: what the agent must know.
+        around: the folder to make that folder in; empty for the one for temporary files.
 
     Raises:
         OSError: the folder cannot be made.
@@ -62,9 +66,11 @@ def settle(config: "dict[str, Any]") -> "dict[str, Any]":
     if "scratch" not in places:
         import tempfile  # only here, as every launch waits for a guard's imports
 
-        around = tempfile.gettempdir()
-        is_short = len(around) <= LONGEST_TEMPORARY and " " not in around
-        places["scratch"] = tempfile.mkdtemp(prefix="muster-", dir=around if is_short else "/tmp")
+        if not around:
+            around = tempfile.gettempdir()
+            is_short = len(around) <= LONGEST_TEMPORARY and " " not in around
+            around = around if is_short else "/tmp"
+        places["scratch"] = tempfile.mkdtemp(prefix="muster-", dir=around)
     for place in ("library", "run", "project"):
         places.setdefault(place, os.path.join(places["scratch"], place))
         os.makedirs(places[place], 0o700, exist_ok=True)

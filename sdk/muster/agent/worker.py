@@ -84,7 +84,7 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
         hidden=[],
         cores=[],
         gpus=devices.split(",")[: config["gpu"]],
-        sshd=_find_sshd() if config["ssh"] else None,
+        sshd=sshd_or_none() if config["ssh"] else None,
         session_process=None,
         environ=environ,
         identity={name: value for name, value in environ.items() if name.startswith(names["own"])},
@@ -92,7 +92,7 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
     )
 
 
-def _find_sshd() -> "dict[str, str] | None":
+def sshd_or_none() -> "dict[str, str] | None":
     """This worker's sshd; None where it has none, or none that can be run."""
     try:
         return find_sshd()

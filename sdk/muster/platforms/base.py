@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from muster.errors import PlatformError
+from muster.errors import PlatformError, PlatformUnsupported
 from muster.job import Resources, Worker, WorkerSpec
 
 BACKOFF = 1.3  # times as long until the next poll, where the last one has found nothing new
@@ -307,3 +307,17 @@ class Platform(ABC):
             PlatformUnsupported: the address is not known here.
         """
         return Reach("127.0.0.1", "127.0.0.1")
+
+    def reach_of_pool(self) -> Reach:
+        """Return how the agents of runs on a pool reach the session, which come later than the pool's own.
+
+        Raises:
+            PlatformUnsupported: only the pool's own agents reach it.
+        """
+        reach = self.reach()
+        if reach.relayed:
+            raise PlatformUnsupported(
+                f"Workers on {self.name} cannot dial this session, and there are no pools of such workers.",
+                advice="run_cluster, which launches its workers anew; or make the pool where workers reach the session",
+            )
+        return reach

@@ -64,7 +64,7 @@ async def _prepare(
     on_up: Callable[[], None],
     calls: PlatformCalls,
 ) -> Orchestrator:
-    job, strategy = checked.job, checked.strategy
+    job, strategy, imports = checked.job, checked.strategy, _imports(checked)
     storage = checked.platform.storage
     library = runs.library(run_dir) if storage is Storage.PROJECT else None
     by_places = storage is Storage.NOTHING
@@ -84,7 +84,7 @@ async def _prepare(
     endpoint = Endpoint([name for name, _, _ in checked.members], checked.platform.lease_seconds)
     try:
         await endpoint.open(scratch, *checked.session_address, listen=checked.listen, is_coming=checked.is_coming)
-        context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login))
+        context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login, imports))
         pool = make_pool(context, endpoint, calls)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
         state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare)
@@ -152,7 +152,9 @@ def _ssh_identity(checked: CheckedRun, login: KeyPair | None) -> SshIdentity | N
     return SshIdentity(generate_key_pair().private, login.public, checked.strategy.needs_ssh)
 
 
-def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: KeyPair | None = None) -> list[WorkerSpec]:
+def make_specs(
+    checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: KeyPair | None = None, imports: Imports | None = None
+) -> list[WorkerSpec]:
     """The workers to launch. Where somebody is to log in, each gets a host key of its own.
 
     Where they share no files with the session their paths are symbols of places, which platform and agent resolve.
@@ -167,7 +169,7 @@ def make_specs(checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: Key
         library, scratch = str(facts.library), str(scratch_of(worker))
         return {"library": library, "run": str(facts.run_dir), "scratch": scratch, "project": checked.job.cwd}
 
-    needs, imports = _needs(checked), _imports(checked)
+    needs = _needs(checked)
     return [
         WorkerSpec(
             name=name,

@@ -124,6 +124,10 @@ class HostsPlatform(Platform):
         self._relays.append(PoolRelay(self._ways, (host, port), self._placement.host_of))
         return self._relays[-1]
 
+    def reach_of_pool(self) -> Reach:
+        """Return the same: later agents of a host reach the session as earlier ones do."""
+        return self.reach()
+
     def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
         """Run a short command on every host."""
         done, failed = for_all(lambda host: self._logins.get(host).ask("run", argv=[*argv]), [*self._slots])

@@ -132,6 +132,16 @@ class KubernetesPlatform(Platform):
         address = HERE if self._is_tunnelled else self._place().address
         return Reach(address, address, relayed=self.tunnel is not False)
 
+    def reach_of_pool(self) -> Reach:
+        """Return the address that this machine shows to the cluster.
+
+        Raises:
+            PlatformUnsupported: no pod can dial it.
+        """
+        if self._is_tunnelled:
+            return super().reach_of_pool()
+        return replace(self.reach(), relayed=False)
+
     def open_relay(self, host: str, port: int) -> Relay:
         """Make what lets agents in that cannot dial the session."""
         place, client = self._place(), self._client()

@@ -22,13 +22,9 @@ from muster.security.ssh import write_private
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 ELSEWHERE = (
     "bootstrap.py",
-    "channels.py",
-    "guard.py",
     "hardware.py",
     "host_bootstrap.py",
     "host_guard.py",
-    "visitors.py",
-    "claims.py",
     "runner.py",
     "mpi_rank.py",
 )  # files of the agent's package that no worker needs

@@ -1,0 +1,100 @@
+"""The guard in a worker of a pool: it forks the agents of one run after another in the place that the pool holds.
+
+The pool's own agent starts it as a command of its worker, and the session talks to it through that command's input and
+output. It ends with either of them, and everything that it has forked with it.
+"""
+
+import os
+
+from . import linux
+from .channels import PipeChannel
+from .claims import Claim
+from .guard import Guard
+from .needs import what_lacks
+from .places import settle
+from .project import CACHE_BYTES
+from .worker import sshd_or_none
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class WorkerGuard(Guard):
+    """The guard of one worker of a pool.
+
+    Args:
+        channel: to the session.
+        address: the worker's own, at which others reach it.
+    """
+
+    def __init__(self, channel: PipeChannel, address: str) -> None:
+        super().__init__(channel)
+        self._address = address
+        self._environ = dict(os.environ)
+        # What the pool's own agent removes in the end. Files of projects are kept there from one run to the next.
+        scratch = os.environ["MUSTER_SCRATCH"]
+        self._runs = os.path.join(scratch, "runs")
+        self._cache = {"folder": os.path.join(scratch, "cache"), "bytes": CACHE_BYTES}
+        self._lacks: "dict[str, str]" = {}  # by what was needed
+
+    def _do_launch(  # type: ignore[override]
+        self, run_key: str, workers: "list[dict[str, Any]]"
+    ) -> "dict[str, Any]":
+        os.makedirs(self._runs, 0o700, exist_ok=True)
+        settled = []
+        for config in workers:
+            lack = self._lack_of(config["needs"])
+            if lack:
+                return {"refused": config["name"], "why": lack.rstrip(".")}
+            settled.append(dict(settle(config, self._runs), address=self._address, cache=self._cache))
+        return super()._do_launch(
+            run_key=run_key,
+            workers=settled,
+            session=None,
+            environ=self._environ,
+            claims={"folder": None, "cores": [], "gpus": _devices(self._environ)},
+            sshd=sshd_or_none() if any(config["ssh"] for config in workers) else None,
+        )
+
+    def _do_warmth(self) -> "dict[str, Any]":
+        pid = self._templates.pid
+        memory = (linux.proportional_memory(pid) or linux.resident_memory(pid)) if pid else 0
+        return dict(super()._do_warmth(), memory=memory)
+
+    def _lack_of(self, needs: "dict[str, Any] | None") -> str:
+        """Return, in words, what the worker lacks of what a script needs; looked at once."""
+        if not needs:
+            return ""
+        key = repr(sorted(needs.items()))
+        if not self._lacks.get(key, "unknown"):
+            return ""
+        self._lacks[key] = what_lacks(needs, self._environ)
+        return self._lacks[key]
+
+    def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
+        """Return the first of the worker's GPUs: they are the pool's, and nobody else's."""
+        own = Claim()
+        own.devices = claims["gpus"][:count]
+        return own if len(own.devices) == count else None
+
+    def _close_inherited(self) -> None:
+        super()._close_inherited()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # an agent that held them would keep the command's output open
+            os.dup2(nothing, descriptor)
+
+
+def _devices(environ: "dict[str, str]") -> "list[str]":
+    """The GPUs that the worker was given."""
+    return [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")]
+
+
+def main(address: str) -> None:
+    """Run the guard that answers on standard input and output, in the worker that others reach at this address."""
+    reader, writer = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    WorkerGuard(PipeChannel(reader, writer), address).run()

@@ -1,0 +1,163 @@
+"""The session's end of the guard in one worker of a pool (:mod:`muster.agent.worker_guard`): starts it, and asks it.
+
+The guard is a command in the worker, which the run that holds the worker opens at its control socket. Requests and
+answers go over the command's input and output, within the credit that each side of a stream has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.agent import frames, wire
+from muster.agent.places import symbol
+from muster.errors import PlatformError
+from muster.job import Worker
+from muster.records.control import open_stream
+from muster.text.cleaning import clean
+
+OUTPUT, ERRORS = 1, 2  # channels of the command
+ANSWER_SECONDS = 20.0
+LATE_SECONDS = 0.2  # that a guard is waited for which owes answers already
+CLOSE_SECONDS = 10.0  # in which it ends everything that it has forked
+PIECE = 1 << 15  # bytes that are sent at once
+LONGEST = 1 << 25  # bytes of an answer
+MOST_SAID = 4096  # bytes that are kept of what it complains of
+
+
+class GuardLost(PlatformError):
+    """The guard in a worker of a pool is gone, and the agents that it had forked with it."""
+
+
+class GuardStream:
+    """The guard in one worker.
+
+    Args:
+        run_dir: folder of the run that holds the worker.
+        worker: the worker, as that run knows it.
+
+    Raises:
+        PlatformError: it cannot be started.
+
+    Attributes:
+        is_lost: whether it is gone.
+        handle: of the worker that it is in; one that takes that worker's place has another.
+    """
+
+    def __init__(self, run_dir: Path, worker: Worker) -> None:
+        self.is_lost = False
+        self.handle = worker.id
+        self._worker = worker.name
+        self._lock = threading.Lock()
+        self._decoder = frames.Decoder()
+        self._answers = frames.Decoder(LONGEST)
+        self._received: list[dict[str, Any]] = []
+        self._unanswered = 0  # requests, those included whose answers nobody waits for any more
+        self._credit = wire.WINDOW
+        self._complaint = b""
+        argv = [symbol("python"), "-I", "-S", symbol("agent"), "pool", worker.address]
+        self._connection, answer = open_stream(run_dir, "exec", worker=worker.name, argv=argv)
+        if "closed" in answer:
+            self._connection.close()
+            raise PlatformError(
+                f"The guard of runs cannot be started in {worker.name}: {answer['closed'].get('text')}.",
+                worker=worker.name,
+            )
+
+    def ask(self, request: str, seconds: float = ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
+        """Send one request and return its answer.
+
+        Raises:
+            GuardLost: it is gone, or talks nonsense.
+            PlatformError: it does not answer in time, or could not do it.
+        """
+        with self._lock:
+            if self.is_lost:
+                raise self._lost("its worker has gone")
+            limit = LATE_SECONDS if self._unanswered else seconds  # who owes answers will not give this one sooner
+            self._unanswered += 1
+            deadline = time.monotonic() + limit
+            try:
+                self._send(frames.encode(request, **fields), deadline)
+                while True:
+                    answer = self._next(deadline)
+                    self._unanswered -= 1
+                    if not self._unanswered:
+                        break
+            except (OSError, frames.ProtocolError, wire.Misfit) as error:
+                if isinstance(error, TimeoutError):
+                    raise PlatformError(f"The guard of {self._worker} does not answer.", worker=self._worker) from None
+                raise self._lost(str(error)) from None
+        if "error" in answer:
+            raise PlatformError(f"The guard of {self._worker} failed: {answer['error']}", worker=self._worker)
+        return answer
+
+    def close(self) -> None:
+        """Have it end everything that it has forked, and wait until it is gone."""
+        if not self.is_lost:
+            with contextlib.suppress(PlatformError):
+                self.ask("close")
+                with self._lock, contextlib.suppress(OSError):
+                    deadline = time.monotonic() + CLOSE_SECONDS
+                    while True:
+                        self._receive(deadline)
+        self.is_lost = True
+        self._connection.close()
+
+    def give_up(self) -> None:
+        """Forget it: the worker that it was in is gone."""
+        self.is_lost = True
+        with contextlib.suppress(OSError):  # whoever waits for an answer is told
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _lost(self, why: str) -> GuardLost:
+        self.is_lost = True
+        self._connection.close()
+        said = clean(self._complaint.decode("utf-8", "replace")).strip()
+        last = said.splitlines()[-1:]
+        why = last[0] if last else why or "its stream has ended"
+        text = f"The guard of runs in {self._worker} is gone: {why.rstrip('.')}."
+        return GuardLost(text, worker=self._worker, details=said or None)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        while data:
+            while self._credit <= wire.OVERHEAD:
+                self._receive(deadline)
+            piece = data[: min(PIECE, self._credit - wire.OVERHEAD)]
+            self._credit -= wire.cost(piece)
+            self._transmit(wire.Data(1, 0, piece), deadline)
+            data = data[len(piece) :]
+
+    def _transmit(self, message: tuple[object, ...], deadline: float) -> None:
+        self._connection.settimeout(max(deadline - time.monotonic(), 0.01))
+        self._connection.sendall(wire.encode(message))
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while not self._received:
+            self._receive(deadline)
+        answer = self._received.pop(0)
+        del answer["type"]
+        return answer
+
+    def _receive(self, deadline: float) -> None:
+        """Take in what comes next. Raises OSError where nothing does in time, or nothing will."""
+        self._connection.settimeout(max(deadline - time.monotonic(), 0.01))
+        data = self._connection.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("the run that holds the worker has ended")
+        for fields in self._decoder.feed(data):
+            message = wire.from_agent(fields)
+            if isinstance(message, wire.Data):
+                if message.channel == OUTPUT:
+                    self._received += self._answers.feed(message.payload)
+                else:
+                    self._complaint = (self._complaint + message.payload)[-MOST_SAID:]
+                self._transmit(wire.Credit(1, wire.cost(message.payload)), deadline)
+            elif isinstance(message, wire.Credit):
+                self._credit += message.size
+            elif isinstance(message, wire.Closed):
+                raise ConnectionResetError(message.text or "it has ended")

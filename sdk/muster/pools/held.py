@@ -1,0 +1,328 @@
+"""A platform whose workers are places that a pool holds on another platform: each run has agents of its own in them.
+
+The pool's workers were launched once, waited for once, and stay. In each of them a guard
+(:mod:`muster.agent.worker_guard`) forks the agents of one run after another, and keeps a template of what scripts
+import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster.errors import LaunchRefused, MusterError, PlatformError
+from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.platforms.agents import agent_config, default_log_cap
+from muster.platforms.base import Platform, Reach, Relay
+from muster.platforms.hosts.answers import workers_of
+from muster.platforms.hosts.placement import Key, Placement
+from muster.pools.guard_stream import GuardLost, GuardStream
+
+T = TypeVar("T")
+
+AT_ONCE = 16  # guards that are asked at the same time
+BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once a run needs it
+BACK_POLL = 0.2
+STOP_SECONDS = 5.0
+POLL_SECONDS = 2.0  # that a guard gets to tell of its agents: one that is silent is asked again
+STRANGER = "This platform does not know the worker."
+
+
+class HeldPlatform(Platform):
+    """The workers of a pool elsewhere, for one run after another.
+
+    Args:
+        inner: the platform that the pool's workers run on.
+        run_dir: folder of the run that holds them.
+        held: returns the pool's workers as they are now, in launch order; None once that run has ended.
+    """
+
+    poll_seconds = (0.2, 1.0)
+    explain_seconds = 1.0
+    keeps_templates = True
+
+    def __init__(self, inner: Platform, run_dir: Path, held: Callable[[], Sequence[Worker] | None]) -> None:
+        self.name = inner.name
+        self.storage = inner.storage
+        self.lease_seconds = inner.lease_seconds
+        self.python = inner.python
+        self.launches_there = inner.launches_there
+        self._inner = inner
+        self._run_dir = run_dir
+        self._held = held
+        self._guards: dict[str, GuardStream] = {}  # by the pool's worker
+        self._place_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
+        self._latest: dict[Key, str] = {}  # the handle of each worker's latest generation
+        self._workers: dict[str, Worker] = {}
+        self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._has_ended)
+        self._submitted: dict[str, list[str]] = {}
+
+    # -- before a launch ----------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return which pool it is, and where that is."""
+        return f"pool {self._run_dir.name} on {self._inner.describe()}"
+
+    def check(self) -> None:
+        """Raise PlatformError where the pool has ended."""
+        if self._held() is None:
+            raise PlatformError(
+                f"The pool has ended, and its workers with it: see `muster show {self._run_dir.name}`.",
+                advice="make another one: muster.pool(...)",
+            )
+
+    def check_sshd(self) -> None:
+        """Raise PlatformUnsupported as the platform below does."""
+        self._inner.check_sshd()
+
+    def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Run a short command where the platform below can."""
+        return self._inner.try_command(argv)
+
+    def shortages(self, wanted: Sequence[Resources]) -> list[str]:
+        """Return nothing: each worker has what the pool's own was given."""
+        return []
+
+    def reach(self) -> Reach:
+        """Return how the platform below reaches the session.
+
+        Raises:
+            PlatformUnsupported: its workers cannot dial the session.
+        """
+        return self._inner.reach_of_pool()
+
+    def open_relay(self, host: str, port: int) -> Relay:
+        """Make what carries the connections of agents, which are where the pool's own are."""
+        return _RelayOfPool(self._inner.open_relay(host, port), self._own_spec)
+
+    def is_warming(self) -> bool:
+        """Return whether a guard's template imports."""
+        return any(state["state"] == "importing" for state in self.warmth().values())
+
+    def warmth(self) -> dict[str, dict[str, Any]]:
+        """State of the template of each guard, why it is so, and its process id; by the pool's worker."""
+        return _for_all(lambda place: self._guards[place].ask("warmth"), list(self._guards))[0]
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Have the guard of a free worker of the pool fork an agent for each spec, all or none."""
+        if run_key in self._submitted:
+            return self._submitted[run_key]
+        self.check()
+        with contextlib.suppress(PlatformError):  # some may have ended whose guard was silent before
+            self.poll(list(self._workers))
+        try:
+            places = {self._place_for(spec): spec for spec in specs}
+            return self._launch(places, specs, run_key)
+        except BaseException:
+            for spec in specs:
+                if (spec.run_id, spec.name) not in self._latest:
+                    self._placement.free(spec)
+            raise
+
+    def _launch(self, places: Mapping[str, WorkerSpec], specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        configs = {place: self._config(spec, place) for place, spec in places.items()}
+
+        def launch(place: str) -> dict[str, Any]:
+            return self._guard_of(place).ask("launch", run_key=run_key, workers=[configs[place]])
+
+        answers, failed = _for_all(launch, list(places))
+        refused = {place: answer for place, answer in answers.items() if "refused" in answer}
+        if failed or refused:
+            _for_all(lambda place: self._guards[place].ask("stop", ids=[configs[place]["id"]]), list(answers))
+        for place, error in failed.items():
+            raise LaunchRefused(
+                f"{places[place].name} could not be started in {place} of the pool: {error.message}",
+                worker=places[place].name,
+                advice=error.advice,
+            ) from error
+        for place, answer in refused.items():
+            raise LaunchRefused(
+                f"{places[place].name} could not be started in {place} of the pool: {answer.get('why')}.",
+                worker=places[place].name,
+                advice="another image or interpreter, or another pool",
+            )
+        for place, spec in places.items():
+            handle = configs[place]["id"]
+            self._place_of[handle] = place
+            self._latest[spec.run_id, spec.name] = handle
+            now = time.time()
+            self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
+        by_name = {spec.name: configs[place]["id"] for place, spec in places.items()}
+        self._submitted[run_key] = [by_name[spec.name] for spec in specs]
+        return self._submitted[run_key]
+
+    def _place_for(self, spec: WorkerSpec) -> str:
+        """Return the pool's worker that a worker is in: the one that it had before, or else one that is free.
+
+        Raises:
+            LaunchRefused: none is free.
+        """
+        try:
+            return self._placement.host_of(spec)
+        except LaunchRefused:
+            raise LaunchRefused(
+                f"No worker of the pool is free for {spec.name}.",
+                worker=spec.name,
+                advice="wait for the run that has them, or make a larger pool",
+            ) from None
+
+    def _has_ended(self, key: Key) -> bool:
+        handle = self._latest.get(key)
+        return handle is not None and self._workers[handle].status.is_final
+
+    def _guard_of(self, place: str) -> GuardStream:
+        """Return the guard in a worker of the pool, which is started where there is none. Waits for a lost worker."""
+        deadline = time.monotonic() + BACK_SECONDS
+        while True:
+            known = self._guards.get(place)
+            self._look_after(place)
+            if known is not None and not known.is_lost:
+                return known
+            worker = self._held_worker(place)
+            try:
+                if worker is not None and worker.status is Status.RUNNING:
+                    self._guards[place] = GuardStream(self._run_dir, worker)
+                    return self._guards[place]
+            except PlatformError:
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline or self._held() is None:
+                raise PlatformError(f"{place} of the pool is lost, and has not been replaced.", worker=place)
+            time.sleep(BACK_POLL)
+
+    def _held_worker(self, place: str) -> Worker | None:
+        """Return the pool's worker, as it is now; None where nothing is known of it for the moment."""
+        return next((worker for worker in self._held() or () if worker.name == place), None)
+
+    def _look_after(self, place: str) -> None:
+        """Give up the guard of a worker of the pool that has ended, or whose place another has taken."""
+        guard, worker = self._guards.get(place), self._held_worker(place)
+        if guard is not None and worker is not None and (worker.status.is_final or worker.id != guard.handle):
+            guard.give_up()
+
+    def _config(self, spec: WorkerSpec, place: str) -> dict[str, Any]:
+        """A worker as its agent needs it; its guard adds where it is."""
+        generation = f".{spec.generation}" if spec.generation else ""
+        return {
+            **agent_config(spec, default_log_cap()),
+            "id": f"{spec.run_id}.{spec.name}{generation}@{self._run_dir.name}:{place}",
+            "identity": {},
+            "address_variables": [],
+            "may_move": False,
+            "hidden": [],
+        }
+
+    def poll(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as their guards know them."""
+        living = [handle for handle in handles if handle in self._workers and not self._workers[handle].status.is_final]
+        by_place: dict[str, list[str]] = {}
+        for handle in living:
+            by_place.setdefault(self._place_of[handle], []).append(handle)
+
+        def poll(place: str) -> dict[str, Worker]:
+            self._look_after(place)
+            answer = self._guards[place].ask("poll", POLL_SECONDS, ids=by_place[place])
+            return workers_of(answer, by_place[place], place, 0.0)
+
+        told, failed = _for_all(poll, list(by_place))
+        for workers in told.values():
+            for handle, fresh in workers.items():
+                self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
+        for place, error in failed.items():
+            for handle in by_place[place] if isinstance(error, GuardLost) else ():
+                self._workers[handle] = self._lost(self._workers[handle], place, error.message)
+        if failed and not told and not any(isinstance(error, GuardLost) for error in failed.values()):
+            raise next(iter(failed.values()))
+        return [self._workers.get(handle) or _stranger(handle) for handle in handles]
+
+    def _lost(self, worker: Worker, place: str, why: str) -> Worker:
+        """The worker, whose place in the pool is gone, with what the platform below says of that."""
+        held, known = self._held_worker(place), {}
+        if held is not None and held.status.is_final:
+            why = held.reason or why
+            known = {"cause": held.cause, "advice": held.advice, "exit_code": held.exit_code, "signal": held.signal}
+        return worker.moved(Status.FAILED, reason=why, finished_at=time.time(), **known)
+
+    def stop(self, handles: Sequence[str]) -> None:
+        """Ask the agents to end: SIGTERM to their processes, and SIGKILL a second later."""
+        by_place: dict[str, list[str]] = {}
+        for handle in handles:
+            if handle in self._workers and not self._workers[handle].status.is_final:
+                by_place.setdefault(self._place_of[handle], []).append(handle)
+        # One that is silent is not waited for: its agents end with it, or when the lease that they have has passed.
+        _for_all(lambda place: self._guards[place].ask("stop", STOP_SECONDS, ids=by_place[place]), list(by_place))
+
+    def reattach(self, handles: Sequence[str]) -> list[Worker]:
+        """Return the workers as this object knows them: no other could have launched any."""
+        return self.poll(handles)
+
+    def list(self) -> list[Worker]:
+        """All workers that runs on the pool have had, oldest first."""
+        return sorted(self.poll(list(self._workers)), key=lambda worker: worker.created_at or 0.0)
+
+    def logs(self, handle: str) -> Iterator[str]:
+        """Return nothing: the session writes down what they print."""
+        return iter(())
+
+    def close(self) -> None:
+        """End the guards, and with them the agents that they have forked. The pool's own workers stay."""
+        guards, self._guards = self._guards, {}
+        _for_all(lambda place: guards[place].close(), list(guards))
+        for handle, worker in self._workers.items():
+            self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
+
+    def _own_spec(self, spec: WorkerSpec) -> WorkerSpec:
+        """Return a worker's spec as that of the pool's own worker in whose place it is."""
+        return replace(spec, run_id=self._run_dir.name, name=self._place_for(spec))
+
+
+class _RelayOfPool(Relay):
+    """The relay of the platform below, which knows only the pool's own workers."""
+
+    def __init__(self, inner: Relay, own: Callable[[WorkerSpec], WorkerSpec]) -> None:
+        self._inner = inner
+        self._own = own
+
+    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
+        """Return what the agent dials: what the pool's own would dial there."""
+        return self._inner.address_for(self._own(spec))
+
+    def close(self) -> None:
+        """End it."""
+        self._inner.close()
+
+
+def _for_all(call: Callable[[str], T], places: Iterable[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
+    """Call for all places at once; return what it returned for each, and what it raised for the others."""
+    done: dict[str, T] = {}
+    failed: dict[str, MusterError] = {}
+
+    def attempt(place: str) -> None:
+        try:
+            done[place] = call(place)
+        except MusterError as error:
+            failed[place] = error
+
+    wanted = list(places)
+    if len(wanted) == 1:
+        attempt(wanted[0])
+    elif wanted:
+        with ThreadPoolExecutor(min(AT_ONCE, len(wanted)), "muster-pool") as threads:
+            list(threads.map(attempt, wanted))
+    return done, failed
+
+
+def _changes(worker: Worker) -> Mapping[str, Any]:
+    """Return all facts of a worker that may be new."""
+    return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
+
+
+def _stranger(handle: str) -> Worker:
+    return Worker(handle, handle, Status.FAILED, reason=STRANGER)

@@ -1,0 +1,260 @@
+"""Pools on other platforms than this machine: the workers stay, and each run has agents of its own in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import muster
+import psutil
+import pytest
+from muster.agent import linux
+from muster.errors import JobError, PlatformError, RunFailed
+from muster.platforms.base import Reach
+from muster.worker_pool import Pool
+
+from tests.platforms.isolated import Isolated, isolated
+from tests.support import IMPORT_PATH, environment, eventually, is_gone
+
+LOOK = """
+import json, os, subprocess, sys
+folder, own = os.path.split(os.environ["MUSTER_SCRATCH"])
+seen = {
+    "worker": os.environ["MUSTER_WORKER"],
+    "run": os.environ["MUSTER_RUN_ID"],
+    "agent": os.getppid(),
+    "scratch": os.environ["MUSTER_SCRATCH"],
+    "beside": [name for name in os.listdir(folder) if name != own],
+    "files": sorted(os.listdir(".")),
+    "secret": os.environ.get("SECRET"),
+}
+"""
+LITTER = """
+for folder in (".", os.environ["TMPDIR"]):
+    with open(os.path.join(folder, "left"), "w") as file:
+        file.write("something")
+program = "import os, time; time.sleep(600)"
+seen["hidden"] = subprocess.Popen([sys.executable, "-c", program], env={}, start_new_session=True).pid
+"""
+TELL = """
+with open(os.path.join(os.environ["MUSTER_RESULTS"], seen["worker"] + ".json"), "w") as file:
+    json.dump(seen, file)
+"""
+
+
+def told(cluster: muster.Cluster) -> list[dict[str, Any]]:
+    """Return where each rank was, and what it found there."""
+    return [json.loads(path.read_text()) for path in sorted((cluster.run_dir / "results").glob("worker-*.json"))]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's, which is the working directory."""
+    made = tmp_path / "project"
+    made.mkdir()
+    monkeypatch.chdir(made)
+    return made
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with muster.pool(2, memory=0.5, platform=isolated(), dashboard=False) as made:
+        yield made
+
+
+def holders(pool: Pool) -> list[int]:
+    """Process ids of the agents that hold the pool's workers."""
+    cluster = pool._place._cluster  # type: ignore[attr-defined]
+    return sorted(cluster._execution.orchestrator.state.agents.values())
+
+
+def run(pool: Pool, script: Callable[..., Any] | str = os.getpid, **options: Any) -> muster.Cluster:
+    options = {"strategy": "processes", "dashboard": False, **options}
+    cluster: muster.Cluster = pool.run_cluster(worker_script=script, **options).cluster
+    return cluster
+
+
+def test_workers_stay_and_nothing_of_a_run_reaches_the_next(pool: Pool, folder: Path) -> None:
+    before = holders(pool)
+    (folder / "litter.py").write_text(LOOK + LITTER + TELL)
+    (folder / "look.py").write_text(LOOK + TELL)
+    first = told(run(pool, "litter.py", env={"SECRET": "1"}))
+    assert all(is_gone(seen["hidden"]) for seen in first)
+    second = told(run(pool, "look.py"))
+    assert [seen["worker"] for seen in second] == ["worker-0", "worker-1"]
+    assert {seen["agent"] for seen in first}.isdisjoint(seen["agent"] for seen in second)
+    assert {seen["run"] for seen in first} != {seen["run"] for seen in second}
+    assert [(seen["beside"], seen["secret"], "left" in seen["files"]) for seen in second] == [([], None, False)] * 2
+    assert not any(os.path.exists(seen["scratch"]) for seen in (*first, *second))
+    assert holders(pool) == before
+    assert not any(map(is_gone, before))
+
+
+def test_what_is_edited_between_two_runs_is_seen_and_the_imports_are_made_beforehand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH.split(os.pathsep)[0])  # without a module that is not installed
+    with muster.pool(2, memory=0.5, platform=isolated(), dashboard=False) as pool:
+        sees_edits(pool, folder)
+
+
+def sees_edits(pool: Pool, folder: Path) -> None:
+    script = folder / "train.py"
+    (folder / "helper.py").write_text("VALUE = 'old'\n")
+    script.write_text("import numpy\nimport helper\nprint('old', helper.VALUE)\n")
+    assert "old old" in str(run(pool, "train.py").logs("worker-1"))
+    eventually(lambda: "warm" in repr(pool), "the pool is warm", timeout=60)
+    assert pool.memory > 1e6
+    script.write_text("import numpy\nimport helper\nprint('new', helper.VALUE)\n")
+    (folder / "helper.py").write_text("VALUE = 'new'\n")
+    second = run(pool, "train.py")
+    assert "new new" in str(second.logs("worker-1"))
+    assert "cold" not in str(second.logs("worker-0"))
+    cold = run(pool, "train.py", env={"OMP_WAIT_POLICY": "passive"})
+    assert "cold: OMP_WAIT_POLICY changed in its environment" in str(cold.logs("worker-0"))
+
+
+def test_roles_take_workers_of_the_pool_by_turns(pool: Pool) -> None:
+    def role() -> str:
+        return os.environ["MUSTER_ROLE"]
+
+    assert run(pool, role, n_workers=1).result.values == ["worker"]
+    address = pool.run_cluster(1, 1, dashboard=False)
+    assert set(address.cluster.cluster_spec) == {"ps", "worker"}
+    with pytest.raises(JobError, match=r"The workers of the pool are taken by run"):
+        run(pool)
+    address.stop()
+    assert len(run(pool).result.values) == 2
+
+
+def test_a_run_that_fails_leaves_the_pool_as_it_was(pool: Pool) -> None:
+    def fail() -> None:
+        if os.environ["MUSTER_WORKER"] == "worker-1":
+            raise ValueError("on purpose")
+        time.sleep(600)
+
+    with pytest.raises(RunFailed, match=r"worker-1.*on purpose") as raised:
+        run(pool, fail)
+    assert raised.value.worker == "worker-1"
+    assert len(run(pool).result.values) == 2
+
+
+def test_a_lost_worker_of_the_pool_fails_its_run_and_is_replaced_for_the_next(pool: Pool) -> None:
+    before = holders(pool)
+
+    def wait() -> None:
+        time.sleep(600)
+
+    waiting = run(pool, wait, wait=False)
+    os.kill(before[1], signal.SIGKILL)
+    with pytest.raises(RunFailed) as raised:
+        waiting.wait(60)
+    assert raised.value.worker == "worker-1"
+    assert len(run(pool, timeout_seconds=90).result.values) == 2
+    after = holders(pool)
+    assert before[0] in after
+    assert before[1] not in after
+
+
+def test_a_run_that_may_goes_on_where_a_worker_of_the_pool_is_replaced(pool: Pool) -> None:
+    lost = holders(pool)[1]
+
+    def train(lost: int) -> str:
+        attempt = os.environ["MUSTER_ATTEMPT"]
+        if attempt == "1":
+            time.sleep(0.5)
+            if os.environ["MUSTER_WORKER"] == "worker-1":
+                os.kill(lost, signal.SIGKILL)
+            time.sleep(600)
+        return attempt
+
+    done = run(pool, train, kwargs={"lost": lost}, restarts=1, from_scratch=True, timeout_seconds=90)
+    assert done.result.values == ["2", "2"]
+
+
+def test_a_pool_that_is_closed_has_left_nothing(tmp_path: Path) -> None:
+    pool = muster.pool(2, memory=0.5, platform=isolated(), dashboard=False)
+    run(pool)
+    family = [psutil.Process(pid) for holder in holders(pool) for pid in (holder, *linux_descendants(holder))]
+    assert len(family) >= 6  # each has an agent, what it waits with, and a guard
+    pool.close()
+    assert not any(process.is_running() for process in family)
+    with pytest.raises(JobError, match="This pool is closed"):
+        run(pool)
+    assert "closed" in repr(pool)
+
+
+def linux_descendants(pid: int) -> list[int]:
+    return linux.descendants(pid, linux.snapshot())
+
+
+def test_a_pool_that_nobody_uses_gives_its_workers_back() -> None:
+    pool = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.05)
+    (holder,) = holders(pool)
+    assert len(run(pool).result.values) == 1
+    eventually(lambda: "closed, as it was not used for 0.05 minutes" in repr(pool), "it is closed", timeout=30)
+    eventually(lambda: is_gone(holder), "its workers are gone")
+    with pytest.raises(JobError, match=r"This pool is closed, as it was not used for 0.05 minutes\."):
+        run(pool)
+
+
+def test_a_pool_that_was_stopped_from_elsewhere_says_so(pool: Pool) -> None:
+    held = pool._place._cluster.run_id  # type: ignore[attr-defined]
+    muster.open_run(held).stop()
+    with pytest.raises(
+        JobError, match=rf"This pool is closed, as its workers have ended: `muster show {held}` says why"
+    ):
+        run(pool)
+
+
+def test_nothing_is_left_of_a_pool_whose_session_is_killed(tmp_path: Path) -> None:
+    program = """
+        import muster, os, time
+        from tests.platforms.isolated import isolated
+        pool = muster.pool(2, memory=0.5, platform=isolated(), dashboard=False)
+        run = pool.run_cluster(strategy="processes", worker_script=lambda: time.sleep(600), dashboard=False, wait=False)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    session = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, env=environment(TMPDIR="/tmp"),
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert session.stdout is not None
+    with session.stdout:
+        assert session.stdout.readline() == b"up\n"
+        family = linux_descendants(session.pid)
+        session.kill()
+        session.wait()
+    eventually(lambda: all(map(is_gone, family)), "everything is gone", timeout=40)
+
+
+def test_where_only_the_first_agents_reach_the_session_there_is_no_pool() -> None:
+    class Relayed(Isolated):
+        def reach(self) -> Reach:
+            return Reach("127.0.0.1", "127.0.0.1", relayed=True)
+
+    with pytest.raises(PlatformError, match="there are no pools of such workers"):
+        muster.pool(1, platform=Relayed(), dashboard=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ps_memory": 1}, "have memory already"),
+        ({"platform": "local"}, "have platform already"),
+        ({"detach": "8h"}, "cannot be detached"),
+        ({"n_workers": 3}, "has 2 workers, fewer than 3"),
+    ],
+)
+def test_what_a_pool_was_given_its_runs_are_not(pool: Pool, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        run(pool, **options)
