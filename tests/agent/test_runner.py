@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from muster.agent import runner
-from muster.agent.runner import LONGEST_MESSAGE, OF_PACKAGES, _message_of
+from muster.agent.runner import LONGEST_MESSAGE, _message_of, _of_scripts
 from muster.checks.script import make_script
 from muster.failure.causes import Bearing, Failure, FailureKind
 
@@ -62,9 +62,9 @@ def test_what_happened_comes_before_a_frameworks_headings(message: str, headline
 def test_the_stacks_of_a_graphs_nodes_have_the_scripts_frames_alone() -> None:
     of_packages = '  File "/x/lib/python3.11/site-packages/keras/src/fit.py", line 7, in fit\n\n' * 3
     scripts = '  File "/home/me/train.py", line 27, in <module>\n\n'
-    assert OF_PACKAGES.sub("", of_packages + scripts + of_packages) == scripts
+    assert _of_scripts(of_packages + scripts + of_packages) == scripts
     plain = '  File "/x/site-packages/keras/src/fit.py", line 7, in fit\n    raise ValueError\n'
-    assert OF_PACKAGES.sub("", plain) == plain
+    assert _of_scripts(plain) == plain
 
 
 def test_a_long_message_keeps_its_end_which_may_tell_of_another_rank() -> None:

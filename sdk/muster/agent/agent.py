@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -219,7 +220,7 @@ class Agent:
             ssh_port=self._sshd.port if self._sshd else None,
             host_key=self._sshd.host_key if self._sshd else None,
             no_ssh=self._no_ssh,
-            interfaces=tuple(filter(fields.INTERFACE.match, linux.interfaces_of(address))),
+            interfaces=tuple(name for name in linux.interfaces_of(address) if re.match(fields.INTERFACE, name)),
             cores=max(1, int(self.config["cpu"])),
             gpus=tuple(self.config["gpus"]),
             python=".".join(str(part) for part in sys.version_info[:3]),

@@ -9,15 +9,16 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], Any]
 
-HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})\Z")
-HOST_KEY = re.compile(
+# Patterns: compiled, and kept by ``re``, once one is needed. Most agents need none of them.
+HOST_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})\Z"
+HOST_KEY = (
     r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) [A-Za-z0-9+/]{40,2000}={0,3}\Z"  # no options, no comment
 )
-INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}\Z")
-DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}\Z")
-VERSION = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,5}){1,3}[A-Za-z0-9.+-]{0,20}\Z")
-DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
+INTERFACE = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,14}\Z"
+DEVICE = r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}\Z"
+VERSION = r"[0-9]{1,3}(?:\.[0-9]{1,5}){1,3}[A-Za-z0-9.+-]{0,20}\Z"
+DIGEST = r"[0-9a-f]{64}\Z"
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z"
 BIGGEST = 1 << 63
 
 
@@ -66,11 +67,11 @@ def one_of(*known: str) -> "Check":
     return check
 
 
-def like(pattern: "re.Pattern[str]", what: str) -> "Check":
+def like(pattern: str, what: str) -> "Check":
     """Check text that a pattern matches."""
 
     def check(value: object) -> str:
-        if type(value) is not str or not pattern.match(value):
+        if type(value) is not str or not re.match(pattern, value):
             raise ValueError(what)
         return value
 
@@ -130,7 +131,7 @@ def strings(value: object) -> "dict[str, str]":
 
 def host(value: object) -> str:
     """Check an IP address or a host's name: nothing that means more in a file of ssh's or on a command line."""
-    if type(value) is str and HOST_NAME.match(value):
+    if type(value) is str and re.match(HOST_NAME, value):
         return value
     if type(value) is str and ":" in value and len(value) < 50:
         try:

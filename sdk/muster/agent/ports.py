@@ -4,14 +4,14 @@ A held port is a wildcard socket that is bound with ``SO_REUSEADDR`` and never l
 the same option, still bind and listen on it, while everybody who looks for a free port gets another one.
 """
 
-import random
+import os
 import socket
 
 
 def random_loopback_address() -> str:
     """A random address of the loopback interface, away from 127.0.0.0/16, which other programs use."""
-    choose = random.SystemRandom()
-    return "127.{}.{}.{}".format(choose.randint(1, 254), choose.randint(0, 255), choose.randint(1, 254))
+    second, third, fourth = os.urandom(3)
+    return "127.{}.{}.{}".format(1 + second % 254, third, 1 + fourth % 254)
 
 
 def free_port(address: str) -> int:
@@ -58,6 +58,8 @@ def hold_ports(count: int, port_range: "tuple[int, int] | None" = None) -> "list
 def _candidates(count: int, port_range: "tuple[int, int] | None") -> "list[int]":
     if port_range is None:
         return [0] * (count + 100)  # 0: the kernel chooses
+    import random  # which few agents need
+
     numbers = list(range(port_range[0], port_range[1] + 1))
     random.shuffle(numbers)  # clusters that start together then rarely try the same one
     return numbers

@@ -11,7 +11,7 @@ muster.training, which it has tell what the process is at, and imports nothing e
 """
 
 import atexit
-import base64
+import binascii
 import contextlib
 import faulthandler
 import gc
@@ -21,7 +21,6 @@ import io
 import json
 import linecache
 import os
-import pickle
 import re
 import runpy
 import signal
@@ -31,8 +30,11 @@ import sys
 import threading
 import time
 import traceback
-from types import FrameType, TracebackType  # noqa: F401  (type comments)
-from typing import Any, TextIO  # noqa: F401  (type comments)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType  # noqa: F401  (type comments)
+    from typing import Any, TextIO  # noqa: F401  (type comments)
 
 KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
@@ -41,19 +43,14 @@ MOST_CALLS = 100  # of one thread's stack that are told
 NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
 OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
 LONGEST_MESSAGE = 1000  # characters that are told of an exception's
-HEADINGS = tuple(  # what TensorFlow and Keras put before what has happened
-    map(
-        re.compile,
-        (
-            r"\AException encountered when calling .*\.\n+(?:\x1b\[\d*m)*(?=[^\x1b\s])",
-            r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"  # of each node
-            r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*",
-            r"\A\d+ root error\(s\) found\.\s*\(0\) [A-Z][A-Za-z_ ]*: *",
-            r"\A\{\{function_node .*?\}\} *",
-        ),
-    )
+HEADINGS = (  # patterns of what TensorFlow and Keras put before what has happened
+    r"\AException encountered when calling .*\.\n+(?:\x1b\[\d*m)*(?=[^\x1b\s])",
+    r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"  # of each node
+    r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*",
+    r"\A\d+ root error\(s\) found\.\s*\(0\) [A-Z][A-Za-z_ ]*: *",
+    r"\A\{\{function_node .*?\}\} *",
 )
-OF_PACKAGES = re.compile(r'  File "(?:[^"\n]*/site-packages/|<frozen |{})[^\n]*\n\n'.format(re.escape(__file__)))
+OF_PACKAGES = r'  File "(?:[^"\n]*/site-packages/|<frozen |{})[^\n]*\n\n'
 
 
 def main(argv):
@@ -173,6 +170,8 @@ def run_task(target, arguments):
 def run_function(path, arguments):
     # type: (str, list[str]) -> None
     """Run the pickled function, and keep what it returns for the session."""
+    import pickle  # which other ranks need not load; and before a folder is on the path that may have one of its own
+
     sys.argv = arguments
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
@@ -302,7 +301,7 @@ def _plain(value, arrays):
     if kind is dict:
         return {"dict": [[_plain(key, arrays), _plain(part, arrays)] for key, part in value.items()]}
     if kind is bytes:
-        return {"bytes": base64.b64encode(value).decode("ascii")}
+        return {"bytes": binascii.b2a_base64(value, newline=False).decode("ascii")}
     is_array = numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic))
     if is_array and value.dtype.kind in KINDS and value.dtype.isbuiltin != BROUGHT_BY_OTHERS:
         arrays.append(numpy.asarray(value))
@@ -443,7 +442,7 @@ def _report_exception(error):
         "type": type(error).__name__,
         "message": _message_of(error),
     }
-    report["traceback"] = OF_PACKAGES.sub("", _traceback_of(error))[-8000:]  # graphs: their nodes' stacks are longer
+    report["traceback"] = _of_scripts(_traceback_of(error))[-8000:]  # graphs: their nodes' stacks are longer
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)
         try:
@@ -452,12 +451,18 @@ def _report_exception(error):
             sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
 
 
+def _of_scripts(trace):
+    # type: (str) -> str
+    """A traceback without the frames of packages that a graph's nodes have in it."""
+    return re.sub(OF_PACKAGES.format(re.escape(__file__)), "", trace)
+
+
 def _message_of(error):
     # type: (BaseException) -> str
     """The message of an exception, as long as may be told: its end, too, where frameworks say what has happened."""
     message = str(error)
     for heading in HEADINGS:
-        message = heading.sub("", message) or message
+        message = re.sub(heading, "", message) or message
     if len(message) <= LONGEST_MESSAGE:
         return message
     half = LONGEST_MESSAGE // 2 - 3

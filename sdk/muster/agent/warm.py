@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RUNNER = "runner.py"
 # Variables that differ from run to run and from rank to rank. No package looks at them while it is imported; TMPDIR is
 # looked at by tempfile, which is told.
-OF_A_RUN = re.compile(
+OF_A_RUN = (
     r"MUSTER_|CDSW_|HOROVOD_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|HYDI_|MPIR_|MPI_LOCAL|NCCL_SOCKET_IFNAME$|SSH_"
     r"|(TF_CONFIG|TMPDIR|IPYTHONDIR|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PWD|OLDPWD|SHLVL|_)$"
 )
@@ -89,7 +89,7 @@ def relevant(env: "dict[str, str]", library: str) -> "dict[str, str] | None":
     An empty entry of PYTHONPATH stands for the working directory, which is left out as the script's folder is. None
     where another folder in which modules are looked for depends on it.
     """
-    found = {name: value for name, value in env.items() if not OF_A_RUN.match(name) and name != "PYTHONPATH"}
+    found = {name: value for name, value in env.items() if not re.match(OF_A_RUN, name) and name != "PYTHONPATH"}
     folders = [folder for folder in _python_path(env) if folder]
     if not all(map(os.path.isabs, folders)):
         return None

@@ -70,7 +70,7 @@ async def _prepare(
     by_places = storage is Storage.NOTHING
     facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, by_places=by_places)
     facts = replace(facts, launcher_at=checked.launcher_at, no_ssh=checked.no_ssh)
-    await in_thread(ship_library, facts.library_here, strategy.programs)
+    await in_thread(ship_library, facts.library_here, strategy.programs, storage)
     if job.script and job.script.pickled:
         await in_thread((facts.library_here / FUNCTION_FILE).write_bytes, job.script.pickled + job.script.cells)
     if checked.project is not None:
@@ -212,15 +212,19 @@ def _imports(checked: CheckedRun) -> Imports | None:
     return Imports(job.python, imports_of(job.script, checked.request.script))
 
 
-def ship_library(target: Path, programs: Sequence[Path]) -> None:
-    """Copy what scripts import, and the programs that start them, into ``target``, to be put on their ``PYTHONPATH``.
+def ship_library(target: Path, programs: Sequence[Path], storage: Storage) -> None:
+    """Put what scripts import, and the programs that start them, into ``target``, to be put on their ``PYTHONPATH``.
 
-    A copy of its own, so that an interpreter of any version finds ``muster.training`` without this session's
-    site-packages, whose NumPy may not be the one it needs.
+    A folder of its own, so that an interpreter of any version finds ``muster.training`` without this session's
+    site-packages, whose NumPy may not be the one it needs. On the session's own machine that is a link, so that ranks
+    find what Python has compiled of it before.
     """
     shipped = target / "muster"
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE / "training", shipped / "training", ignore=ignore)
+    shipped.mkdir(parents=True)
+    if storage is Storage.ALL:
+        (shipped / "training").symlink_to(PACKAGE / "training", target_is_directory=True)
+    else:
+        shutil.copytree(PACKAGE / "training", shipped / "training", ignore=shutil.ignore_patterns("__pycache__"))
     for program in (RUNNER, *programs):
         shutil.copyfile(program, target / program.name)
     (shipped / "__init__.py").write_text('"""The part of Muster that training scripts use: muster.training."""\n')

@@ -3,8 +3,8 @@
 A report must never disturb training. It costs microseconds, blocks on nothing, and what the agent cannot take is lost.
 Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins.
 
-Standard library and Python 3.6 syntax only (hence `typing.Optional` and the like): any training interpreter imports
-this.
+Standard library and Python 3.6 syntax only (hence `Optional` and the like): any training interpreter imports this, and
+waits for it, so that `typing` is left to those who check types.
 """
 
 import atexit
@@ -16,9 +16,12 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, Union
 
 from . import stages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping, Optional, SupportsFloat, SupportsInt, Union
 
 ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
@@ -32,14 +35,14 @@ SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agen
 
 
 def report(
-    step: Optional[SupportsInt] = None,
+    step: "Optional[SupportsInt]" = None,
     *,
-    epoch: Optional[SupportsInt] = None,
-    steps: Optional[SupportsInt] = None,
-    epochs: Optional[SupportsInt] = None,
-    examples: Optional[SupportsInt] = None,
-    bytes_sent: Optional[SupportsInt] = None,
-    **metrics: SupportsFloat,
+    epoch: "Optional[SupportsInt]" = None,
+    steps: "Optional[SupportsInt]" = None,
+    epochs: "Optional[SupportsInt]" = None,
+    examples: "Optional[SupportsInt]" = None,
+    bytes_sent: "Optional[SupportsInt]" = None,
+    **metrics: "SupportsFloat",
 ) -> None:
     """Tell the session how far this process has come; outside a Muster run, do nothing.
 
@@ -154,7 +157,7 @@ def _warn_of_apart(alone: str) -> None:
         warn(stages.NO_STRATEGY)
 
 
-def _tell(message: Mapping[str, Any], seconds: float = 0.0) -> None:
+def _tell(message: "Mapping[str, Any]", seconds: float = 0.0) -> None:
     """Send one message of this process to its agent; wait at most so many seconds for room in its queue."""
     if os.environ.get(ADDRESS_VARIABLE):
         _send_datagram(dict(message, rank=_rank()), seconds)
@@ -169,7 +172,7 @@ class Reporter:
     """
 
     def __init__(
-        self, send: Callable[[Dict[str, Any], float], None], clock: Callable[[], float] = time.monotonic
+        self, send: "Callable[[Dict[str, Any], float], None]", clock: "Callable[[], float]" = time.monotonic
     ) -> None:
         self._send = send
         self._clock = clock
@@ -180,7 +183,7 @@ class Reporter:
         self._epoch = None  # type: Optional[int]
         self._next_send = float("-inf")
 
-    def report(self, counts: Mapping[str, int], metrics: Mapping[str, Any]) -> None:
+    def report(self, counts: "Mapping[str, int]", metrics: "Mapping[str, Any]") -> None:
         """Take one report, and send it unless another one went out just now."""
         with self._lock:
             epoch = counts.get("epoch", self._epoch)
@@ -210,12 +213,12 @@ class Reporter:
             self._send(message, seconds)
 
 
-def _is_last(counts: Mapping[str, int]) -> bool:
+def _is_last(counts: "Mapping[str, int]") -> bool:
     """Tell whether a report is of the last step, counted from 1 or 0, which a script may be silent after for long."""
     return "step" in counts and counts["step"] >= counts.get("steps", float("inf")) - 1
 
 
-def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict[str, Any]:
+def _converted(values: "Mapping[str, Any]", convert: "Callable[[Any], Any]") -> "Dict[str, Any]":
     """The values that `convert` takes, converted."""
     converted = {}
     for name, value in values.items():
@@ -229,7 +232,7 @@ def _converted(values: Mapping[str, Any], convert: Callable[[Any], Any]) -> Dict
     return converted
 
 
-def _check_names(metrics: Mapping[str, Any]) -> None:
+def _check_names(metrics: "Mapping[str, Any]") -> None:
     """Warn of metrics that look like a misspelt argument of `report`."""
     for name in metrics:
         if name in _known_names:
@@ -246,7 +249,7 @@ def _check_names(metrics: Mapping[str, Any]) -> None:
             _warn_once(name, text)
 
 
-def _check_examples(counts: Mapping[str, int]) -> None:
+def _check_examples(counts: "Mapping[str, int]") -> None:
     """Warn where the number of examples stays as it is while steps go on: it is of one step, most likely."""
     step, examples = counts.get("step"), counts.get("examples")
     if step is None or not examples or len(_first_examples) > SAME_EXAMPLES:
@@ -263,13 +266,13 @@ def _warn_once(name: str, text: str) -> None:
         _tell({"kind": "warning", "text": text})
 
 
-def _json_number(value: Any) -> Union[float, str]:
+def _json_number(value: "Any") -> "Union[float, str]":
     """The value as strict JSON has it: what is not finite is "NaN", "Infinity" or "-Infinity", as `float()` takes."""
     number = float(value)
     return number if math.isfinite(number) else json.dumps(number)
 
 
-def _rank() -> Optional[int]:
+def _rank() -> "Optional[int]":
     """This process's global rank as its launcher put it into the environment; None where there is none."""
     for variable in RANK_VARIABLES:
         value = os.environ.get(variable, "")
@@ -278,7 +281,7 @@ def _rank() -> Optional[int]:
     return None
 
 
-def _send_datagram(message: Mapping[str, Any], seconds: float) -> None:
+def _send_datagram(message: "Mapping[str, Any]", seconds: float) -> None:
     """Send one message to the agent's socket; drop it where the queue stays full for so long or the agent is gone."""
     try:
         # A socket for each message: a few a second cost nothing, and none is shared with a forked child.

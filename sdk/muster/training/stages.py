@@ -10,8 +10,14 @@ import os
 import sys
 import threading
 import time
-from types import FrameType, ModuleType
-from typing import Any, Callable, Dict, List, Optional, Tuple  # noqa: F401  (type comments)
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Callable, Dict, List, Optional, Tuple  # noqa: F401  (type comments)
+
+    Tell = Callable[[Dict[str, Any]], None]
 
 RUNNING = "running the script"
 BUILDING = "building the first step"
@@ -51,8 +57,6 @@ APART = (
     "model of its own. muster.training.keras takes its place"
 )
 
-Tell = Callable[[Dict[str, Any]], None]
-
 
 class Stages:
     """The stages of a process up to its first step.
@@ -62,7 +66,7 @@ class Stages:
         clock: Monotonic time in seconds.
     """
 
-    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tell: "Tell", clock: "Callable[[], float]" = time.monotonic) -> None:
         self._tell = tell
         self._clock = clock
         self._stage = ""
@@ -77,7 +81,7 @@ class Stages:
         self._lock = threading.Lock()
         self.is_over = False
 
-    def record(self, stage: str, call: Optional[FrameType] = None) -> None:
+    def record(self, stage: str, call: "Optional[FrameType]" = None) -> None:
         """Take in what the process is at now, and in which call of that kind."""
         now = self._clock()
         with self._lock:
@@ -128,7 +132,7 @@ class Stages:
         self._stage, self._since, self._told_at = stage, since, self._clock()
 
 
-def importing() -> Optional[str]:
+def importing() -> "Optional[str]":
     """The package that is being imported: the outermost that is not the script's own, where there is one."""
     found = []
     own = str(sys.path[0]) if sys.path else ""
@@ -145,7 +149,7 @@ def importing() -> Optional[str]:
     return others[0] if others else found[0][0] if found else None
 
 
-def outermost(frame: Optional[FrameType], files: Tuple[Tuple[str, str], ...]) -> Optional[FrameType]:
+def outermost(frame: "Optional[FrameType]", files: "Tuple[Tuple[str, str], ...]") -> "Optional[FrameType]":
     """The outermost call of a stack in a file of that kind."""
     found = None
     while frame is not None:
@@ -229,7 +233,7 @@ class _Registered:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _was_initialised(horovod: Any) -> bool:
+def _was_initialised(horovod: "Any") -> bool:
     """Return whether Horovod is, or has ever been, initialised: init() registers its shutdown for the end."""
     try:
         return bool(horovod.is_initialized()) or any(
