@@ -67,7 +67,7 @@ def one_of(*known: str) -> "Check":
     return check
 
 
-def like(pattern: str, what: str) -> "Check":
+def like(pattern: "str | re.Pattern[str]", what: str) -> "Check":
     """Check text that a pattern matches."""
 
     def check(value: object) -> str:
