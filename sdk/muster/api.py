@@ -19,7 +19,6 @@ from muster import platforms, strategies
 from muster.checks.arguments import plain_observers, right_name
 from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
-from muster.dashboard.follow import follow
 from muster.errors import CallError, JobError, without_inner_frames
 from muster.events import Observer
 from muster.job import Resources
@@ -387,6 +386,7 @@ def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
         if is_notebook():
             import_module("muster.dashboard.display").show(opened)
         elif not _is_at_prompt():
+            follow = import_module("muster.dashboard.follow").follow
             shown = choose_dashboard()
             atexit.register(shown.close)  # which gives the terminal back
             threading.Thread(target=follow, args=(opened, shown), name="muster-follow", daemon=True).start()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[type], type]:
+        """Tell type checkers, which alone have anything of it."""
+        return lambda made: made
 
 
 class EventKind(str, Enum):
@@ -33,10 +40,36 @@ class EventKind(str, Enum):
         return self.value
 
 
+EMPTY: Mapping[str, Any] = {}
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
 class EventData(Mapping[str, Any]):
-    """Data of an event. As a mapping it has the fields that are not None."""
+    """Data of an event. As a mapping it has the fields that are not None.
+
+    Each kind declares its fields as a dataclass does, all with defaults. It is none: a dataclass compiles source, and
+    the first run of a session would wait for that of all kinds.
+    """
 
     kind: ClassVar[EventKind]
+    _defaults: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls._defaults = {name: vars(cls)[name] for name in cls.__annotations__}
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        told = self.__dict__
+        told.update(self._defaults)
+        told.update(zip(self._defaults, values))  # noqa: B905  (those that are missing have their defaults)
+        told.update(named)
+        if len(told) != len(self._defaults) or len(values) > len(told):
+            raise TypeError(f"{type(self).__name__} has only {', '.join(self._defaults)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} of an event cannot be set")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
@@ -50,8 +83,11 @@ class EventData(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(value is not None for value in vars(self).values())
 
+    def changed(self, **news: Any) -> Self:
+        """The same with other values of some fields."""
+        return type(self)(**{**vars(self), **news})
 
-@dataclass(frozen=True, eq=False)
+
 class RunRequested(EventData):
     """Somebody has asked for a run. ``strategy`` is where runs of older versions have it.
 
@@ -59,15 +95,14 @@ class RunRequested(EventData):
     """
 
     kind = EventKind.RUN_REQUESTED
-    job: Mapping[str, Any] = field(default_factory=dict)
-    session: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = EMPTY
+    session: Mapping[str, Any] = EMPTY
     python: str | None = None
     run: str | None = None
     strategy: str | None = None
     detached_until: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class RunPhase(EventData):
     """The run has come to another phase."""
 
@@ -75,7 +110,6 @@ class RunPhase(EventData):
     phase: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class RunAttempt(EventData):
     """All workers and ranks are started again: the number of this attempt, from 2, and why the one before has ended."""
 
@@ -84,7 +118,6 @@ class RunAttempt(EventData):
     reason: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class RunEnded(EventData):
     """The run has ended. ``advice_parts`` is the advice as :class:`muster.text.arguments.ArgumentText` reads it."""
 
@@ -96,7 +129,6 @@ class RunEnded(EventData):
     advice_parts: list[Any] | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Note(EventData):
     """Something that the user should read."""
 
@@ -104,7 +136,6 @@ class Note(EventData):
     text: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class WorkerState(EventData):
     """A worker is in another state."""
 
@@ -116,7 +147,6 @@ class WorkerState(EventData):
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class WorkerReady(EventData):
     """A worker's agent has said hello."""
 
@@ -128,7 +158,6 @@ class WorkerReady(EventData):
     pid: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class ProcessStarted(EventData):
     """A process of a worker runs."""
 
@@ -137,7 +166,6 @@ class ProcessStarted(EventData):
     rank: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class ProcessExited(EventData):
     """A process of a worker has ended."""
 
@@ -149,7 +177,6 @@ class ProcessExited(EventData):
     reason: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Listening(EventData):
     """A worker's server accepts connections."""
 
@@ -157,7 +184,6 @@ class Listening(EventData):
     port: int | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Transfer(EventData):
     """Progress of what is sent to a worker, in bytes."""
 
@@ -166,7 +192,6 @@ class Transfer(EventData):
     total: int = 0
 
 
-@dataclass(frozen=True, eq=False)
 class Usage(EventData):
     """Use of a worker's resources."""
 
@@ -177,7 +202,6 @@ class Usage(EventData):
     gpu_memory: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Output(EventData):
     """Text that a worker has printed."""
 
@@ -185,7 +209,6 @@ class Output(EventData):
     text: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class Progress(EventData):
     """Progress of a process."""
 
@@ -197,10 +220,9 @@ class Progress(EventData):
     epochs: int | None = None
     examples: int | None = None
     bytes_sent: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = EMPTY
 
 
-@dataclass(frozen=True, eq=False)
 class Stage(EventData):
     """Stage of a process before its first step, and how many seconds the one before took."""
 
@@ -210,7 +232,6 @@ class Stage(EventData):
     seconds: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class ScriptRaised(EventData):
     """A script raised."""
 
@@ -221,7 +242,6 @@ class ScriptRaised(EventData):
     traceback: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class ProcessStacks(EventData):
     """Python stacks of a process."""
 
@@ -266,7 +286,7 @@ CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {  # by annotation: wh
 }
 DATA: dict[EventKind, type[EventData]] = {kind.kind: kind for kind in EventData.__subclasses__()}
 _ANNOTATIONS = {
-    kind: {field.name: str(field.type).removesuffix(" | None") for field in fields(made)}  # type: ignore[arg-type]
+    kind: {name: str(annotation).removesuffix(" | None") for name, annotation in made.__annotations__.items()}
     for kind, made in DATA.items()
 }
 

@@ -6,12 +6,11 @@ import base64
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, BinaryIO
 
 from muster import errors
 from muster.errors import JobError, MusterError, RunFailed
@@ -22,7 +21,7 @@ from muster.text.reading import open_regular, parse_json, read_regular
 
 SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
 NONSENSE = (  # what reading a value raises that is not as Muster writes one
-    ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile,
+    ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError,
 )  # fmt: skip
 OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
 
@@ -214,8 +213,16 @@ def _read_plain(path: Path) -> Any:
             raise ValueError(f"it has {size} bytes, more than this machine has memory")
         if path.suffix == ".json":
             return _restored(parse_json(file.read()), {})
-        import numpy
+        return _read_arrays(file, size)
 
+
+def _read_arrays(file: BinaryIO, size: int) -> Any:
+    """A value with arrays in it, from a file of that size."""
+    import zipfile
+
+    import numpy
+
+    try:
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > size:
@@ -224,6 +231,8 @@ def _read_plain(path: Path) -> Any:
         with numpy.load(file, allow_pickle=False) as arrays:
             described = parse_json(str(arrays["value"]))
             return _restored(described, {name: arrays[name] for name in arrays.files if name != "value"})
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
 
 
 def _restored(described: Any, arrays: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-import sysconfig
 import traceback
 from pathlib import Path
 
@@ -13,14 +12,16 @@ PACKAGE = str(Path(__file__).parent.parent)
 CELL_FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]*/ipykernel_\d+/\d+\.py)", line (?P<line>\d+)(?P<where>,? in [^\n]+)$', re.MULTILINE
 )
-FOREIGN = tuple({PACKAGE, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
 
 
 def shown_in_notebooks(error: BaseException) -> list[str]:
     """The lines of users' own files and cells that the error passed, and the error, as IPython displays them."""
+    import sysconfig
+
+    foreign = PACKAGE, "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith((*FOREIGN, "<frozen")):
+        if not frame.filename.startswith(foreign):
             lines += [f"{_place(frame.filename)}, line {frame.lineno}", f"----> {frame.line or ''}", ""]
     return [*lines, f"{type(error).__name__}: {error}"]
 
