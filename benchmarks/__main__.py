@@ -2,7 +2,7 @@
 
 python -m benchmarks                       all of them, half an hour
 python -m benchmarks startup --quick       one of them, only to see that it works
-python -m benchmarks hostile --beside DIR  with the figures of another checkout of Muster beside those of this one
+python -m benchmarks startup --beside DIR  with the figures of another checkout of Muster beside those of this one
 python -m benchmarks --keep                the last full results of each into results.json and docs/figures.md
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hostile
-from benchmarks.measuring import FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
+from benchmarks.measuring import BESIDE, FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
 OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own, and a picture
 OF_ATTACKS = ("hostile", "chaos")  # each with a table of its own
@@ -49,13 +49,15 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="see that they work, in a minute or two")
-    parser.add_argument("--beside", metavar="DIR", help="another checkout of Muster, which hostile measures as well")
+    parser.add_argument(
+        "--beside", metavar="DIR", help="another checkout of Muster, which startup and hostile measure as well"
+    )
     parser.add_argument("--keep", action="store_true", help="measure nothing, update results.json and docs/figures.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"there is no benchmark {' or '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if arguments.beside:
-        os.environ[hostile.BESIDE] = arguments.beside
+        os.environ[BESIDE] = arguments.beside
     if arguments.keep:
         return update_figures(FIGURES) or draw_pictures()
     results = []

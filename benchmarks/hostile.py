@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import socket
 import ssl
@@ -28,10 +27,17 @@ from typing import Any
 import psutil
 import requests
 
-from benchmarks.measuring import Figure, by_turns, main, significant
+from benchmarks.measuring import (
+    HERE,
+    Figure,
+    by_turns,
+    commit_of,
+    environment_of,
+    main,
+    other_checkout,
+    significant,
+)
 
-BESIDE = "MUSTER_BENCHMARK_BESIDE"  # the folder of another checkout
-HERE = Path(__file__).parents[1]
 SECONDS = 5.0  # that an attack takes
 SAMPLE_SECONDS = 0.05
 PATIENCE = 10.0  # seconds after which an answer counts as not given
@@ -190,7 +196,8 @@ class Use:
 
 def measure(quick: bool) -> list[Figure]:
     """Attack this checkout, and another one by turns where there is one."""
-    sides = {"after": HERE} | ({"before": Path(os.environ[BESIDE])} if os.environ.get(BESIDE) else {})
+    other = other_checkout()
+    sides = {"after": HERE} | ({"before": other} if other else {})
     figures = []
     targets = ("session", ON_SESSION, attack_session), ("service", ON_SERVICE, attack_service)
     for target, attacks, attacked in targets[:1] if quick else targets:
@@ -228,7 +235,7 @@ def attack_session(checkout: Path, attack: Attack) -> dict[str, float]:
         command = [sys.executable, str(Path(__file__).with_name("hostile_session.py")), str(port), str(SECONDS)]
         with (home / "errors").open("wb") as errors:
             notebook = subprocess.Popen(
-                command, env=_environment(checkout, home), cwd=home, stdout=subprocess.PIPE, stderr=errors
+                command, env=environment_of(checkout, home), cwd=home, stdout=subprocess.PIPE, stderr=errors
             )
         use = Use(psutil.Process(notebook.pid))
         with _ended(notebook), use.sampled(attack, port):
@@ -246,7 +253,7 @@ def attack_session(checkout: Path, attack: Attack) -> dict[str, float]:
 def attack_service(checkout: Path, attack: Attack) -> dict[str, float]:
     """Attack ``muster serve`` while a client with a key asks for the list of workers."""
     with _home() as home:
-        environment = _environment(checkout, home)
+        environment = environment_of(checkout, home)
         serve = (sys.executable, "-m", "muster", "serve")
         log = home / "log"
         with log.open("wb") as errors:
@@ -310,12 +317,6 @@ def summary(result: Mapping[str, Any]) -> str:
     return "\n\n".join(texts)
 
 
-def commit_of(checkout: Path) -> str:
-    """The commit that is checked out in a folder."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _short(value: float, unit: str) -> str:
     return f"{value:,.0f}" if unit in ("ms", "", "kB", "MB", "%") else f"{significant(value):.2g}"
 
@@ -324,11 +325,6 @@ def _short(value: float, unit: str) -> str:
 def _home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="muster-hostile-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def _environment(checkout: Path, home: Path) -> dict[str, str]:
-    added = {"PYTHONPATH": str(checkout / "sdk"), "MUSTER_HOME": str(home / "muster"), "MUSTER_DASHBOARD": "off"}
-    return {**os.environ, **added}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +26,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
+HERE = FOLDER.parent
+BESIDE = "MUSTER_BENCHMARK_BESIDE"  # the folder of another checkout
 RESULTS = FOLDER / "results"  # what was measured here, a file for each benchmark
 KEPT = FOLDER / "results.json"  # what docs/figures.md shows
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "distributed", "ipyparallel")
@@ -115,6 +118,23 @@ def fresh(function: Callable[..., T], *args: Any) -> T:
     """Call ``function(*args)`` in a new interpreter, where nothing is warm but what its module imports."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
+
+
+def other_checkout() -> Path | None:
+    """The folder of another checkout of Muster that is to be measured as well."""
+    return Path(os.environ[BESIDE]) if os.environ.get(BESIDE) else None
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit that is checked out in a folder."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def environment_of(checkout: Path, home: Path) -> dict[str, str]:
+    """The environment of a program that runs with a checkout's Muster, which keeps its records in ``home``."""
+    added = {"PYTHONPATH": str(checkout / "sdk"), "MUSTER_HOME": str(home / "muster"), "MUSTER_DASHBOARD": "off"}
+    return {**os.environ, **added}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,8 @@
 """Eight workers of this machine, ready for a launcher: addresses known, and an sshd listening on each.
 
+Also whole runs of two workers that have nothing to do, from the call to its return: the first of a session, and those
+that follow. With ``--beside CHECKOUT`` these alone are measured, and those of another checkout of Muster by turns.
+
 Floor: eight bare Python processes that connect back and say so. Beside it, eight Dask workers and eight IPython
 engines, until each is known to its session. Libraries are imported before the clock starts; the interpreter is a new
 one each time.
@@ -8,26 +11,45 @@ one each time.
 from __future__ import annotations
 
 import itertools
+import json
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 
 from muster.events import Event
 from muster.job import Job, Resources
 from muster.run.cluster import Cluster
 
 from benchmarks.idle import Idle
-from benchmarks.measuring import Figure, Target, by_turns, fresh, main, private_home
+from benchmarks.measuring import (
+    HERE,
+    Figure,
+    Target,
+    by_turns,
+    commit_of,
+    environment_of,
+    fresh,
+    main,
+    other_checkout,
+    private_home,
+)
 
 WORKERS = 8
 CONNECT_BACK = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).sendall(b'ready')"
 PHASES = ("preparing", "launching", "connecting")
 LIMIT = 2
+FOLLOWING = 5  # runs of a session after its first
 
 
 def measure(quick: bool) -> list[Figure]:
     """All of them by turns; the peers, which take seconds, in fewer rounds."""
+    if other := other_checkout():
+        return whole_runs(quick, other)
     with private_home():
         pairs = by_turns(1 if quick else 20, {"muster": lambda: fresh(muster), "bare": lambda: {"ready": bare()}})
         peers = by_turns(
@@ -46,7 +68,45 @@ def measure(quick: bool) -> list[Figure]:
         *(Figure(f"of that, {phase}", "s", [seconds[phase] for seconds in pairs["muster"]]) for phase in PHASES),
         Figure(title, "s", peers["muster"], f"Dask `LocalCluster(n_workers={WORKERS})`", peers["dask"]),
         Figure(title, "s", peers["muster"], f"ipyparallel `Cluster(n={WORKERS})`", peers["ipyparallel"]),
+        *whole_runs(quick),
     ]
+
+
+def whole_runs(quick: bool, other: Path | None = None) -> list[Figure]:
+    """Figures of runs of two workers that have nothing to do: of this checkout, and of another one, if given."""
+    contenders = {checkout: partial(session, checkout) for checkout in (HERE, *([other] if other else []))}
+    by_turns(1, contenders)  # compiles what is not compiled yet
+    taken = by_turns(1 if quick else 10, contenders)
+
+    def figure(what: str, key: str) -> Figure:
+        values = {checkout: [found[key] for found in sessions] for checkout, sessions in taken.items()}
+        beside = (f"commit {commit_of(other)}", values[other], Target(1)) if other else ()
+        return Figure(f"2 local workers with nothing to do: {what}", "s", values[HERE], *beside)
+
+    return [
+        figure("first run of a session", "first"),
+        figure("following runs", "following"),
+        figure("CPU of the first run, with all that it starts", "first_cpu"),
+        figure("CPU of following runs", "following_cpu"),
+    ]
+
+
+def session(checkout: Path) -> dict[str, float]:
+    """Seconds and CPU seconds of the first run, and medians of the following ones."""
+    program = Path(__file__).with_name("startup_session.py")
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as home:
+        environment = environment_of(checkout, Path(home))
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled
+        command = [sys.executable, str(program), str(1 + FOLLOWING)]
+        done = subprocess.run(command, env=environment, cwd=home, stdout=subprocess.PIPE, check=True)
+    first, *following = json.loads(done.stdout)
+    of_following = {key: statistics.median(run[key] for run in following) for key in ("seconds", "cpu")}
+    return {
+        "first": first["seconds"],
+        "first_cpu": first["cpu"],
+        "following": of_following["seconds"],
+        "following_cpu": of_following["cpu"],
+    }
 
 
 def muster(platform: str = "local") -> dict[str, float]:
