@@ -61,7 +61,7 @@ def explicit(number: int, value: bytes) -> bytes:
 
 
 def implicit(number: int, content: bytes) -> bytes:
-    """What is in a plain value, whose own tag one of its context's replaces."""
+    """A value whose own tag one of its context's replaces."""
     return _tagged(0x80 | number, content)
 
 
