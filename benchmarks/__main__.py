@@ -34,6 +34,7 @@ NAMES = (
     "containers_throughput",
     "kubernetes_ready",
     "slurm_ready",
+    "slurm_load",
     "thousand_agents",
     "dashboard_cost",
     *OF_NETWORKS,

@@ -218,7 +218,9 @@ class Engine:
         address: this machine's, as its nodes see it.
     """
 
-    def __init__(self, root: Path, names: Sequence[str] = ("n1", "n2"), *, accounting: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, names: Sequence[str] = ("n1", "n2"), *, accounting: Path | None = None, cpus: int = CPUS
+    ) -> None:
         self.names = names
         self._off: dict[str, tuple[list[str], int, subprocess.Popen[bytes]]] = {}
         self._restarted: list[subprocess.Popen[bytes]] = []
@@ -231,7 +233,7 @@ class Engine:
         (self.folder / "munge" / "key").write_bytes(secrets.token_bytes(1024))
         (self.folder / "munge" / "key").chmod(0o400)
         nodes = [
-            f"NodeName={name} NodeHostname={os.uname().nodename} NodeAddr={subnet}.{number} Port=16818 CPUs={CPUS} "
+            f"NodeName={name} NodeHostname={os.uname().nodename} NodeAddr={subnet}.{number} Port=16818 CPUs={cpus} "
             f"RealMemory={MEMORY}"
             for number, name in enumerate(names, 2)
         ]

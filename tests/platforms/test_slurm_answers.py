@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import socket
-import stat
 import threading
+import time
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,59 +37,29 @@ from muster.platforms.slurm.submissions import Submission, Task
 from muster.platforms.slurm.words import why_pending
 from muster.security.ssh import write_private
 
+from tests.platforms.slurm_stand_in import StandIn
 from tests.support import Run, eventually
 
 HOST = socket.gethostname()
-COMMAND = """#!/bin/sh
-echo "${0##*/} $*" >> "$FAKE/asked"
-case "${0##*/} $*" in
-    squeue*--me*) cat "$FAKE/mine" ;;
-    squeue*) cat "$FAKE/all" ;;
-    *) cat "$FAKE/${0##*/}.says"; cat "$FAKE/${0##*/}.complains" >&2; exit $(cat "$FAKE/${0##*/}.status") ;;
-esac
-"""
-
-
-@dataclass
-class Fake:
-    """Commands on the search path that say what a test has written."""
-
-    folder: Path
-
-    def says(self, command: str, text: str, *, complains: str = "", status: int = 0) -> None:
-        """Have a command print this, and end so."""
-        for name, content in (("says", text), ("complains", complains), ("status", str(status))):
-            (self.folder / f"{command}.{name}").write_text(content)
-
-    def queue(self, *mine: str, everybody: str = "") -> None:
-        """Have the queue be this."""
-        (self.folder / "mine").write_text("".join(f"{line}\n" for line in mine))
-        (self.folder / "all").write_text(everybody)
-
-    def asked(self, command: str) -> list[str]:
-        """Return the calls of a command."""
-        path = self.folder / "asked"
-        return [line for line in path.read_text().splitlines() if line.startswith(command)] if path.exists() else []
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    made = Fake(tmp_path / "slurm")
-    (made.folder / "bin").mkdir(parents=True)
-    for name in (*commands.PROGRAMS, "sacct"):
-        path = made.folder / "bin" / name
-        path.write_text(COMMAND)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        made.says(name, "")
-    made.queue()
-    monkeypatch.setenv("FAKE", str(made.folder))
-    monkeypatch.setenv("PATH", f"{made.folder}/bin{os.pathsep}{os.environ['PATH']}")
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", made.path)
     monkeypatch.setattr(queue, "LOOK_SECONDS", 0.0)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return made
 
 
-def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: Fake) -> None:
+@pytest.fixture
+def cluster(fake: StandIn) -> StandIn:
+    """A cluster with a node that takes what fits, and a job on it."""
+    fake.has_a_job()
+    return fake
+
+
+def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn) -> None:
     fake.queue("7|PENDING|Priority|N/A|main|none", everybody="5|main\n6|other\n7|main\n")
     looked = Queue()
     jobs, at = looked.jobs()
@@ -99,7 +69,7 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: Fake) ->
     assert looked.jobs()[1] > at
 
 
-def test_a_job_that_the_queue_does_not_show_is_not_over(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
     made = Submission(Path("/nowhere"))
     made.job, made.names = "7", ["worker-0"]
@@ -119,7 +89,7 @@ def test_a_job_that_the_queue_does_not_show_is_not_over(fake: Fake, monkeypatch:
 
 
 def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its script has ended before Slurm ended it, so that Slurm never says PREEMPTED."""
     monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
@@ -136,7 +106,7 @@ def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
 
 
 def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_it_could_tell(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(Path("/nowhere"))
@@ -148,7 +118,7 @@ def test_a_worker_that_was_told_to_end_is_stopped_where_its_job_is_over_before_i
     assert (over.status, over.cause) == (Status.STOPPED, None)
 
 
-def test_a_user_s_filters_hide_no_jobs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_s_filters_hide_no_jobs(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
     assert not [name for name in commands.environment() if name.startswith(("SQUEUE", "SCANCEL"))]
@@ -180,7 +150,7 @@ SHOWN = "JobId=7 JobName=muster-a UserId=me(1000) QOS=normal JobState={} Reason=
     ],
 )
 def test_what_slurm_says_of_a_job_s_end_becomes_an_error_of_its_own(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, shown: str, accounted: str, kind: type[MusterError], words: str
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, shown: str, accounted: str, kind: type[MusterError], words: str
 ) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(Path("/nowhere"))
@@ -238,14 +208,14 @@ def test_limits_of_accounts_and_qos_are_told_while_a_job_waits(reason: str, word
         ("sbatch: error: Batch job submission failed: Job in progress of something", "Job in progress of something"),
     ],
 )  # fmt: skip
-def test_what_sbatch_refuses_is_told_by_its_cause(fake: Fake, said: str, words: str) -> None:
+def test_what_sbatch_refuses_is_told_by_its_cause(fake: StandIn, said: str, words: str) -> None:
     fake.says("sbatch", "", complains=said, status=1)
     with pytest.raises(LaunchRefused, match="The job could not be submitted: ") as refused:
         commands.ask("sbatch", what="The job could not be submitted", worker="worker-0")
     assert words in refused.value.message
 
 
-def test_memory_that_only_the_step_ran_out_of(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_that_only_the_step_ran_out_of(fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(tmp_path)
     made.job, made.names = "7", ["worker-0", "worker-1"]
@@ -275,7 +245,7 @@ def test_of_what_a_job_prints_the_end_is_read(tmp_path: Path) -> None:
     assert len(made.last_words()) == 500
 
 
-def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "LOOK_SECONDS", 2.0)
     now = [1000.0]
     monkeypatch.setattr("muster.platforms.slurm.queue.time.monotonic", lambda: now[0])
@@ -300,8 +270,44 @@ def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: Fake, monkeyp
     assert [*looked.jobs()[0]] == ["7"]
 
 
+@pytest.mark.parametrize("workers", [10, 100, 1000])
+def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_ten(
+    cluster: StandIn, run: Run, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """The engine polls every 0.3 to 2 s; here a minute passes at once."""
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(queue, "LOOK_SECONDS", 2.0)
+    monkeypatch.setattr(queue, "time", clock)
+    monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)
+    monkeypatch.setattr("muster.platforms.slurm.states.time", clock)
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    specs = [run.spec(f"worker-{number}") for number in range(workers)]
+    platforms = [SlurmPlatform(), SlurmPlatform()]
+    handles = [platform.submit(specs, "key") for platform in platforms]
+    at_start = len(cluster.asked())
+    assert at_start == 2 * len(["sinfo", "scontrol show config", "squeue", "sbatch --test-only", "sbatch"])
+    # Tasks that have said where they are and tasks that have not yet cost the same.
+    for folder in {handle.partition("@")[2] for of_one in handles for handle in of_one}:
+        for task in range(workers // 2):
+            write_private(Path(folder, f"worker-{task}.news"), json.dumps({"node": "n1", "pid": 1, "at": 1.0}))
+    while now[0] < 1060:
+        for platform, of_one in zip(platforms, handles, strict=True):
+            assert not any(worker.status.is_final for worker in platform.poll(of_one))
+        now[0] += 0.5
+    asked = cluster.asked()[at_start:]
+    assert {line.split()[0] for line in asked} == {"squeue"}
+    assert len(asked) == 30
+    at_end = len(cluster.asked())
+    for platform in platforms:
+        platform.close()
+    ended = [line.split()[0] for line in cluster.asked()[at_end:]]
+    assert ended.count("scancel") == 2
+    assert len(ended) <= 4
+
+
 def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, ...]] = []
     together = threading.Barrier(2)  # breaks unless both are under way
@@ -320,16 +326,8 @@ def test_tasks_of_several_nodes_are_told_to_end_at_the_same_time(
     assert sorted(words[-3:] for words in asked) == [("-TERM", "10", "12"), ("-TERM", "11", "13")]
 
 
-@pytest.fixture
-def cluster(fake: Fake) -> Fake:
-    """A cluster with a node that takes what fits."""
-    fake.says("sinfo", "main*|infinite|n1|127.0.0.1|4|8000|idle|(null)\n")
-    fake.says("sbatch", "Welcome to the cluster\n7;west\n")
-    return fake
-
-
 def test_a_job_whose_submission_was_not_answered_is_cancelled(
-    cluster: Fake, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    cluster: StandIn, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
     asked = commands.ask
@@ -354,7 +352,7 @@ def test_a_job_whose_submission_was_not_answered_is_cancelled(
 
 
 def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
-    cluster: Fake, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    cluster: StandIn, muster_home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)
     platform = SlurmPlatform()
@@ -377,7 +375,7 @@ def test_a_job_that_cannot_be_cancelled_is_left_to_the_guard(
 
 
 def test_a_guard_removes_the_files_of_jobs_that_never_began(
-    cluster: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.platforms.slurm.guard.LATE_SECONDS", -1.0)
     (tmp_path / "made").mkdir()
@@ -388,7 +386,7 @@ def test_a_guard_removes_the_files_of_jobs_that_never_began(
 
 
 def test_what_a_session_has_left_that_was_killed_with_its_guard_goes_with_the_next(
-    cluster: Fake, muster_home: Path, run: Run
+    cluster: StandIn, muster_home: Path, run: Run
 ) -> None:
     boot, *words, _, _ = owner().split(".")
     killed, of_an_earlier_boot = ".".join([boot, *words, "4194305", "1"]), ".".join(["earlier", *words, "1", "1"])

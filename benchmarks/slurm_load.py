@@ -1,0 +1,120 @@
+"""What a session asks of Slurm a second while a run lives: with 10 workers, 100 and 1,000.
+
+With 10 all is real: tasks on the tests' Slurm of two nodes. With more the agents are simulated
+(``thousand_agents.py``), and commands that only answer stand in for Slurm's; the session is Muster's own, with a
+cluster's journal. Every command that is run counts, from when all workers are connected on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from muster.job import Job, Resources, WorkerSpec
+from muster.platforms.base import Storage
+from muster.platforms.slurm.platform import SlurmPlatform
+from muster.run.cluster import Cluster
+from muster.security.ssh import write_private
+
+from benchmarks.idle import Idle
+from benchmarks.measuring import Figure, Target, Unavailable, fresh, main, private_home
+from benchmarks.thousand_agents import PROGRESS, send_specs, simulated_agents
+from tests.platforms.slurm_engine import Engine, fetch, why_not
+from tests.platforms.slurm_stand_in import StandIn
+
+REAL = 10
+CPUS = 8  # of each of two nodes
+MOST = 0.5  # a second: one look each two seconds
+START_SECONDS = 600.0
+
+
+def measure(quick: bool) -> list[Figure]:
+    """The figure for each number of workers."""
+    seconds = 4 if quick else 60
+    with private_home():
+        asked = {REAL: fresh(real, REAL, seconds)}
+        for workers in (100,) if quick else (100, 1000):
+            asked[workers] = fresh(simulated, workers, seconds)
+    kinds = {REAL: "real", 100: "simulated agents", 1000: "simulated agents"}
+    return [
+        Figure(
+            f"{workers:,} workers on Slurm ({kinds[workers]}): commands while they run",
+            "1/s",
+            [found],
+            target=Target(MOST, "1/s"),
+        )
+        for workers, found in asked.items()
+    ]
+
+
+def real(workers: int, seconds: float) -> float:
+    """Commands a second with tasks on a real Slurm."""
+    root = None if why_not() else fetch()
+    if root is None:
+        raise Unavailable(why_not() or "Debian's packages of Slurm cannot be fetched here")
+    engine = Engine(root, cpus=CPUS)
+    try:
+        with on_the_path(engine.path):
+            return asked_a_second(SlurmPlatform(), workers, seconds, engine.asked)
+    finally:
+        engine.remove()
+
+
+def simulated(workers: int, seconds: float) -> float:
+    """Commands a second with agents that are nothing but their side of the wire."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, simulated_agents(workers, PROGRESS) as channels:
+        slurm = StandIn(Path(folder, "slurm"))
+        slurm.has_a_job()
+        with on_the_path(slurm.path):
+            return asked_a_second(Simulated(channels), workers, seconds, slurm.asked)
+
+
+def asked_a_second(platform: SlurmPlatform, workers: int, seconds: float, asked: Callable[[], Sequence[str]]) -> float:
+    """Commands a second between the moment at which all workers are connected and the end of so many seconds."""
+    job = Job(None, workers, resources=Resources(1, 0.1))
+    with Cluster(job, strategy=Idle(), platform=platform, timeout_seconds=START_SECONDS):
+        before = len(asked())
+        while len(asked()) == before:  # from a look on, or a short time would seem to have one more
+            time.sleep(0.01)
+        before, began = len(asked()), time.monotonic()
+        time.sleep(seconds)
+        return (len(asked()) - before) / (time.monotonic() - began)
+
+
+class Simulated(SlurmPlatform):
+    """Workers whose tasks have told where they are at once, and whose agents are simulated."""
+
+    def __init__(self, channels: Sequence[Connection]) -> None:
+        super().__init__()
+        self.storage = Storage.ALL  # nothing has to be sent
+        self._channels = channels
+
+    def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        """Submit them, and be their tasks."""
+        handles = super().submit(specs, run_key)
+        for task, handle in enumerate(handles):
+            news: Mapping[str, object] = {"node": "n1", "address": "127.0.0.1", "pid": 1, "at": time.time()}
+            write_private(Path(handle.partition("@")[2], f"worker-{task}.news"), f"{json.dumps(news)}\n")
+        send_specs(self._channels, [(spec.name, spec.session) for spec in specs if spec.session])
+        return handles
+
+
+@contextlib.contextmanager
+def on_the_path(path: str) -> Iterator[None]:
+    """Have commands be looked for on another search path."""
+    before = os.environ["PATH"]
+    os.environ["PATH"] = path
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+if __name__ == "__main__":
+    main("slurm_load")
