@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from muster.failure.causes import Bearing, Failure, FailureKind, alike, root_cause, ties
+from muster.job import EndCause
 
 CHAINED = (
     "Traceback (most recent call last):\nConnectionResetError: [Errno 104]\n\nTraceback:\nRuntimeError: no gradients"
@@ -315,3 +316,11 @@ def test_no_message_takes_long_to_be_weighed() -> None:
     assert raised(0, 1.0, message="session " * 20_000).bearing is Bearing.RAISED
     assert raised(0, 1.0, message="session 17f is not found.").bearing is Bearing.COLLECTIVE
     assert process_time() - began < 2  # twenty seconds where each word is looked for behind each other one
+
+
+def test_of_workers_that_are_ended_for_the_memory_of_one_that_one_is_the_cause() -> None:
+    ended = [Failure(FailureKind(EndCause.PEER), 1.0, "worker-0"), Failure(FailureKind.MEMORY, 1.2, "worker-1")]
+    for failures in (ended, ended[::-1]):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-1"

@@ -291,6 +291,7 @@ class EndCause(str, Enum):
     MEMORY = "memory"  # the platform ended it for the memory that it used
     OVERTIME = "overtime"  # the platform ended it for the time that it took
     CANCELLED = "cancelled"  # somebody had the platform end it
+    PEER = "stopped"  # the platform ended it for what another worker of the run did
 
     def __str__(self) -> str:
         return self.value

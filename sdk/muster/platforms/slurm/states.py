@@ -107,13 +107,10 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     return worker
 
 
-def _over_memory(made: Submission, nodes: Sequence[str]) -> str:
-    """Return the workers on these nodes, with the nodes."""
-    tasks = made.tasks().items()
-    return "; ".join(
-        f"{', '.join(made.names[number] for number, task in sorted(tasks) if task.node == node)} on {node}"
-        for node in nodes
-    )
+def _over_memory(made: Submission, nodes: Sequence[str]) -> dict[str, list[int]]:
+    """Return the tasks on each of these nodes."""
+    tasks = sorted(made.tasks().items())
+    return {node: [number for number, task in tasks if task.node == node] for node in nodes}
 
 
 def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
@@ -126,7 +123,7 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
         state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
-    over = ""
+    over: dict[str, list[int]] = {}
     if may_be_slurms and state_word(state) not in ENDS:
         output = made.output_end()
         over = _over_memory(made, nodes_over_memory(output))
@@ -142,7 +139,10 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
         words = f"{words} {made.last_words()}".strip()
     told: dict[str, Any] = {"reason": f"{words[:1].upper()}{words[1:]}", "cause": cause, "advice": advice}
     if over:
-        told["reason"] = f"Slurm ended all tasks for the memory of {over}."
+        of = "; ".join(f"{', '.join(made.names[task] for task in tasks)} on {node}" for node, tasks in over.items())
+        told["reason"] = f"Slurm ended all tasks for the memory of {of}."
+        if any(over.values()) and not any(task_of(worker.id) in tasks for tasks in over.values()):
+            told["cause"] = EndCause.PEER
     if cause is EndCause.MEMORY:
         told["advice"] = ArgumentText("a larger ", Argument(memory_argument(worker.name)), ", or smaller batches")
     if word == "NODE_FAIL" and task.node:
