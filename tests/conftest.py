@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.workbench.session import WorkbenchSession
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_protocol", "pytest_xdist_make_scheduler"]
 
 KNOWN_BUILDS = "horovod-has-gloo"
+FOLDERS_SECONDS = 30.0  # in which guards of sessions that tests kill have removed all folders
 
 # A shell starts what it runs in the background with interrupts ignored, which all children inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -116,6 +118,28 @@ def ends_its_guards() -> Iterator[None]:
         eventually(has_ended, "all guards and logins have ended", 30)
     except AssertionError:
         pytest.fail(f"left running: {left}")
+
+
+@pytest.fixture
+def leaves_no_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test after which a folder of Muster's is still in the temporary folder, of which each test has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # with room for the names of sockets
+    folder.chmod(0o1777)  # some tests become somebody else
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    left: list[str] = []
+
+    def is_empty() -> bool:
+        left[:] = [f"{path.name}: {sorted(os.listdir(path))}" for path in folder.glob("muster-*")]
+        return not left
+
+    try:
+        eventually(is_empty, "no folder is left", FOLDERS_SECONDS)
+    except AssertionError:
+        pytest.fail(f"left in the temporary folder: {'; '.join(left)}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

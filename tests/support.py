@@ -28,6 +28,7 @@ from muster.job import Process, Resources, SessionAddress, SshIdentity, Worker, 
 from muster.platforms.base import Platform
 from muster.pools.listener import listening_socket
 from muster.records import runs
+from muster.records.scratch import make_scratch
 from muster.security.certificates import make_certificate
 from muster.security.ssh import generate_key_pair
 
@@ -255,7 +256,7 @@ class Run:
         self.folder = folder
         self.home = os.environ.get("MUSTER_HOME", "")
         self.ports: list[int] = []
-        self.scratch = scratch or Path(tempfile.mkdtemp(prefix="muster-"))
+        self.scratch = scratch or make_scratch()
 
     def spec(self, name: str = "worker-0", **changes: Any) -> WorkerSpec:
         """A small worker of this run."""

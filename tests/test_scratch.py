@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent.removal import OWNER
 from muster.records import sessions
-from muster.records.scratch import OWNER, sweep
+from muster.records.scratch import sweep
 
 GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
 
@@ -63,3 +64,16 @@ def test_what_is_another_users_is_left_alone(tmp_path: Path) -> None:
         os.chown(path, 65534, 65534)
     sweep(tmp_path)
     assert folder.exists()
+
+
+def test_folders_of_sessions_that_were_killed_before_they_could_say_whose_they_are(tmp_path: Path) -> None:
+    """Or when all but the folder was removed. What anything is in stays: it may be anybody's."""
+    names = ["muster-ab12cd_4", "muster-ab12cd_5", "muster-ab12cd_6", "muster-training2"]
+    empty, full, new, named = folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+    (full / "file").touch()
+    for folder in (empty, full, named):
+        os.utime(folder, (1.0, 1.0))
+    sweep(tmp_path)
+    assert [folder.exists() for folder in (empty, full, new, named)] == [False, True, True, True]

@@ -14,19 +14,20 @@ from muster.agent.visitors import guard_address
 from muster.platforms.hosts.login import LOADER, READY, packed_agent
 
 
-def test_a_guard_sweeps_no_folder_that_is_not_a_guards(tmp_path: Path) -> None:
+def test_a_guard_sweeps_no_folder_that_is_not_a_guards() -> None:
     """Folders of the user's own may begin like a guard's."""
     kept = ["muster-host-keys", "muster-host-training", "muster-host-ab12cd34x", "other"]
-    left = Path(tempfile.mkdtemp(prefix="muster-host-", dir=tmp_path))
-    for name in kept:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    subprocess.run(
-        ["/bin/sh", "-c", LOADER], input=packed_agent(), env={**os.environ, "TMPDIR": str(tmp_path)},
-        stdout=subprocess.DEVNULL, timeout=30, check=True,
-    )  # fmt: skip
-    assert not left.exists()
-    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+    with tempfile.TemporaryDirectory(dir="/tmp") as around:  # of whose path sockets can be
+        left = Path(tempfile.mkdtemp(prefix="muster-host-", dir=around))
+        for name in kept:
+            Path(around, name).mkdir()
+            Path(around, name, "file").touch()
+        subprocess.run(
+            ["/bin/sh", "-c", LOADER], input=packed_agent(), env={**os.environ, "TMPDIR": around},
+            stdout=subprocess.DEVNULL, timeout=30, check=True,
+        )  # fmt: skip
+        assert not left.exists()
+        assert sorted(os.listdir(around)) == sorted(kept)
 
 
 def test_a_guard_whose_name_is_taken_serves_its_platform_all_the_same(tmp_path: Path) -> None:

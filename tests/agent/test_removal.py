@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import tempfile
 from pathlib import Path
 
-from muster.agent.removal import remove_folder
+import pytest
+from muster.agent import removal
+from muster.agent.removal import OWNER, lock, remove_folder, remove_unused
 
 DEEP = (
     3000  # folders in one another: more than Python calls functions in one another, or than a process has descriptors
@@ -79,3 +84,72 @@ def test_folders_that_their_owner_has_closed(tmp_path: Path) -> None:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert os.listdir(tmp_path) == []
+
+
+def test_what_says_whose_it_is_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that is cut off leaves nothing of which nobody knows whose it is."""
+    folder = tmp_path / "folder"
+    (folder / "inner" / OWNER).mkdir(parents=True)
+    for name in (OWNER, "a", "z"):
+        (folder / name).touch()
+    left: list[list[str]] = []
+    rmdir = os.rmdir
+    unlink = os.unlink
+
+    def note(path: str, *, dir_fd: int | None = None) -> None:
+        left.append(sorted(os.listdir(folder)))
+        (unlink if path in (OWNER, "a", "z") else rmdir)(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", note)
+    assert remove_folder(folder)
+    assert left[-1] == [OWNER]
+    assert all(OWNER in names for names in left)
+
+
+def made(around: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="muster-agent-", dir=around))
+    (folder / "file").touch()
+    return folder
+
+
+def test_of_folders_alike_those_are_removed_that_nobody_uses(tmp_path: Path) -> None:
+    own, used, unused, other = (made(tmp_path) for _ in range(4))
+    kept = lock(str(used))
+    named = tmp_path / "muster-agent-training2"
+    open_to_all = tmp_path / "muster-agent-training"
+    for folder in (named, open_to_all):
+        folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(other, NOBODY, NOBODY)
+    target = tmp_path / "target"
+    target.mkdir(0o700)
+    (target / "file").touch()
+    link = tmp_path / "muster-agent-abcdefgh"
+    link.symlink_to(target)
+    remove_unused(str(own))
+    assert not unused.exists()
+    assert other.exists() is (os.geteuid() == 0)
+    assert all(folder.exists() for folder in (own, used, named, open_to_all, link, target / "file"))
+    os.close(kept)
+    remove_unused(str(own))
+    assert not used.exists()
+
+
+def test_where_there_are_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    own, other = made(tmp_path), made(tmp_path)
+    os.close(lock(str(own)))
+    remove_unused(str(own))
+    assert other.exists()
+
+
+def test_removing_what_others_have_left_takes_no_longer_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "SWEEP_SECONDS", -1.0)
+    own, other = made(tmp_path), made(tmp_path)
+    remove_unused(str(own))
+    assert other.exists()

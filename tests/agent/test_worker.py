@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ class Engines:
                 CDSW_IP_ADDRESS=ADDRESS,
                 CDSW_ENGINE_ID="engine-7",
                 CDSW_MASTER_ID="session",
-                TMPDIR=str(self._run.folder),
+                TMPDIR=str(self._run.scratch),
             ),
             stdin=pipe,
             stdout=pipe,
@@ -134,6 +133,28 @@ def test_it_ends_with_its_engine(engines: Engines, run: Run, stub_session: StubS
     eventually(lambda: is_gone(agent), "the agent is gone")
 
 
+def test_what_a_worker_that_is_killed_whole_has_left_goes_with_the_next(
+    engines: Engines, run: Run, stub_session: StubSession
+) -> None:
+    """And nothing goes that a living one has, be it only its agent that lives."""
+    scratch: dict[str, Any] = {"scratch": Path(symbol("scratch"))}
+    killed = engines.start(run.spec(session=stub_session.address, **scratch))
+    agent = stub_session.wait_for("hello")["pid"]
+    (left,) = run.scratch.glob("muster-agent-*")
+    os.kill(agent, signal.SIGSTOP)  # or it would see its engine's end, and remove everything
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    engines.start(run.spec("worker-1", session=stub_session.address, **scratch))
+    stub_session.wait_for("hello", "worker-1")
+    (second,) = set(run.scratch.glob("muster-agent-*")) - {left}
+    assert left.exists()
+    os.kill(agent, signal.SIGKILL)
+    engines.start(run.spec("worker-2", session=stub_session.address, **scratch))
+    stub_session.wait_for("hello", "worker-2")
+    eventually(lambda: not left.exists(), "the third has removed it")
+    assert len([*second.iterdir()]) == 2
+
+
 def test_a_session_that_cannot_be_reached_is_named(engines: Engines, run: Run, stub_session: StubSession) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -168,9 +189,9 @@ def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_first
 
 def test_gpus_are_those_that_the_engine_sees(run: Run) -> None:
     config = {**config_of(run.spec()), "gpu": 2, "engine": agent_files.ENGINE}
-    assert complete(config, {})["gpus"] == ["0", "1"]
-    assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})["gpus"] == ["GPU-a", "GPU-b"]
-    assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"})["gpus"] == []
+    assert complete(config, {}, "/nowhere")["gpus"] == ["0", "1"]
+    assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "/nowhere")["gpus"] == ["GPU-a", "GPU-b"]
+    assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"}, "/nowhere")["gpus"] == []
 
 
 def test_without_a_platform_that_says_it_the_address_is_that_of_the_route_to_the_session() -> None:
@@ -193,11 +214,8 @@ def by_places(run: Run) -> WorkerSpec:
     return run.spec(scratch=Path(symbol("scratch")), cwd=symbol("project") + "/src")
 
 
-def test_places_that_nobody_has_chosen_are_in_a_new_folder_of_its_own(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(run.scratch))
-    config = complete(config_of(by_places(run)), {"ADDRESS": "127.0.0.1"})
+def test_places_that_nobody_has_chosen_are_in_a_folder_that_goes_with_the_worker(run: Run) -> None:
+    config = complete(config_of(by_places(run)), {"ADDRESS": "127.0.0.1"}, str(run.scratch))
     places = config["places"]
     assert sorted(places) == ["library", "project", "run", "scratch"]
     assert all(os.stat(path).st_mode & 0o777 == 0o700 for path in places.values())
@@ -211,24 +229,15 @@ def test_places_that_nobody_has_chosen_are_in_a_new_folder_of_its_own(
 
 def test_places_that_its_platform_has_chosen_stay(run: Run, tmp_path: Path) -> None:
     chosen = {"project": str(tmp_path / "code"), "scratch": str(tmp_path / "scratch")}
-    config = complete(config_of(by_places(run), chosen), {"ADDRESS": "127.0.0.1"})
+    config = complete(config_of(by_places(run), chosen), {"ADDRESS": "127.0.0.1"}, "/nowhere")
     assert config["places"] == {**chosen, "library": f"{tmp_path}/scratch/library", "run": f"{tmp_path}/scratch/run"}
     assert config["cwd"] == f"{tmp_path}/code/src"
-
-
-def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_not_used(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 10)))
-    config = complete(config_of(by_places(run)), {"ADDRESS": "127.0.0.1"})
-    assert os.path.dirname(config["scratch"]) == "/tmp"
-    shutil.rmtree(config["scratch"])
 
 
 def test_a_worker_that_shares_files_has_the_paths_that_it_is_given(run: Run) -> None:
     spec = run.spec(places={"run": str(run.folder), "library": "/lib", "scratch": "/s", "project": "/p"})
     config = config_of(spec)
-    assert settle(config) == config
+    assert settle(config, "/nowhere") == config
     assert (config["scratch"], config["cwd"]) == (str(spec.scratch), spec.cwd)
     assert config["log"] == f"{run.folder}/logs/worker-0.log"
 

@@ -50,3 +50,8 @@ def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield slurm_of_tests
     slurm_of_tests.clean()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
+    """Tests of this folder fail where they leave a folder of Muster's behind."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import muster
 import pytest
+from muster.agent.removal import OWNER
 from muster.errors import (
     HostKeyChanged,
     HostKeyUnknown,
@@ -169,7 +170,7 @@ def test_kill_9_of_the_session_leaves_nothing(hosts: Network, project: Path) -> 
     for host in hosts.hosts.values():
         eventually(lambda: not host.left_behind(), "nothing is left", 8)  # noqa: B023
     scratch.sweep(Path(tempfile.gettempdir()))  # as the next run does
-    owners = Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}*/{scratch.OWNER}")
+    owners = Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}*/{OWNER}")
     assert session.pid not in [json.loads(path.read_text())["pid"] for path in owners]
 
 

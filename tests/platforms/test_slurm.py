@@ -34,6 +34,10 @@ from muster.platforms.slurm.queue import LOOK_SECONDS, Queue
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
 
+NOTEBOOK = (
+    "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
+    " nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
+)
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
@@ -190,15 +194,13 @@ def test_a_node_that_is_gone(project: Path, slurm: Engine) -> None:
             running.wait()
     finally:
         slurm.power_on("n2")
+    (project / "train.py").write_text("print('done')\n")
+    run("train.py", 1, nodelist="n2")  # removes what the agent that went with the node has left there
 
 
 def test_nothing_is_left_when_the_notebook_is_killed(project: Path, slurm: Engine) -> None:
-    program = (
-        "import muster, sys; muster.run_cluster(2, strategy='processes', worker_script='endless.py', platform='slurm',"
-        " nodes='2', memory=0.5, sbatch_args=tuple(sys.argv[1:]))"
-    )
     for arguments in ([], ["--hold"]):
-        command = [sys.executable, "-c", program, *arguments]
+        command = [sys.executable, "-c", NOTEBOOK, *arguments]
         notebook = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
         wanted = "PENDING" if arguments else "RUNNING"
         eventually(lambda: slurm.run("squeue", "-h", "-o", "%T").split() == [wanted], wanted, timeout=60)  # noqa: B023
@@ -219,7 +221,14 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     running = started()
     running.stop()
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
-    eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in ([], [f"{job}.batch"]), "no step is left")
+    no_step: tuple[list[str], ...] = ([], [f"{job}.batch"])
+    eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left")
+    notebook = subprocess.Popen([sys.executable, "-c", NOTEBOOK], env=environment(), stderr=subprocess.DEVNULL)
+    eventually(lambda: "started" in "".join(muster.open_run("last").logs("worker-1")), "it has started", 60)
+    notebook.kill()
+    notebook.wait()
+    eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left", 20)
+    assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
 
 
 def test_a_task_whose_first_process_is_killed_is_lost_and_was_not_taken_away_for_others(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.agent import removal
 from muster.errors import JobError
 from muster.job import Resources
 from muster.platforms.slurm.platform import SlurmPlatform
@@ -111,15 +112,19 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
     package = io.BytesIO()
     with zipfile.ZipFile(package, "w") as file:
         file.writestr("agent/__main__.py", agent)
+        for name in ("__init__.py", "removal.py"):
+            file.writestr(f"agent/{name}", Path(removal.__file__).with_name(name).read_text())
     (tmp_path / "worker-0.stop").touch()
     program = (
-        "import os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
+        "import base64, os, signal, sys; from muster.agent import slurm_bootstrap as bootstrap\n"
+        "from muster.agent.unpacking import unpacked\n"
         "tell = bootstrap.tell\n"
         "def tell_and_be_told(path, **news):\n"
         "    tell(path, **news)\n"
         "    'node' in news and len(sys.argv) > 3 and os.kill(os.getpid(), signal.SIGTERM)\n"
         "bootstrap.tell = tell_and_be_told\n"
-        "bootstrap.become_worker(sys.argv[1], '127.0.0.1', sys.argv[2])\n"
+        "package = unpacked(base64.b64decode(sys.argv[2]), 'muster-agent-')\n"
+        "bootstrap.become_worker(package, sys.argv[1], '127.0.0.1')\n"
     )
     source = base64.b64encode(package.getvalue()).decode()
     command = [sys.executable, "-c", program, str(tmp_path), source, *(["signal"] if "signal" in end else [])]

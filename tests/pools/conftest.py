@@ -21,3 +21,8 @@ def endpoint(tmp_path: Path) -> Iterator[Listening]:
     made = Listening(tmp_path)
     yield made
     call_in_background(made.session.close)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
+    """Tests of this folder fail where they leave a folder of Muster's behind."""

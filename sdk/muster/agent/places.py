@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, Mapping
 
 MOST_FILES = 10000  # in one listing
-LONGEST_TEMPORARY = 40  # characters of the folder around a scratch folder, whose sockets need short paths
 MOST_SEEN = 200000  # on the way to those that a pattern matches
 MAGIC = re.compile(r"[*?\[]")
 DEEPEST = 32  # folders in one another
@@ -50,12 +49,12 @@ def resolve(text: str, places: "Mapping[str, str]") -> str:
     return text
 
 
-def settle(config: "dict[str, Any]", around: str = "") -> "dict[str, Any]":
+def settle(config: "dict[str, Any]", around: str) -> "dict[str, Any]":
     """The config of an agent with a path for every place: those that nobody has given are in a new folder, its scratch.
 
     Args:
         config: what the agent must know.
-        around: the folder to make that folder in; empty for the one for temporary files.
+        around: the folder to make that folder in, which goes with the worker.
 
     Raises:
         OSError: the folder cannot be made.
@@ -66,11 +65,7 @@ def settle(config: "dict[str, Any]", around: str = "") -> "dict[str, Any]":
     if "scratch" not in places:
         import tempfile  # only here, as every launch waits for a guard's imports
 
-        if not around:
-            around = tempfile.gettempdir()
-            is_short = len(around) <= LONGEST_TEMPORARY and " " not in around
-            around = around if is_short else "/tmp"
-        places["scratch"] = tempfile.mkdtemp(prefix="muster-", dir=around)
+        places["scratch"] = tempfile.mkdtemp(prefix="", dir=around)  # short, as sockets in it have long paths else
     for place in ("library", "run", "project"):
         places.setdefault(place, os.path.join(places["scratch"], place))
         os.makedirs(places[place], 0o700, exist_ok=True)

@@ -1,35 +1,82 @@
 """Removing folders, whatever scripts have left in them: thousands of folders in one another, or some closed to all."""
 
 import contextlib
+import fcntl
 import os
+import re
 import stat
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NAMED = 8  # characters by which mkdtemp tells its folders apart: others that begin like these may be the user's
+MADE = "[a-z0-9_]{%d}\\Z" % NAMED
+OWNER = "owner.json"  # in a folder: says whose it is
+SWEEP_SECONDS = 10.0  # after which what others have left is left to the next
 
 
 def remove_folder(path: "str | os.PathLike[Any]") -> bool:
     """Remove a folder with all that is in it, as far as it can be, and return whether nothing of it is left.
 
     Links in it are removed and not followed. However deep it is, this takes few descriptors and no recursion: folders
-    in other folders are moved up, to be emptied in their turn.
+    in other folders are moved up, to be emptied in their turn. What says whose it is goes last, so that the rest of a
+    removal that is cut off is not nobody's.
     """
     with contextlib.suppress(OSError):
         folder = _open(os.fspath(path), None)
         try:
             _empty(folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(OWNER, dir_fd=folder)
         finally:
             os.close(folder)
         os.rmdir(path)
     return not os.path.lexists(path)
 
 
+def lock(folder: str) -> int:
+    """A descriptor of a folder, which keeps ``remove_unused`` from removing it. Raises OSError."""
+    found = os.open(folder, FOLDER | os.O_RDONLY)
+    with contextlib.suppress(OSError):  # of a file system without locks nothing is swept either
+        fcntl.flock(found, fcntl.LOCK_SH)
+    return found
+
+
+def remove_unused(own: str) -> None:
+    """Remove the folders like one's own, and beside it, of which nobody holds a lock: their users have been killed.
+
+    Args:
+        own: one's own, which ``tempfile.mkdtemp`` has made. As that it is for this user only, and its name ends alike.
+    """
+    around, name = os.path.split(own)
+    like_it = re.compile(re.escape(name[:-NAMED]) + MADE)
+    deadline = time.monotonic() + SWEEP_SECONDS
+    for other in os.listdir(around):
+        if time.monotonic() > deadline:
+            return
+        if other != name and like_it.match(other):
+            with contextlib.suppress(OSError):  # in use, or a link, or gone
+                _remove_unused(os.path.join(around, other))
+
+
+def _remove_unused(path: str) -> None:
+    """Remove a folder that is this user's. Raises OSError where somebody uses it."""
+    folder = os.open(path, FOLDER | os.O_RDONLY)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(path)
+    finally:
+        os.close(folder)
+
+
 def _empty(root: int) -> None:
     """Remove all that is in a folder. Raises OSError where that cannot be listed."""
-    waiting = _remove_files(root)
+    waiting = _remove_files(root, OWNER)
     name_of_moved = ".removed-{}-{{}}".format(os.urandom(8).hex()).format
     count = 0
     while waiting:
@@ -48,11 +95,13 @@ def _empty(root: int) -> None:
             os.rmdir(name, dir_fd=root)
 
 
-def _remove_files(folder: int) -> "list[str]":
+def _remove_files(folder: int, kept: str = "") -> "list[str]":
     """Remove what is no folder, as far as it can be, and return the names of the folders. Raises OSError."""
     folders = []
     for name in os.listdir(folder):
         try:
+            if name == kept and stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                continue
             os.unlink(name, dir_fd=folder)
         except OSError:
             with contextlib.suppress(OSError):

@@ -1,42 +1,36 @@
-"""Code that makes a worker of a task of Slurm's: says where it is, unpacks the agent, and runs it until it ends.
+"""Code that makes a worker of a task of Slurm's: says where it is, and runs the agent until that ends.
 
-It is sent as text, with a call of ``become_worker`` below it. What a task tells its platform goes into a file of its
-own in the submission's folder, before its agent adds to that.
+It is sent as text, with ``unpacking.py`` above it and a call of ``become_worker`` below it. What a task tells its
+platform goes into a file of its own in the submission's folder, before its agent adds to that.
 """
 
-import base64
 import contextlib
-import io
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 
-if sys.version_info < (3, 6):
-    sys.exit("muster: python3 is Python {}.{}.{}; workers need 3.6".format(*sys.version_info[:3]))
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ContextManager
 
 
-def become_worker(folder, session, source):
-    # type: (str, str, str) -> None
+def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) -> None:
     """Run the agent of this task until it ends, and exit as it did.
 
     Args:
+        unpacked: makes the folder with the agent's package, and removes it.
         folder: of the submission.
         session: the session's address, by the route to which this node's address is chosen.
-        source: the agent's package, as the base64 of a zip.
     """
     path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
     agents = []  # type: list[subprocess.Popen[bytes]]  # its agent, once that has started
     early = []  # type: list[bool]  # requests to end before that
 
-    def end(*_):
-        # type: (object) -> None
+    def end(*_: object) -> None:
         if agents:
             agents[0].terminate()  # it ends its processes first, then itself
         else:
@@ -44,44 +38,40 @@ def become_worker(folder, session, source):
 
     signal.signal(signal.SIGCONT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)  # before anybody can know whom to send it to
-    unpacked = tempfile.mkdtemp(prefix="muster-agent-")
-    try:
-        zipfile.ZipFile(io.BytesIO(base64.b64decode(source))).extractall(unpacked)
+    with unpacked as package:
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())
-        command = [sys.executable, "-I", "-S", unpacked + "/agent/__main__.py", "worker", path + ".launch"]
+        command = [sys.executable, "-I", "-S", package + "/agent/__main__.py", "worker", path + ".launch"]
         agent = subprocess.Popen(command, env=environment(address))
         agents.append(agent)
         if early:
             agent.terminate()
+        from agent.removal import remove_unused  # type: ignore[import-not-found]
+
+        remove_unused(package)
         status = agent.wait()
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
             tell(path, status="failed", exit_code=None, signal=-status, reason=reason)
         elif status and os.path.exists(path + ".stop"):  # its config may have been taken back before it could read it
             tell(path, status="stopped", exit_code=None, signal=None, reason=None)
-    finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
     sys.exit(1 if status else 0)
 
 
-def tell(path, **news):
-    # type: (str, **object) -> None
+def tell(path: str, **news: object) -> None:
     """Add a line to what the platform reads of this task."""
     with os.fdopen(os.open(path + ".news", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
         file.write(json.dumps(news).encode() + b"\n")
 
 
-def environment(address):
-    # type: (str) -> dict[str, str]
+def environment(address: str) -> "dict[str, str]":
     """The task's environment, without what makes launchers of MPI believe that Slurm is to start their ranks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI_", "PMIX_"))}
     return dict(kept, MUSTER_ADDRESS=address, MUSTER_SLURM_JOB_ID=os.environ.get("SLURM_JOB_ID", ""))
 
 
-def address_towards(other):
-    # type: (str) -> str
+def address_towards(other: str) -> str:
     """The address that this node shows to ``other``."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing; the kernel only chooses a route

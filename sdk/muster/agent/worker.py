@@ -15,7 +15,7 @@ import sys
 from . import agent, frames, linux
 from .needs import lacking_gpus, what_lacks
 from .places import settle
-from .removal import remove_folder
+from .removal import lock, remove_folder
 from .ssh_server import find_sshd
 
 UNPACKED = "muster-agent-"  # begins the name of the folder into which it is unpacked on workers
@@ -30,6 +30,10 @@ def main(path: str) -> None:
     if config is None:
         sys.exit("muster: nobody waits for this worker any more: {} is gone".format(path))
     parent = os.getppid()
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    is_own = os.path.basename(folder).startswith(UNPACKED)
+    if is_own:
+        lock(folder)  # who has unpacked it may be killed
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)  # until the agent is ready for them
     linux.signal_at_parent_death(signal.SIGTERM)
     news = os.open(config["news"], os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -39,10 +43,9 @@ def main(path: str) -> None:
     if lack:
         os.write(news, frames.encode("worker", status="failed", reason=lack))
         sys.exit(1)
-    outcome = agent.main(complete(config, dict(os.environ)), news)
-    unpacked = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.getppid() != parent and os.path.basename(unpacked).startswith(UNPACKED):  # else who unpacked it removes it
-        remove_folder(unpacked)
+    outcome = agent.main(complete(config, dict(os.environ), folder), news)
+    if os.getppid() != parent and is_own:  # else who unpacked it removes it
+        remove_folder(folder)
     sys.exit(0 if outcome["status"] in ("succeeded", "stopped") else 1)
 
 
@@ -64,7 +67,7 @@ def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None"
     return dict(config)
 
 
-def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, Any]":
+def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -> "dict[str, Any]":
     """Return the config with what only the worker itself knows.
 
     Args:
@@ -72,8 +75,9 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]") -> "dict[str, 
             platform says a worker's ``id``, its ``address`` and that of its ``session``, and what the names of all of
             the platform's ``own`` variables begin with.
         environ: the worker's environment.
+        folder: a folder that goes with the worker.
     """
-    config = settle(config)
+    config = settle(config, folder)
     names = config["engine"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
     session = environ.get(names["session"]) or (config["session"] or {}).get("host", "127.0.0.1")

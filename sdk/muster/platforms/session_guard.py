@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from muster.agent import linux
+from muster.records.scratch import sweep
 from muster.runtime.forks import in_forked_children
 
 RETRY_SECONDS = 1.0  # until what does not answer is asked again
@@ -111,6 +112,8 @@ class SessionGuard:
 def serve(clean_up: Callable[[dict[str, Any]], object]) -> None:
     """Wait for the end of the session, and clean up after it: again and again for half an hour, where that fails.
 
+    Its scratch folder goes last.
+
     Args:
         clean_up: removes everything, given the facts; raises an error of any kind where it should be tried again.
     """
@@ -124,6 +127,7 @@ def serve(clean_up: Callable[[dict[str, Any]], object]) -> None:
     while time.monotonic() < deadline:
         try:
             clean_up(facts)
+            sweep()
             return
         except Exception:  # foreign code, and nobody to tell
             time.sleep(RETRY_SECONDS)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from muster.agent.removal import remove_folder
+from muster.agent.removal import MADE, OWNER, remove_folder
 from muster.records import sessions
 from muster.text.reading import parse_json, read_regular
 
 PREFIX = "muster-"  # the guard removes only folders named so (muster.agent.scratch)
-OWNER = "owner.json"
 LARGEST_OWNER = 4096  # bytes
+OLD_SECONDS = 60.0  # after which nobody is about to say whose an empty folder is
 LONGEST = 40  # characters of the path around it: sockets inside need paths of less than 108
 
 
@@ -27,9 +29,8 @@ def make_scratch() -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    around = Path(_temporary_folder())
-    sweep(around)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=around))
+    sweep()
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temporary_folder()))
     (path / OWNER).write_text(json.dumps(sessions.this_session()))
     return path
 
@@ -40,23 +41,37 @@ def scratch_of_this_session() -> list[Path]:
     return [folder for folder, session in _scratch_of_user(Path(_temporary_folder())) if session == this]
 
 
-def sweep(around: Path) -> None:
-    """Remove the scratch folders whose session is gone: it, its guard and its agents were killed together."""
+def sweep(around: Path | None = None) -> None:
+    """Remove the scratch folders whose session is gone, and old ones that were only made or were all but removed.
+
+    Args:
+        around: the folder that they are in; None for where this machine's are.
+    """
+    around = around or Path(_temporary_folder())
     for folder, session in _scratch_of_user(around):
-        if not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
+        if session is None:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # which fails where anything is in it
+        elif not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
             remove_folder(folder)
 
 
 def _scratch_of_user(around: Path) -> Iterator[tuple[Path, Any]]:
-    """This user's scratch folders, each with the session that made it.
+    """This user's scratch folders, each with the session that made it; None where that is not said.
 
     Anybody may make folders of such names, with pipes in them that nobody writes to: those are not opened.
     """
     for folder in around.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):  # none is in it, or it is just being removed
+        with contextlib.suppress(OSError, ValueError):  # it is just being removed
             found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                continue
+            try:
                 yield folder, parse_json(read_regular(folder / OWNER, LARGEST_OWNER))
+            except FileNotFoundError:
+                is_made = stat.S_IMODE(found.st_mode) == 0o700 and re.fullmatch(PREFIX + MADE, folder.name)
+                if is_made and time.time() > found.st_mtime + OLD_SECONDS:
+                    yield folder, None
 
 
 def _temporary_folder() -> str:

@@ -317,5 +317,6 @@ def packed_agent() -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(AGENT.glob("*.py")):
             archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    program = (AGENT / "host_bootstrap.py").read_text(encoding="utf-8")
+    texts = [(AGENT / name).read_text(encoding="utf-8") for name in ("unpacking.py", "host_bootstrap.py")]
+    program = "\n".join([*texts, "become_guard(unpacked)"])
     return f"exec({program!r})\n{len(packed.getvalue())}\n".encode() + packed.getvalue()

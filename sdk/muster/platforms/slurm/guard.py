@@ -5,18 +5,23 @@ Agents end by themselves a lease after they have lost the session. But a job tha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from muster.agent import linux
 from muster.agent.removal import remove_folder
+from muster.errors import PlatformError
 from muster.platforms.session_guard import SessionGuard, serve
 from muster.platforms.slurm import commands
+from muster.platforms.slurm.submissions import Submission
 
 AGAIN_SECONDS = 2.0  # between two tries
+STEP_SECONDS = 5.0  # that agents get to end their processes and remove their files
 LATE_SECONDS = 10.0  # for which jobs are looked for that were being submitted when the session ended
 
 
@@ -53,7 +58,7 @@ def clean_up(facts: dict[str, Any]) -> None:
     """
     for pid, start in facts["steps"]:
         if linux.is_running(pid, start):
-            os.kill(pid, signal.SIGTERM)
+            _end_step(pid, start, [*map(Path, facts["folders"])])
     began = time.monotonic()
     while facts["labels"]:
         commands.cancel("--me", f"--name={','.join(facts['labels'])}")
@@ -62,6 +67,20 @@ def clean_up(facts: dict[str, Any]) -> None:
         time.sleep(AGAIN_SECONDS)
     for folder in facts["folders"]:  # of jobs that never began, it has what only they were to know
         remove_folder(folder)
+
+
+def _end_step(pid: int, start: int, folders: Sequence[Path]) -> None:
+    """Have agents end that lose their session anyway, or what has started them kill them."""
+    for made in filter(None, map(Submission.found, folders)):
+        if made.is_step and made.step:
+            with contextlib.suppress(PlatformError):
+                commands.cancel("--signal=TERM", made.step)
+    deadline = time.monotonic() + STEP_SECONDS
+    while linux.is_running(pid, start):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGTERM)
+            return
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -328,10 +328,11 @@ class SlurmPlatform(Platform):
         if not made.is_step:
             commands.cancel(made.job)
             return
-        step = next((task.step for task in made.tasks().values() if task.step.isdecimal()), None)
         process = self._steps.get(str(made.folder))
-        if step is not None:
-            commands.cancel(f"{made.job}.{step}")
+        if made.step:
+            commands.cancel(
+                "--signal=TERM", made.step
+            )  # without a signal Slurm would kill, and agents leave their files
         elif process is not None:
             process.terminate()
 
@@ -386,9 +387,8 @@ class SlurmPlatform(Platform):
             time.sleep(CHECK_SECONDS)
         with contextlib.suppress(PlatformError):
             self.poll([*self._workers])
-        for step in self._steps.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                step.wait(max(deadline - time.monotonic(), 0.1))
+        for folder, process in self._steps.items():
+            _end_step(process, self._submissions[folder].step, deadline)
         self._steps.clear()
         own = {handle for handles in self._submitted.values() for handle in handles}
         for made in self._own():
@@ -419,6 +419,16 @@ class SlurmPlatform(Platform):
                 commands.cancel("--me", f"--name={','.join(made.label for made in left)}")
         for made in left:  # a job that is queued all the same finds no program, and ends
             made.remove()
+
+
+def _end_step(process: subprocess.Popen[bytes], step: str, deadline: float) -> None:
+    """Wait for the end of a step that was asked to end, and have it killed where it does not. Raises PlatformError."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(deadline - time.monotonic(), 0.1))
+        return
+    if step:
+        commands.cancel(step)
+    process.terminate()
 
 
 def _word(text: str) -> str:

@@ -9,13 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from muster.agent import slurm_bootstrap
 from muster.errors import JobError
 from muster.job import Resources, WorkerSpec
 from muster.platforms.slurm.words import minutes_of
-from muster.platforms.workbench.agent_files import packed_agent
+from muster.platforms.workbench.agent_files import program
 from muster.text.arguments import Argument, ArgumentText
 
 MEBIBYTE = 1 << 20
@@ -184,5 +182,4 @@ def start_script(folder: str) -> str:
 
 def start_program(folder: str, session: str) -> str:
     """Return the program that makes a worker of a task, in Python."""
-    bootstrap = Path(slurm_bootstrap.__file__).read_text(encoding="utf-8")
-    return f"{bootstrap}\n\nbecome_worker({folder!r}, {session!r}, '''\n{packed_agent()}''')\n"
+    return program("slurm_bootstrap.py", folder, session)

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from muster.agent.removal import remove_folder
+from muster.agent.removal import OWNER, remove_folder
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, news_of, outcome_of
 from muster.platforms.session_guard import is_left_behind, owner
@@ -29,7 +29,6 @@ ENGINE = {
     "session": "MUSTER_SESSION_ADDRESS",
     "own": "MUSTER_SLURM",
 }
-OWNER = "owner.json"  # who has made a submission: the next session removes what a killed one has left
 GROUP = "/step_"  # in the paths of control groups that Slurm makes for a step and its tasks
 LARGEST_END = 16 << 10  # bytes that are read of what a job has printed beside its workers: it may print anything
 LAST_WORDS = 500  # characters of that in errors
@@ -124,6 +123,12 @@ class Submission:
     def handles(self) -> list[str]:
         """The workers' handles."""
         return [f"{self.job}.{task}@{self.folder}" for task in range(len(self.names))]
+
+    @property
+    def step(self) -> str:
+        """Id of the step that its tasks are; empty until one of them has told it."""
+        number = next((task.step for task in self.tasks().values() if task.step.isdecimal()), "")
+        return f"{self.job}.{number}" if number else ""
 
     def part_of(self, task: int) -> int | None:
         """Return the number of a task's part; None where its job has no others."""

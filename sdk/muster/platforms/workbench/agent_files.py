@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from muster.agent.worker import UNPACKED
 from muster.job import WorkerSpec
 from muster.platforms.agents import LARGEST_NEWS, agent_config, default_log_cap, news_of, outcome_of
 from muster.security.ssh import write_private
@@ -22,6 +23,8 @@ from muster.security.ssh import write_private
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 ELSEWHERE = (
     "bootstrap.py",
+    "unpacking.py",
+    "slurm_bootstrap.py",
     "hardware.py",
     "host_bootstrap.py",
     "host_guard.py",
@@ -45,15 +48,26 @@ def launch_request(spec: WorkerSpec) -> dict[str, Any]:
         "memory": spec.resources.memory,
         "nvidia_gpu": spec.resources.gpu,
         "script": "",
-        "code": f"{bootstrap()}\n\nbecome_worker('''\n{packed_agent()}''', {str(config_path(spec))!r})\n",
+        "code": program("bootstrap.py", str(config_path(spec))),
         "env": {},
     }
 
 
-@functools.lru_cache(maxsize=1)
-def bootstrap() -> str:
-    """The program that a worker's engine runs, without the call at its end."""
-    return (AGENT / "bootstrap.py").read_text(encoding="utf-8")
+def program(bootstrap: str, *arguments: str) -> str:
+    """Return a program that makes a worker of the process that runs it.
+
+    Args:
+        bootstrap: the file with the function ``become_worker`` that does so.
+        arguments: of that, beside the first, which unpacks the agent.
+    """
+    package = f"unpacked(base64.b64decode('''\n{packed_agent()}'''), {UNPACKED!r})"
+    call = f"become_worker({', '.join([package, *map(repr, arguments)])})\n"
+    return "\n\n".join([_text("unpacking.py"), _text(bootstrap), "import base64", call])
+
+
+@functools.lru_cache
+def _text(name: str) -> str:
+    return (AGENT / name).read_text(encoding="utf-8")
 
 
 @functools.lru_cache(maxsize=1)

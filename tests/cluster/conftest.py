@@ -1,0 +1,10 @@
+"""What all tests of this folder share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_temporary_folder(leaves_no_folders: None) -> None:
+    """Tests of this folder fail where they leave a folder of Muster's behind."""
