@@ -112,7 +112,7 @@ def test_the_tiny_image_is_the_same_each_time() -> None:
 
 
 def test_names_of_containers_are_names_that_engines_take(tmp_path: Path) -> None:
-    spec = Run(tmp_path, run_id="mein lauf/ü").spec("ps-1", generation=2)
+    spec = Run(tmp_path, run_id="mein lauf/ü", scratch=tmp_path).spec("ps-1", generation=2)
     assert container_name(spec) == "muster-mein_lauf__-ps-1.2"
 
 
