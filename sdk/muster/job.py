@@ -437,6 +437,7 @@ class Plan:
         rank_env: environment of each rank on top of its worker's, where no launcher sees to that.
         servers: port that each worker must listen on before the cluster counts as up.
         completed_by: names of the workers whose end ends the run; empty where the launcher's end does.
+        restarted_alone: names of the workers whose process may be started again while the others go on.
         cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
         notes: what people should know of it, in sentences: what was chosen, and why.
     """
@@ -448,6 +449,7 @@ class Plan:
     rank_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     servers: Mapping[str, int] = field(default_factory=dict)
     completed_by: tuple[str, ...] = ()
+    restarted_alone: tuple[str, ...] = ()
     cluster_spec: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -347,3 +347,19 @@ def test_what_a_worker_says_that_does_not_stay_counts_for_nothing_in_the_next_at
     told = list(Run(made.run_dir).events())
     assert len([event for event in told if event.kind == "run_attempt"]) == 1
     assert len([event for event in told if event.kind == "worker_ready" and event.worker == "worker-1"]) == 2
+
+
+def test_processes_that_are_started_again_alone_count_as_restarts() -> None:
+    attempts = Attempts(RestartPolicy(2))
+    assert not attempts.alone(failure(FailureKind.MEMORY, 9))
+    assert attempts.alone(failure(FailureKind.SIGNAL, signal.SIGKILL))
+    killed = WorkerKilled("ps-0 was killed.", worker="ps-0")
+    told = attempts.another(killed, failure(FailureKind.SIGNAL, signal.SIGKILL))
+    assert told == "ps-0 was killed. Attempt 2 of at most 2 begins."
+    assert not attempts.alone(failure(FailureKind.SIGNAL, signal.SIGKILL))
+    assert attempts.another(killed, failure(FailureKind.SIGNAL, signal.SIGKILL)) is None
+
+
+def test_alone_only_where_the_cause_is_no_crash() -> None:
+    assert not Attempts(RestartPolicy(2)).alone(failure(FailureKind.SIGNAL, signal.SIGSEGV))
+    assert Attempts(RestartPolicy(2, ("crashed",))).alone(failure(FailureKind.SIGNAL, signal.SIGSEGV))

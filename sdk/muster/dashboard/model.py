@@ -322,6 +322,8 @@ def _worker_ready(view: RunView, worker: WorkerView, when: float, data: events.W
 def _process_started(view: RunView, worker: WorkerView, when: float, data: events.ProcessStarted) -> None:
     if data.rank is not None:
         worker.of_rank(data.rank)
+    elif worker.phase == "done":
+        worker.begin_again(when)
     worker.enter("ready", when)
 
 

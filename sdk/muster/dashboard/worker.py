@@ -24,7 +24,7 @@ class WorkerView:
     """One worker.
 
     Attributes:
-        phase: what it is at, one of ``PHASES``. It only moves forward.
+        phase: what it is at, one of ``PHASES``. It only moves forward, unless its process is started again by itself.
         stage: what its process is at before its first step, such as ``importing tensorflow``; empty where unknown.
         listens: whether its process, a server, has begun to.
         entered: when it came to each phase that it has been in.
@@ -171,6 +171,14 @@ class WorkerView:
         if phase != self.phase and PHASES.index(phase) > PHASES.index(self.phase):
             self.phase, self.phase_since = phase, when
             self.entered[phase] = when
+
+    def begin_again(self, when: float) -> None:
+        """Have its one process, which had ended, run again."""
+        self.phase, self.phase_since = "ready", when
+        self.entered.pop("done", None)
+        self.exit_code = self.signal = None
+        self.end = self.stage = ""
+        self.listens = False
 
     def of_rank(self, rank: int | None) -> ProcessProgress:
         """The progress of one of its ranks; of the first MAX_RANKS, that is."""

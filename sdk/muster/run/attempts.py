@@ -97,6 +97,7 @@ class Attempts:
         self.number = 1
         self._steps: dict[str | None, int] = {}  # the furthest of each worker, in any attempt
         self._met: tuple[str | None, str | None, int] | None = None
+        self._alone = 0  # processes that were started again while the others went on
 
     def __call__(self, event: Event) -> None:
         """Remember how far each worker has come."""
@@ -113,7 +114,7 @@ class Attempts:
             error, failure: what ended the last one, and its cause, where there is one.
         """
         cause, step = _cause_of(error, failure), self._steps.get(error.worker)
-        if cause not in self.policy.causes or self.number > self.policy.restarts:
+        if cause not in self.policy.causes or not self._left:
             return None
         met = None if step is None else (cause, error.worker, step)
         if met is not None and met == self._met:
@@ -122,7 +123,23 @@ class Attempts:
         self._met = met
         self.number += 1
         stop = "" if error.message.endswith((".", "!", "?")) else "."
-        return f"{error.message}{stop} Attempt {self.number} of at most {self.policy.restarts + 1} begins."
+        return f"{error.message}{stop} Attempt {self.number} of at most {self.number + self._left} begins."
+
+    def alone(self, failure: Failure) -> bool:
+        """Count a process as started again while the others go on, and return whether it may be.
+
+        Args:
+            failure: what has become of it.
+        """
+        if _cause_of_failure(failure) not in self.policy.causes or not self._left:
+            return False
+        self._alone += 1
+        return True
+
+    @property
+    def _left(self) -> int:
+        """The number of restarts that there may still be, of all processes or of one."""
+        return self.policy.restarts - self._alone - (self.number - 1)
 
 
 def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
@@ -131,8 +148,10 @@ def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
         return None
     if isinstance(error, RunStalled):
         return STALLED
-    if failure is None:
-        return None
+    return None if failure is None else _cause_of_failure(failure)
+
+
+def _cause_of_failure(failure: Failure) -> str | None:
     if failure.kind in (FailureKind.SIGNAL, FailureKind.LAUNCHER) and failure.signal is not None:
         return CRASHED if failure.signal in CRASHES else KILLED
     return KINDS.get(failure.kind)

@@ -196,7 +196,7 @@ class Execution:
                 self._failed_at = clock.now()
             return orchestrator.strategy.keeps_workers
 
-        await orchestrator.run(is_tried_again)
+        await orchestrator.run(is_tried_again, self._attempts.alone)
 
     def _is_up(self) -> None:
         """Note that an attempt is up, and tell what it took since the one before has failed."""

@@ -21,7 +21,7 @@ from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import process_label
-from muster.job import SESSION, Plan, Status
+from muster.job import SESSION, Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import Pool
 from muster.run.arrival import Arrival
@@ -116,12 +116,17 @@ class Orchestrator:
 
     # -- the phases ---------------------------------------------------------------------------------------------------
 
-    async def run(self, is_tried_again: Callable[[MusterError], bool] = lambda error: False) -> None:
+    async def run(
+        self,
+        is_tried_again: Callable[[MusterError], bool] = lambda error: False,
+        may_restart_alone: Callable[[Failure], bool] = lambda failure: False,
+    ) -> None:
         """Run it from launch to its end. Returns when it has succeeded and nothing of it is left.
 
         Args:
             is_tried_again: asked once of what has ended it. Where it says so, only the processes end, and the workers
                 stay for the next attempt, unless none of them could go on (``stay``).
+            may_restart_alone: asked of the failure of a process that could be started again while the others go on.
 
         Raises:
             MusterError: whatever ended the run otherwise, once nothing of it is left.
@@ -129,6 +134,7 @@ class Orchestrator:
         """
         began = clock.now()
         watching = self._tasks.start(self.watch.run(), "watch over the platform")
+        self.state.restarts = lambda failure: self._restart_alone(failure, may_restart_alone)
         try:
             await self._launch()
             await self._connect()
@@ -231,15 +237,32 @@ class Orchestrator:
         await self._launcher.go(plan)
         if not plan.starter:
             for name, rank, process in plan.starts():
-                env = self._own_env(name, process.env)
-                order = wire.Start(process.argv, env, process.cwd, rank, self._splits(name))
-                self.pool.send(name, order)
+                self._start_process(name, rank, process)
         for name, port in plan.servers.items():
             self.pool.send(name, wire.Watch(port))
         milestones = Milestones(plan, self.state, self._launcher, self.limits.stall if self.job.script else None)
         if not await self._until(milestones.is_up, self._arrival.deadline):
             raise await self._reasons.not_up(plan)
         return milestones
+
+    def _start_process(self, worker: str, rank: int | None, process: Process) -> None:
+        env = self._own_env(worker, process.env)
+        self.pool.send(worker, wire.Start(process.argv, env, process.cwd, rank, self._splits(worker)))
+
+    def _restart_alone(self, failure: Failure, is_allowed: Callable[[Failure], bool]) -> bool:
+        """Start a process again that was killed, where others go on without it meanwhile; return whether that is done.
+
+        It is at the same address again, where the others find it. So its agent must still be there.
+        """
+        plan, worker = self.plan, failure.worker
+        if plan is None or worker is None or worker not in plan.restarted_alone or worker not in self.pool.connected:
+            return False
+        is_killed = failure.kind in (FailureKind.SIGNAL, FailureKind.MEMORY)
+        if self._stop_reason or not is_killed or self.state.failures or not is_allowed(failure):
+            return False
+        self._start_process(worker, failure.rank, plan.processes[worker])
+        self.pool.send(worker, wire.Watch(plan.servers[worker]))
+        return True
 
     def _asks_who_is_reached(self) -> bool:
         """Return whether it matters that the workers' sshd is reached from here, and is not certain."""

@@ -17,7 +17,7 @@ from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
 from muster.failure.causes import LATE, Failure, FailureKind
-from muster.failure.diagnosis import join_names, process_label
+from muster.failure.diagnosis import join_names, process_label, signal_name
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.changes import Changes
@@ -86,6 +86,7 @@ class RunState:
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         is_planned: whether the plan has been made, or is being made, of the workers that are there.
         servers: names of the workers that never end by themselves; set once there is a plan.
+        restarts: has a process started again by itself whose failure this is, and returns whether it does.
         ending: whether ends are now meant to be.
         changed: wakes those who wait for one of these to change.
     """
@@ -130,6 +131,8 @@ class RunState:
         }  # ranks that tell of progress
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
+        self.restarts: Callable[[Failure], bool] = lambda failure: False
+        self._restarted: dict[str, Failure] = {}  # what became of processes that are being started again, by worker
         self.ending = False
         self.changed = Changes()
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -438,9 +441,23 @@ class RunState:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
-            self.fail(replace(failure, uncertainty=error + (exited.late or 0.0)))
+            failure = replace(failure, uncertainty=error + (exited.late or 0.0))
+            if not self.ending and self.restarts(failure):
+                self._begin_again(failure)
+                return
+            self.fail(failure)
         if self.is_over(worker):
             self.move(worker, self._outcome(worker), exit_code=code, signal=signal, finished_at=clock.wall_time())
+        self.changed.set()
+
+    def _begin_again(self, failure: Failure) -> None:
+        """Forget a process that is started again by itself, and note what had become of it."""
+        worker = failure.worker or ""
+        del self.processes[worker][failure.rank]
+        self.listening.discard(worker)
+        self._restarted[worker] = failure
+        told = f"{worker} was ended by {signal_name(failure.signal)}, and is started again; the others go on."
+        self.emit(events.Note(told))
         self.changed.set()
 
     def _on_preempted(self, worker: str, preempted: wire.Preempted) -> None:
@@ -495,6 +512,9 @@ class RunState:
             return
         self.listening.add(worker)
         self.emit(events.Listening(listening.port), worker)
+        before = self._restarted.pop(worker, None)
+        if before is not None:
+            self.emit(events.Note(f"{worker} is back after {clock.now() - before.time:.1f} s."))
         self.changed.set()
 
     def _on_output(self, worker: str, output: wire.Output) -> None:
@@ -645,6 +665,8 @@ class RunState:
     def fail(self, failure: Failure) -> None:
         """Record a failure; not once everything is being ended."""
         if not self.ending:
+            if failure.is_echo:  # somebody could not go on without it, after all
+                self.failures += [known for known in self._restarted.values() if known not in self.failures]
             self.failures.append(failure)
             self._failures_of.setdefault(failure.worker, []).append(failure)
             self.changed.set()

@@ -57,8 +57,14 @@ class ParameterServer(Strategy):
             processes={member.name: self._process(job, member, spec, script_role, facts) for member in members},
             servers={member.name: member.ports[0] for member in members if member.role != "chief"},
             completed_by=tuple(member.name for member in members if member.role == script_role) if job.script else (),
+            restarted_alone=tuple(member.name for member in members if self._restarts_alone(member, script_role)),
             cluster_spec=spec,
         )
+
+    @staticmethod
+    def _restarts_alone(member: Member, script_role: str) -> bool:
+        """Return whether others go on without a member: not without a server, nor the task that makes the variables."""
+        return member.role == "worker" and (script_role == "chief" or member.index > 0)
 
     def _process(
         self, job: Job, member: Member, spec: Mapping[str, Sequence[str]], script_role: str, facts: Facts
