@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import cloudpickle
 import pytest
 from muster.agent import runner
 from muster.agent.runner import LONGEST_MESSAGE, _message_of, _of_scripts
@@ -74,6 +76,20 @@ def test_a_long_message_keeps_its_end_which_may_tell_of_another_rank() -> None:
     assert Failure(FailureKind.EXCEPTION, 1.0, type="UnknownError", message=message).bearing is Bearing.COLLECTIVE
 
 
+@pytest.fixture(params=["cloudpickle as installed", "cloudpickle that leaves out the names of files"])
+def any_cloudpickle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either pickles code as its releases up to 3.1.2 do, or as those from 3.1.3 on."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def without_filename(code: CodeType) -> tuple[Any, ...]:
+        made, arguments = reduce(code)
+        return made, tuple("<dynamic-code>" if part == code.co_filename else part for part in arguments)
+
+    if "leaves out" in request.param:
+        monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, without_filename)
+
+
+@pytest.mark.usefixtures("any_cloudpickle")
 def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

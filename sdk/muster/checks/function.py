@@ -8,16 +8,20 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import io
 import linecache
 import os
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 from muster.errors import ScriptError
 from muster.job import Script
 
 TASK_PARAMETERS = 3  # run(cluster, server, task_index)
+FILENAME = 10  # among the arguments of CodeType
 
 
 def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Script:
@@ -116,11 +120,23 @@ def _cells_of(pickled: bytes) -> bytes:
 def _pickle(function: Callable[..., Any], name: str) -> bytes:
     import cloudpickle
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap({CodeType: _with_filename}, cloudpickle.Pickler.dispatch_table)
+
+    pickled = io.BytesIO()
     try:
-        pickled: bytes = cloudpickle.dumps(function)
+        Pickler(pickled).dump(function)
     except Exception as error:  # whatever the user's objects raise when pickled
         raise ScriptError(
             f"{name} cannot be sent to the workers: {error}",
             advice="open files, locks and sessions inside the function, not around it",
         ) from error
-    return pickled
+    return pickled.getvalue()
+
+
+def _with_filename(code: CodeType) -> tuple[Any, ...]:
+    """Reduce code as cloudpickle does, with its file's name: tracebacks need it, and cloudpickle 3.1.3 leaves it out."""
+    import cloudpickle
+
+    made, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return made, (*arguments[:FILENAME], code.co_filename, *arguments[FILENAME + 1 :])
