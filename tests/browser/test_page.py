@@ -101,7 +101,7 @@ COLLIDE = """() => {
 def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apart(page: Page, tmp_path: Path) -> None:
     events = training(16)
     events[2:18] = sorted(events[2:18], key=lambda event: 7 * int(str(event.worker)[7:]) % 16)
-    events[0].data["job"].update(name="a-very-long-name-that-somebody-gave-to-the-run-on-a-monday-morning")
+    events[0].data["job"].update(name="a_very_long_name_that_somebody_gave_to_a_function_on_a_monday_morning")
     show(page, recorded(events), tmp_path)
 
     for width in (480, 640, 800, 1024, 1280, 1920):
@@ -109,6 +109,10 @@ def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apa
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
         assert page.evaluate(CUT) == [], width
         assert not page.evaluate(COLLIDE), width
+        glyph, name = (page.locator(f".muster-title {part}").bounding_box() for part in (".muster-glyph", "strong"))
+        assert glyph
+        assert name
+        assert abs(glyph["y"] - name["y"]) < 4, f"{width}: the sign stands beside the name, not above it"
     page.add_style_tag(content=".muster-body .muster-row { grid-template-columns: 5ch 98px 20px !important }")
     assert len(page.evaluate(CUT)) > 30, "it would see what is cut"
     names = page.locator(".muster-body .muster-row:visible .muster-worker button").all_inner_texts()

@@ -6,13 +6,16 @@ import base64
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from muster.dashboard.charts import chart
 from muster.dashboard.model import RunView
-from muster.dashboard.snapshot import MAX_ROWS, mime_bundle, to_html, to_text
+from muster.dashboard.replay import replay
+from muster.dashboard.snapshot import MAX_LOGS, MAX_ROWS, mime_bundle, to_html, to_text
 from muster.events import Event
 
+from tests.dashboard.recording import record
 from tests.dashboard.scenes import at, failing, starting, training, view_of
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
@@ -74,6 +77,15 @@ def test_a_huge_cluster_is_cut_and_counted() -> None:
     assert len(html) < 100_000
 
 
+def test_of_many_logs_the_first_are_there_and_the_others_are_counted(tmp_path: Path) -> None:
+    for workers, remark in ((MAX_LOGS, ""), (MAX_LOGS + 2, "2 more: <code>muster logs {} WORKER</code>")):
+        run = record(tmp_path, text="print('done')", n_workers=workers)
+        html = to_html(replay(run), run)
+        assert html.count("log of worker-") == MAX_LOGS
+        assert remark.format(run.id) in html
+        assert ("more: " in html) is bool(remark)
+
+
 def test_columns_that_say_nothing_are_left_out() -> None:
     assert ">sent<" not in to_html(view_of(starting()))
     html = to_html(view_of([*training(), at(22, "progress", "worker-0", rank=3, bytes_sent=500_000)]))
@@ -125,6 +137,16 @@ def test_a_value_that_stays_is_told_beside_its_line() -> None:
     height = re.search(r'd="M[\d.]+ ([\d.]+)L', picture)
     assert height is not None
     assert abs(float(label) - float(height[1])) < 8
+
+
+@pytest.mark.parametrize("course", [(3283.5, 410.4), (29_123_456.0, -1_234_567.0), (-1.23e-05, -4.56e-05)])
+def test_the_bounds_of_an_axis_are_inside_the_picture_and_the_same_words_as_in_the_live_one(
+    course: tuple[float, float],
+) -> None:
+    _, picture = chart("loss", {"train": list(enumerate(course))})
+    bounds = re.findall(r'<text x="([\d.]+)" y="[\d.]+" [^>]*text-anchor="end"[^>]*>([^<]+)<', picture)[:2]
+    assert [text for _, text in bounds] == [f"{v:.0f}" if abs(v) >= 1000 else f"{v:.3g}" for v in course]
+    assert all(float(end) >= 6.5 * len(text) for end, text in bounds), "as wide as digits of 11 pixels are"
 
 
 def test_a_rank_is_shown_with_its_own_step_and_metrics() -> None:

@@ -135,7 +135,10 @@ def _pickle(function: Callable[..., Any], name: str) -> bytes:
 
 
 def _with_filename(code: CodeType) -> tuple[Any, ...]:
-    """Reduce code as cloudpickle does, with its file's name: tracebacks need it, and cloudpickle 3.1.3 leaves it out."""
+    """Reduce code as cloudpickle does, with the name of its file: cloudpickle leaves that out from 3.1.3 on.
+
+    Tracebacks name it, and TensorFlow finds the source by it.
+    """
     import cloudpickle
 
     made, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)

@@ -15,6 +15,7 @@ from muster.dashboard.text import number
 MAX_CHARTS = 4
 WIDTH, HEIGHT = 396, 132
 LEFT, RIGHT, TOP, BOTTOM = 58, 388, 24, 108  # of the area in which the curves are; texts stand outside
+LETTER = 7  # the width of a digit beside the axis, at most
 VARIANT = re.compile(r"(val|validation|test|eval|train)_(.+)")
 COLOURS = {"train": "#1a73e8", "val": "#d2691e", "test": "#188038"}  # each stands out on white and on black
 GREY = "#808080"
@@ -34,19 +35,21 @@ def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
     values = [value for points in variants.values() for _, value in points if math.isfinite(value)] or [0.0]
     places = [place for points in variants.values() for place, _ in points]
     low, high, first, last = min(values), max(values), min(places), max(places)
+    bounds = [number(high, 3), number(low, 3)]
+    left = max(LEFT, 8 + LETTER * max(map(len, bounds)))
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
-        x = LEFT + (RIGHT - LEFT) * (point[0] - first) / ((last - first) or 1)
+        x = left + (RIGHT - left) * (point[0] - first) / ((last - first) or 1)
         y = BOTTOM - 2 - (BOTTOM - TOP - 4) * (point[1] - low) / ((high - low) or 1)
         return x, y
 
     newest = [f"{variant} {number(points[-1][1])}" for variant, points in variants.items()]
     label = f"{family}: {', '.join(newest)}"
-    axes = f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="{GREY}" stroke-opacity=".6"/>'
+    axes = f'<path d="M{left} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="{GREY}" stroke-opacity=".6"/>'
     texts = [
-        _text(LEFT - 6, TOP + 8, f"{high:.3g}", "end") if high > low else "",
-        _text(LEFT - 6, BOTTOM, f"{low:.3g}", "end"),
-        _text(LEFT, BOTTOM + 16, f"{first:.0f}"),
+        _text(left - 6, TOP + 8, bounds[0], "end") if high > low else "",
+        _text(left - 6, BOTTOM, bounds[1], "end"),
+        _text(left, BOTTOM + 16, f"{first:.0f}"),
         _text(RIGHT, BOTTOM + 16, f"{last:.0f}", "end"),
     ]
     lines = [_line(variant, points, place) for variant, points in variants.items()]
@@ -77,7 +80,7 @@ def _has_course(curves: Iterable[Points]) -> bool:
 
 def _caption(family: str, variants: dict[str, Points]) -> str:
     """The name, cut where it would leave no room for the newest values, and these."""
-    newest = {variant: f"{points[-1][1]:.3g}" for variant, points in variants.items()}
+    newest = {variant: number(points[-1][1], 3) for variant, points in variants.items()}
     if len(variants) > 1:
         newest = {variant: f"{variant} {value}" for variant, value in newest.items()}
     room = WIDTH - 2 - sum(28 + 6.5 * len(words) for words in newest.values())

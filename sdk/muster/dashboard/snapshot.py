@@ -89,9 +89,13 @@ def _live(view: RunView, remedy: str) -> str:
 def _logs(view: RunView, run: Run) -> str:
     """The end of what each worker printed, behind its name."""
     known = set(run.workers)
-    names = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
-    ends = {name: "\n".join(run.log_end(name, LOG_LINES)) for name in names}
-    return "".join(_folded(f"log of {name}", text[-MAX_LOG:]) for name, text in ends.items() if text)
+    names = [worker.name for worker in view.in_order() if worker.name in known]
+    ends = {name: "\n".join(run.log_end(name, LOG_LINES)) for name in names[:MAX_LOGS]}
+    logs = [_folded(f"log of {name}", text[-MAX_LOG:]) for name, text in ends.items() if text]
+    others = len(names) - MAX_LOGS
+    if logs and others > 0:
+        logs += [f'<div style="color:{GREY}">{others} more: <code>muster logs {escape(run.id)} WORKER</code></div>']
+    return "".join(logs)
 
 
 def _command(view: RunView) -> str:

@@ -91,13 +91,13 @@ def rate(per_second: float | None) -> str:
     return f"{per_second / 1000:.1f}k" if per_second >= 10_000 else f"{per_second:.0f}"
 
 
-def number(value: float) -> str:
-    """A metric's value.
+def number(value: float, digits: int = 4) -> str:
+    """A metric's value, with as many digits of what is below a thousand.
 
-    >>> number(0.98765), number(1234.5), number(float("nan"))
-    ('0.9877', '1234', 'nan')
+    >>> number(0.98765), number(1234.5), number(float("nan")), number(0.98765, 3), number(1234.5, 3)
+    ('0.9877', '1234', 'nan', '0.988', '1234')
     """
-    return f"{value:.0f}" if abs(value) >= 1000 and math.isfinite(value) else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) >= 1000 and math.isfinite(value) else f"{value:.{digits}g}"
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
