@@ -98,6 +98,24 @@ def test_when_the_guard_is_killed_its_workers_have_failed(platform: LocalPlatfor
     assert platform.launch([run.spec("worker-1")])
 
 
+def test_what_a_guard_has_ended_itself_is_not_looked_for_again(
+    platform: LocalPlatform, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the environments of all processes for nothing."""
+    looked_for: list[tuple[str, ...]] = []
+
+    def marked(*mark: str) -> list[int]:
+        looked_for.append(mark)
+        return []
+
+    monkeypatch.setattr(linux, "marked", marked)
+    platform.launch([run.spec(process=shell("setsid sleep 600 & sleep 600"))])
+    platform.close()
+    monkeypatch.undo()
+    assert looked_for == []
+    assert not run.left_behind()
+
+
 def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatform, run: Run) -> None:
     handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
     guard = platform.guard_pid

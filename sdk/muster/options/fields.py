@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import types
 import typing
@@ -63,6 +64,11 @@ def option(
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options of a class, in the order of its fields; none where it is no dataclass."""
+    return _options_of(kind)
+
+
+@functools.lru_cache
+def _options_of(kind: type) -> tuple[Option, ...]:
     if not dataclasses.is_dataclass(kind):
         return ()
     hints = typing.get_type_hints(kind)

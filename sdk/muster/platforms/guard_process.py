@@ -78,18 +78,19 @@ class GuardProcess:
             raise PlatformError(f"The workers' guard failed: {answer['error']}")
         return answer
 
-    def close(self) -> None:
-        """Have everything ended, and wait until the guard is gone."""
+    def close(self) -> bool:
+        """Have everything ended, wait until the guard is gone, and return whether it has come to the end of that."""
         with contextlib.suppress(PlatformError):
             self.ask("close")
         self._socket.close()
         if not self.is_ours:
-            return
+            return False
         try:
-            self._process.wait(CLOSE_TIMEOUT)
+            return self._process.wait(CLOSE_TIMEOUT) == 0
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+            return False
 
     def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
         # In a session of its own, so that interrupting the notebook's process group does not reach it.

@@ -166,8 +166,8 @@ class LocalPlatform(Platform):
         if guard is None or not guard.is_ours:
             return
         self._refresh_from(guard)
-        guard.close()
-        self._sweep()
+        if not guard.close():
+            self._sweep()
         if self._places_folder is not None:
             remove_folder(self._places_folder)
             self._places_folder = None
@@ -282,7 +282,7 @@ class LocalPlatform(Platform):
                 self._workers[fresh.id] = known.moved(fresh.status, **_changes(fresh))
 
     def _sweep(self) -> None:
-        """End what even the guard may have left, where the guard itself was killed."""
+        """End what the guard may have left, which has been killed, or did not come to its end."""
         for pid in linux.marked("MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}):
             linux.kill(pid)
         for spec in self._specs.values():
