@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import functools
 import inspect
 import re
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import muster
 import pytest
 
-from tests.support import DOCS
+from tests.support import DOCS, eventually
 from tests.support import guide_program as program
 
 
@@ -162,13 +163,36 @@ def test_a_training_reads_its_share_of_tfrecord_files(tmp_path: Path, monkeypatc
     assert not [event for event in muster.open_run().events() if event.kind == "note"]
 
 
+@functools.cache
+def python_with_torch() -> str:
+    """Return an interpreter with PyTorch: this one, or that of Debian's python3-torch; empty where there is none."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        with contextlib.suppress(OSError):
+            if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
+                return python
+    return ""
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="PyTorch is not installed")
-def test_pytorch_learns_on_ranks_that_average_their_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_learns_on_ranks_that_average_their_gradients_cold_and_warm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not python_with_torch():
+        pytest.skip("PyTorch is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the tests' own sitecustomize.py would keep everything cold
     (tmp_path / "train.py").write_text(program("other-frameworks.md", "pytorch"))
-    cluster = muster.run_cluster(2, strategy="processes", worker_script="train.py", run_timeout=200).cluster
-    assert "attempt 1: weight 3.0" in cluster.logs("worker-0")
+    with muster.pool(2) as pool:
+        for _ in ("cold", "warm"):
+            cluster = pool.run_cluster(
+                strategy="processes", worker_script="train.py", python=python_with_torch(), run_timeout=200
+            ).cluster
+            log = cluster.logs("worker-0")
+            assert "attempt 1: weight 3.0" in log
+            assert "starts cold" not in log
+            (tmp_path / "checkpoint.pt").unlink()
+            eventually(lambda: "importing" not in repr(pool), "the imports for the next run", timeout=120)
+            assert "warm>" in repr(pool)
 
 
 def test_the_coordinator_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

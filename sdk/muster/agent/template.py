@@ -167,8 +167,10 @@ def _refuse_what_forks_would_lose(files: "set[str]") -> None:
     if getattr(context, "_context_handle", None) is not None:
         raise Unsafe("its imports initialise TensorFlow")
     folders = [*_folders(), os.path.dirname(os.path.realpath(__file__))]
+    library = sysconfig.get_paths()["stdlib"]
     for _, path in _modules():
-        if not _is_in(os.path.realpath(path), folders):
+        # Debian has the library's sitecustomize.py in /etc, and a link to it.
+        if os.path.dirname(path) != library and not _is_in(os.path.realpath(path), folders):
             raise Unsafe("its imports load {}, which is not installed".format(path))
 
 
