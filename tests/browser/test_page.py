@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from muster.dashboard.html_page import html_page
 from muster.dashboard.live import LiveState
+from muster.dashboard.snapshot import to_html
 from muster.records.journal import Journal
 from muster.records.runs import Run, create
 from playwright.sync_api import Browser, Page, expect
@@ -144,6 +145,22 @@ def test_columns_that_say_nothing_are_left_out_and_the_phase_keeps_its_seconds(p
     phase = page.locator(".muster-body .muster-phase").first
     expect(phase).to_have_text(re.compile("building the first step 1:06:3."))
     assert phase.evaluate("cell => cell.scrollWidth <= cell.clientWidth")
+
+
+def test_the_picture_in_a_notebook_scrolls_only_where_its_words_need_more_room(page: Page) -> None:
+    words = """() => [...document.querySelectorAll("tr:last-child td")].map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.getBoundingClientRect().width, range.getBoundingClientRect().width];
+    })"""
+    page.set_viewport_size({"width": 300, "height": 600})
+    page.set_content(to_html(view_of(starting(2))))
+    assert page.locator("th").last.inner_text() != "last line"
+    for cell, needed in page.evaluate(words):
+        assert needed <= cell <= needed + 11, "what it says, and the gap beside it"
+    page.set_content(to_html(view_of(training(2))))
+    assert page.locator("th").last.inner_text() == "last line"
+    assert page.evaluate(words)[-1][0] >= 160
 
 
 # Texts of charts that are beyond their own chart, names without a tooltip, and plots that are not where others are.

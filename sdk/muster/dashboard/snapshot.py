@@ -21,6 +21,7 @@ from muster.text.cleaning import clean
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
 MAX_LINE = 200  # characters of a last line, which is cut where the page has less room
+LEAST_LINE = 160  # pixels of its column
 MAX_REASON = 2000  # characters
 MAX_LOGS = 8  # of workers whose logs are in the picture, failed ones first
 LOG_LINES = 30  # of each, from its end
@@ -167,7 +168,8 @@ def _table(view: RunView) -> str:
     filled = [any(column) for column in zip(*cells, strict=True)]
     head = "text-align:left;padding:2px 10px 2px 0;white-space:nowrap"
     titles = [f'<th style="{head}">{title}</th>' for title in compress(COLUMNS, filled)]
-    rows = "".join(_row(compress(row, filled)) for row in cells)
+    least = LEAST_LINE if filled[-1] else 0
+    rows = "".join(_row(compress(row, filled), least) for row in cells)
     hidden = len(view.workers) - len(shown)
     more = f"<div>… and {hidden} more, {escape(view.census)} in all</div>" if hidden else ""
     # Columns as wide as their cells: notebooks make them all alike, and longer cells run into the next one.
@@ -176,11 +178,13 @@ def _table(view: RunView) -> str:
     return f'<div style="overflow-x:auto">{table}</div>{more}'
 
 
-def _row(cells: Iterable[str]) -> str:
+def _row(cells: Iterable[str], least: int) -> str:
+    """A row of the table. Its last cell is cut to the room that is left, but to no fewer pixels; with 0 not at all."""
     style = f"text-align:left;padding:2px 10px 2px 0;border-top:{RULE};white-space:nowrap"
     *others, last = cells
     columns = "".join(f'<td style="{style}">{cell}</td>' for cell in others)
-    rest = f"{style};width:100%;max-width:0;min-width:160px;overflow:hidden;text-overflow:ellipsis"
+    cut = f";max-width:0;min-width:{least}px;overflow:hidden;text-overflow:ellipsis" if least else ""
+    rest = f"{style};width:100%{cut}"
     return f'<tr>{columns}<td style="{rest}">{last}</td></tr>'
 
 
