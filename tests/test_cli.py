@@ -93,10 +93,10 @@ def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> r
 def under_way(name: str) -> runs.Run:
     """A run of this very process that has not ended."""
     run = recorded(name)
-    (run.path / "result.json").unlink()
+    (run.run_dir / "result.json").unlink()
     requested = Event("run_requested", data={"job": {"name": name}, "session": sessions.this_session()})
-    (run.path / "events.jsonl").write_text(requested.to_json() + "\n")
-    runs.write_json(run.path / "control.json", {})
+    (run.run_dir / "events.jsonl").write_text(requested.to_json() + "\n")
+    runs.write_json(run.run_dir / "control.json", {})
     return run
 
 
@@ -237,7 +237,7 @@ class TestRun:
         assert result.stderr == ""
         assert "worker-1 succeeded" in result.stdout
         assert "test_accuracy 0.97" in result.stdout
-        assert result.stdout.endswith(f"] logs: muster logs {run.id}\n")
+        assert result.stdout.endswith(f"] logs: muster logs {run.run_id}\n")
         assert run.status == "succeeded"
 
     def test_failure_is_1_and_says_why_without_a_traceback_of_ours(self, script: str) -> None:
@@ -254,7 +254,7 @@ class TestRun:
 
         assert list(printed) == OUTCOME
         assert (printed["status"], printed["error"], printed["metrics"]["test_accuracy"]) == ("succeeded", None, 0.97)
-        assert printed["id"] == runs.open_run("last").id
+        assert printed["id"] == runs.open_run("last").run_id
         assert [worker["name"] for worker in printed["workers"]] == ["worker-0", "worker-1"]
         assert printed["workers"][0] | {"address": ""} == {
             "name": "worker-0", "status": "succeeded", "address": "", "reason": "", "exit_code": 0, "signal": None,
@@ -357,7 +357,7 @@ cli.main()
         assert stderr == "Interrupted.\n"
         run = runs.open_run("last")
         assert run.status == "stopped"
-        assert processes_of(run.id) == []
+        assert processes_of(run.run_id) == []
 
     def test_help_says_what_the_exit_status_means(self) -> None:
         assert "124  the run took too long, or stalled" in muster("--help").stdout
@@ -414,7 +414,7 @@ class TestRuns:
         older, newer = recorded("older", days_ago=1), recorded("newer", status="failed")
         lines = muster("runs").stdout.splitlines()
 
-        assert [line.split()[-1] for line in lines] == [newer.id, older.id]
+        assert [line.split()[-1] for line in lines] == [newer.run_id, older.run_id]
         assert lines[0].startswith("✗ failed ")
         assert "horovod" in lines[0]
 
@@ -430,7 +430,7 @@ class TestRuns:
         assert lines[0].split() == ["status", "took", "strategy", "run"]
         assert " ".join(lines[1].split()[:5]) == "? lost ≥ 2.0 s"
         assert max(map(len, lines)) <= 80
-        assert "".join(line.split()[-1] for line in lines[1:]) == run.id
+        assert "".join(line.split()[-1] for line in lines[1:]) == run.run_id
 
     def test_none(self) -> None:
         result = muster("runs")
@@ -443,8 +443,8 @@ class TestRuns:
         (data,) = json.loads(muster("runs", "--json").stdout)
 
         assert data == {
-            "id": run.id, "name": "mnist", "status": "succeeded", "strategy": "horovod", "started_at": run.started_at,
-            "seconds": 2.0, "detached_until": None, "path": str(run.path),
+            "id": run.run_id, "name": "mnist", "status": "succeeded", "strategy": "horovod", "started_at": run.started_at,
+            "seconds": 2.0, "detached_until": None, "path": str(run.run_dir),
         }  # fmt: skip
 
     def test_limit_and_filters(self) -> None:
@@ -454,12 +454,12 @@ class TestRuns:
         def listed(*options: str) -> list[str]:
             return [line.split()[-1] for line in muster("runs", *options).stdout.splitlines() if "older" not in line]
 
-        assert listed("--limit", "2") == [made[0].id, made[1].id]
+        assert listed("--limit", "2") == [made[0].run_id, made[1].run_id]
         assert muster("runs", "--limit", "3").stdout.endswith("… and 1 older\n")
-        assert listed("--name", "mnist-1") == [made[1].id]
-        assert listed("--name", "mnist*") == [run.id for run in made]
-        assert listed("--status", "failed", "--status", "lost") == [other.id]
-        assert [run["id"] for run in json.loads(muster("runs", "--json", "--limit", "1").stdout)] == [made[0].id]
+        assert listed("--name", "mnist-1") == [made[1].run_id]
+        assert listed("--name", "mnist*") == [run.run_id for run in made]
+        assert listed("--status", "failed", "--status", "lost") == [other.run_id]
+        assert [run["id"] for run in json.loads(muster("runs", "--json", "--limit", "1").stdout)] == [made[0].run_id]
         nothing = muster("runs", "--name", "dogs")
         assert (nothing.exit_code, nothing.stdout) == (0, "")
         assert "No recorded run is like that" in nothing.stderr
@@ -468,14 +468,14 @@ class TestRuns:
     def test_names_that_ids_cannot_tell_stand_beside_them(self) -> None:
         plain, russian = recorded("mnist"), recorded("обучение")
         lines = muster("runs").stdout.splitlines()
-        assert {line.split("  ")[-1].strip() for line in lines} == {plain.id, f"{russian.id} (обучение)"}
+        assert {line.split("  ")[-1].strip() for line in lines} == {plain.run_id, f"{russian.run_id} (обучение)"}
 
     def test_prune(self) -> None:
         runs_of_days = [recorded(days_ago=days) for days in range(4)]
         result = muster("runs", "--prune", "--keep", "1", "--older-than", "1.5")
 
         kept = "2 runs deleted, 2 kept: the newest 1 (--keep), all of the last 1.5 days (--older-than), and any that "
-        told = [runs_of_days[2].id, runs_of_days[3].id, f"{kept}runs or was lost within a day"]
+        told = [runs_of_days[2].run_id, runs_of_days[3].run_id, f"{kept}runs or was lost within a day"]
         assert result.stdout.splitlines() == told
         assert len(runs.list_runs()) == 2
 
@@ -484,15 +484,15 @@ class TestExplainAndShow:
     def test_explain_is_what_the_run_says_made_safe(self) -> None:
         run = recorded(status="failed", reason="it \x1b[2Jbroke", advice="fix it")
 
-        assert muster("explain", run.id[:-2]).stdout == run.explain().replace("\x1b[2J", "") + "\n"
+        assert muster("explain", run.run_id[:-2]).stdout == run.explain().replace("\x1b[2J", "") + "\n"
 
     def test_show_paints_the_last_view(self) -> None:
         run = recorded()
-        with (run.path / "events.jsonl").open("a") as file:
+        with (run.run_dir / "events.jsonl").open("a") as file:
             for name in ("worker-0", "worker-1"):
                 file.write(Event("worker_state", name, {"status": "succeeded"}).to_json() + "\n")
             file.write(Event("run_ended", None, {"status": "succeeded"}).to_json() + "\n")
-        (run.path / "logs" / "worker-1.log").write_text("the last line\n")
+        (run.run_dir / "logs" / "worker-1.log").write_text("the last line\n")
 
         lines = muster("show").stdout.splitlines()
         assert lines[0].startswith("✓ mnist  horovod  succeeded")
@@ -504,22 +504,22 @@ class TestExplainAndShow:
             result = muster(command, "nist")
 
             assert result.exit_code == 2
-            assert run.id in result.stderr
+            assert run.run_id in result.stderr
 
 
 class TestLogs:
     def test_of_all_workers(self) -> None:
         run = recorded()
-        (run.path / "logs" / "worker-0.log.1").write_text("older\n")
-        (run.path / "logs" / "worker-0.log").write_bytes(b"\x1b[31mred\x1b[0m \xff\nno line end")
-        (run.path / "logs" / "launcher.log").write_text("launched\n")
+        (run.run_dir / "logs" / "worker-0.log.1").write_text("older\n")
+        (run.run_dir / "logs" / "worker-0.log").write_bytes(b"\x1b[31mred\x1b[0m \xff\nno line end")
+        (run.run_dir / "logs" / "launcher.log").write_text("launched\n")
 
         assert muster("logs", "last").stdout.splitlines() == [
             "worker-0 | older", "worker-0 | red \ufffd", "worker-0 | no line end", "launcher | launched",
         ]  # fmt: skip
 
     def test_of_one(self) -> None:
-        (recorded().path / "logs" / "worker-1.log").write_text("a\n\nb\n")
+        (recorded().run_dir / "logs" / "worker-1.log").write_text("a\n\nb\n")
 
         assert muster("logs", "last", "worker-1").stdout == "a\n\nb\n"
         assert muster("logs", "last", "worker-0").stdout == ""
@@ -527,11 +527,11 @@ class TestLogs:
 
     def test_follow_goes_on_until_the_run_has_ended(self) -> None:
         run = recorded()
-        result = (run.path / "result.json").read_text()
-        (run.path / "result.json").unlink()
+        result = (run.run_dir / "result.json").read_text()
+        (run.run_dir / "result.json").unlink()
         request = Event("run_requested", data={"job": {}, "session": sessions.this_session()})
-        (run.path / "events.jsonl").write_text(request.to_json() + "\n")
-        log = run.path / "logs" / "worker-0.log"
+        (run.run_dir / "events.jsonl").write_text(request.to_json() + "\n")
+        log = run.run_dir / "logs" / "worker-0.log"
         log.write_text("first\n")
 
         def go_on() -> None:
@@ -540,7 +540,7 @@ class TestLogs:
                 file.flush()
                 time.sleep(0.5)
                 file.write("ond\n")
-            (run.path / "result.json").write_text(result)
+            (run.run_dir / "result.json").write_text(result)
 
         writer = threading.Thread(target=go_on)
         writer.start()
@@ -568,16 +568,16 @@ class TestLogs:
 def test_nothing_fails_behind_head(command: str) -> None:
     run = recorded()
     for number in range(300 if command.startswith("runs") else 0):
-        shutil.copytree(run.path, run.path.with_name(f"20200101-000000-run-{number:04x}"))
+        shutil.copytree(run.run_dir, run.run_dir.with_name(f"20200101-000000-run-{number:04x}"))
     for worker in ("worker-0", "worker-1"):
-        (run.path / "logs" / f"{worker}.log").write_text("a line that fills pipes and buffers\n" * 10_000)
+        (run.run_dir / "logs" / f"{worker}.log").write_text("a line that fills pipes and buffers\n" * 10_000)
     plan: dict[str, dict[str, Any]] = {"processes": {f"worker-{number}": {} for number in range(800)}}
-    runs.write_json(run.path / "plan.json", plan)
-    with (run.path / "events.jsonl").open("a") as file:
+    runs.write_json(run.run_dir / "plan.json", plan)
+    with (run.run_dir / "events.jsonl").open("a") as file:
         for worker in plan["processes"]:
             file.write(Event("worker_state", worker, {"status": "succeeded"}).to_json() + "\n")
     reason = "\n".join(f"for reason {number}" for number in range(10_000))
-    runs.write_json(run.path / "result.json", {"status": "failed", "seconds": 1, "reason": reason})
+    runs.write_json(run.run_dir / "result.json", {"status": "failed", "seconds": 1, "reason": reason})
 
     line = f"set -o pipefail; {sys.executable} -m muster {command} | head -n 1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
@@ -594,7 +594,7 @@ def test_a_failure_is_still_one_behind_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["--help", "--version", "runs", "runs --json", "logs last", "explain last"])
 def test_output_that_cannot_be_written_is_an_error(command: str) -> None:
     run = recorded()
-    (run.path / "logs" / "worker-0.log").write_text("a line\n")
+    (run.run_dir / "logs" / "worker-0.log").write_text("a line\n")
     line = f"{sys.executable} -m muster {command} > /dev/full"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
@@ -678,7 +678,7 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
     (tmp_path / "training data").mkdir()
     older, newer = recorded("older", days_ago=1), recorded("newer")
     living = under_way("the-newest")
-    (newer.path / "logs" / "launcher.log").write_text("launched\n")
+    (newer.run_dir / "logs" / "launcher.log").write_text("launched\n")
     shell = Shell(tmp_path)
     try:
         shell.completes("muster run -n 2 train_m", "train_mnist.py ")
@@ -688,13 +688,13 @@ def test_bash_completes_files_runs_and_workers(tmp_path: Path) -> None:
         shell.completes("muster doctor -s horo", "horovod ")
         shell.completes("muster run --strategy=pr", "--strategy=processes ")
         shell.completes("muster run --platform=", "kubernetes", "slurm")
-        shell.completes("muster explain ", older.id, newer.id, "last")
-        shell.completes(f"muster show {newer.id[:-3]}", newer.id)
+        shell.completes("muster explain ", older.run_id, newer.run_id, "last")
+        shell.completes(f"muster show {newer.run_id[:-3]}", newer.run_id)
         shell.completes("muster logs la", "last ")
-        assert "launcher" in shell.completes(f"muster logs {newer.id} ", "worker-0", "worker-1")
+        assert "launcher" in shell.completes(f"muster logs {newer.run_id} ", "worker-0", "worker-1")
         shell.completes("muster logs last worker-1", "worker-1 ")
-        assert older.id not in shell.completes("muster stop ", living.id, "last")
-        shell.completes(f"muster stacks {living.id[:-3]}", living.id)
+        assert older.run_id not in shell.completes("muster stop ", living.run_id, "last")
+        shell.completes(f"muster stacks {living.run_id[:-3]}", living.run_id)
     finally:
         shell.close()
 
@@ -769,11 +769,11 @@ def test_ctrl_c_during_imports_leaves_no_traceback(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
     older, newer = recorded("older", days_ago=1), recorded("newer")
-    for name in ("newer", newer.id[-4:], "LAST"):
+    for name in ("newer", newer.run_id[-4:], "LAST"):
         assert muster("explain", "--json", name).exit_code == 0
-        assert runs.open_run(name).id == newer.id
-    wrong = newer.id[:14] + ("0" if newer.id[14] != "0" else "1")
-    assert muster("explain", wrong).stderr.endswith((f"Try: {newer.id}, {older.id}\n", f"Try: {newer.id}\n"))
+        assert runs.open_run(name).run_id == newer.run_id
+    wrong = newer.run_id[:14] + ("0" if newer.run_id[14] != "0" else "1")
+    assert muster("explain", wrong).stderr.endswith((f"Try: {newer.run_id}, {older.run_id}\n", f"Try: {newer.run_id}\n"))
     recorded("newer")
     assert "2 runs are called 'newer'" in muster("stop", "newer").stderr
 
@@ -801,7 +801,7 @@ def test_what_would_have_no_effect_is_refused(arguments: list[str], words: str, 
 
 def test_a_terminal_gets_the_last_state_of_a_progress_bar_and_as_many_lines_as_asked(tmp_path: Path) -> None:
     run = recorded()
-    (run.path / "logs" / "worker-0.log").write_bytes(b"first\n 10 %\r 20 %\r100 %\r\nlast\n")
+    (run.run_dir / "logs" / "worker-0.log").write_bytes(b"first\n 10 %\r 20 %\r100 %\r\nlast\n")
     assert muster("logs", "last", "worker-0").stdout == "first\n 10 %\n 20 %\n100 %\nlast\n"
     assert muster("logs", "last", "worker-0", "--tail", "1").stdout == "last\n"
     ours, theirs = pty.openpty()

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def straggler(run: Run) -> Iterator[subprocess.Popen[bytes]]:
     """A process of the run that has survived it."""
-    environment = {**os.environ, "MUSTER_RUN_ID": run.id}
+    environment = {**os.environ, "MUSTER_RUN_ID": run.run_id}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment) as process:
         yield process
 

@@ -197,12 +197,12 @@ with open({str(disk / "ballast")!r}, "wb", buffering=0) as file:
     assert cluster is not None
     assert cluster.result.status == "succeeded"
     run = runs.open_run("last")
-    assert not (run.path / "result.json").is_file()
+    assert not (run.run_dir / "result.json").is_file()
     assert run.status == "succeeded"
     assert 0 < run.seconds < 60
     assert "succeeded" in run.explain()
     assert "succeeded" in repr(run)
-    assert os.listdir(run.path)
+    assert os.listdir(run.run_dir)
 
 
 def test_epochs_without_end_do_not_fill_the_disk(tmp_path: Path) -> None:

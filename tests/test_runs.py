@@ -141,7 +141,7 @@ class TestStatus:
 
     def test_a_lost_run_lasted_until_its_workers_noticed(self) -> None:
         run = make("x", session=a_process_that_is_gone(), days_ago=1)
-        log = run.path / "logs" / "worker-0.log"
+        log = run.run_dir / "logs" / "worker-0.log"
         log.write_text("the connection to the session is gone\n")
         os.utime(log, (run.started_at + 60, run.started_at + 60))
 
@@ -200,7 +200,7 @@ class TestRun:
 
     def test_passes_over_torn_lines(self) -> None:
         run = make("x")
-        with (run.path / "events.jsonl").open("ab") as file:
+        with (run.run_dir / "events.jsonl").open("ab") as file:
             file.write(b'[1]\n\xff\n{"kind": "note", "time": 2.0, "text": "a"}\n{"kind": "no')
 
         assert [event.kind for event in run.events()] == ["run_requested", "note"]
@@ -217,8 +217,8 @@ class TestRun:
 
     def test_log_begins_with_the_older_part(self) -> None:
         run = make("x")
-        (run.path / "logs" / "worker-0.log.1").write_bytes(b"old\n\xe2\x82")
-        (run.path / "logs" / "worker-0.log").write_bytes(b"\xac new\n")
+        (run.run_dir / "logs" / "worker-0.log.1").write_bytes(b"old\n\xe2\x82")
+        (run.run_dir / "logs" / "worker-0.log").write_bytes(b"\xac new\n")
 
         assert run.logs("worker-0") == "old\n€ new\n"
 
@@ -229,39 +229,39 @@ class TestRun:
 
     def test_log_end_is_the_last_lines(self) -> None:
         run = make("x")
-        (run.path / "logs" / "worker-0.log").write_text("".join(f"{number}\n" for number in range(100_000)))
+        (run.run_dir / "logs" / "worker-0.log").write_text("".join(f"{number}\n" for number in range(100_000)))
 
         assert run.log_end("worker-0", 2) == ["99998", "99999"]
 
     def test_a_progress_bar_is_one_line_at_the_end_of_a_log(self) -> None:
         run = make("a")
         bar = "".join(f"\r{part}/40" for part in range(41))
-        (run.path / "logs" / "worker-0.log").write_bytes(f"begin\n{bar}\nend\r\n".encode())
+        (run.run_dir / "logs" / "worker-0.log").write_bytes(f"begin\n{bar}\nend\r\n".encode())
         assert run.log_end("worker-0") == ["begin", "40/40", "end"]
 
     def test_repr_is_one_line(self, failed: runs.Run) -> None:
-        assert repr(failed) == f"<Run {failed.id} failed {failed.seconds:.1f}s>"
+        assert repr(failed) == f"<Run {failed.run_id} failed {failed.seconds:.1f}s>"
 
 
 class TestExplain:
     def test_a_run_that_succeeded(self, succeeded: runs.Run) -> None:
         text = succeeded.explain()
 
-        assert text.startswith(f"train ({succeeded.id}) succeeded in ")
+        assert text.startswith(f"train ({succeeded.run_id}) succeeded in ")
         assert "  test_accuracy: 0.97\n" in text
 
     def test_a_run_that_failed(self, failed: runs.Run) -> None:
         text = failed.explain()
 
-        assert text.startswith(f"train ({failed.id}) failed after ")
+        assert text.startswith(f"train ({failed.run_id}) failed after ")
         assert "ValueError: the shard is empty" in text
         assert 'raise ValueError("the shard is empty")' in text
-        assert text.endswith(f"Log: {failed.path / 'logs' / 'worker-0.log'}")
+        assert text.endswith(f"Log: {failed.run_dir / 'logs' / 'worker-0.log'}")
 
     def test_shows_the_end_of_the_log_where_there_is_no_traceback(self) -> None:
         result = {"status": "failed", "seconds": 1, "reason": "it broke", "worker": "worker-0", "advice": "fix it"}
         run = make("x", result=result)
-        log = run.path / "logs" / "worker-0.log"
+        log = run.run_dir / "logs" / "worker-0.log"
         log.write_text("first\nlast\n")
 
         assert run.explain().splitlines()[1:] == [
@@ -271,7 +271,7 @@ class TestExplain:
     def test_shows_no_traceback_of_an_earlier_attempt(self) -> None:
         run = make("later", result={"status": "failed", "worker": "worker-0", "reason": "worker-0 was lost"})
         raised = {"type": "ValueError", "message": "bad data", "traceback": "Traceback: ValueError: bad data"}
-        with (run.path / "events.jsonl").open("a") as journal:
+        with (run.run_dir / "events.jsonl").open("a") as journal:
             for event in (Event("exception", "worker-0", raised), Event("run_attempt", data={"attempt": 2})):
                 journal.write(event.to_json() + "\n")
         assert "worker-0 was lost" in run.explain()
@@ -280,7 +280,7 @@ class TestExplain:
     def test_a_lost_run(self) -> None:
         run = make("x", session=a_process_that_is_gone())
         failure = {"type": "ValueError", "message": "no data", "traceback": "Traceback ...\nValueError: no data"}
-        with (run.path / "events.jsonl").open("a") as file:
+        with (run.run_dir / "events.jsonl").open("a") as file:
             file.write(Event("exception", "worker-0", failure).to_json() + "\n")
 
         text = run.explain()
@@ -300,8 +300,8 @@ class TestExplain:
         assert " is running, since " in text
         assert re.search(r"^Phase: connecting, for 10\d\.\d s\.$", text, re.MULTILINE)
         assert "Waiting for worker-1 (Priority)." in text
-        assert f"muster stacks {run.id}" in text
-        assert f"muster stop {run.id}" in text
+        assert f"muster stacks {run.run_id}" in text
+        assert f"muster stop {run.run_id}" in text
 
     def test_a_run_that_trains_tells_who_is_behind_and_of_whom_nothing_comes(self) -> None:
         run = make("x", session=sessions.this_session())
@@ -315,7 +315,7 @@ class TestExplain:
         assert "Step 12 of 50; rank 1 (worker-1) is at 9." in text
         assert "No step yet of rank 2 (worker-2): importing tensorflow." in text
         assert re.search(r"Nothing has come for up to 7\d s from rank 1 \(worker-1\)\.", text)
-        (run.path / "logs" / "worker-1.log").write_text("it prints, and reports nothing")
+        (run.run_dir / "logs" / "worker-1.log").write_text("it prints, and reports nothing")
         assert "Nothing has come" not in run.explain()
         self.tell(run, [("process_started", "ps-0", {"pid": 8}, 89)])
         assert "ps-0" not in run.explain(), "they never say anything"
@@ -327,16 +327,16 @@ class TestExplain:
     @staticmethod
     def tell(run: runs.Run, told: Sequence[tuple[str, str | None, dict[str, Any], float]]) -> None:
         """Write events of so many seconds ago."""
-        with (run.path / "events.jsonl").open("a") as file:
+        with (run.run_dir / "events.jsonl").open("a") as file:
             for kind, worker, data, ago in told:
                 file.write(Event(kind, worker, data, time=time.time() - ago).to_json() + "\n")
 
 
 class TestFind:
     def test_newest_first(self) -> None:
-        ids = [make("x", days_ago=days).id for days in (2, 3, 1)]
+        ids = [make("x", days_ago=days).run_id for days in (2, 3, 1)]
 
-        assert [run.id for run in runs.list_runs()] == [ids[2], ids[0], ids[1]]
+        assert [run.run_id for run in runs.list_runs()] == [ids[2], ids[0], ids[1]]
 
     def test_none_yet(self, home: Path) -> None:
         assert runs.list_runs() == []
@@ -348,16 +348,16 @@ class TestFind:
         run = make("x")
         (home / "runs" / "notes").mkdir()
 
-        assert [each.id for each in runs.list_runs()] == [run.id]
+        assert [each.run_id for each in runs.list_runs()] == [run.run_id]
 
     def test_by_id_by_prefix_and_the_last(self) -> None:
         older, newer = make("a", days_ago=1), make("b")
-        assert runs.open_run().id == newer.id
-        assert runs.open_run(older.id).id == older.id
-        assert runs.open_run(older.id[:-2]).id == older.id
+        assert runs.open_run().run_id == newer.run_id
+        assert runs.open_run(older.run_id).run_id == older.run_id
+        assert runs.open_run(older.run_id[:-2]).run_id == older.run_id
 
     def test_an_ambiguous_prefix(self) -> None:
-        ids = {make("a").id, make("b").id}
+        ids = {make("a").run_id, make("b").run_id}
         with pytest.raises(RunNotFound, match="2 runs begin with '2'") as caught:
             runs.open_run("2")
         assert set((caught.value.advice or "").split(", ")) == ids
@@ -366,7 +366,7 @@ class TestFind:
         run = make("mnist")
         with pytest.raises(RunNotFound) as caught:
             runs.open_run("nist")
-        assert caught.value.advice == run.id
+        assert caught.value.advice == run.run_id
 
     @pytest.mark.parametrize("name", ["", "..", "../runs"])
     def test_a_path_is_no_name(self, name: str) -> None:
@@ -387,13 +387,13 @@ class TestPrune:
     def test_keeps_the_newest(self) -> None:
         made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
 
-        assert runs.prune(keep=2) == [made[2].id, made[3].id]
-        assert [run.id for run in runs.list_runs()] == [made[0].id, made[1].id]
+        assert runs.prune(keep=2) == [made[2].run_id, made[3].run_id]
+        assert [run.run_id for run in runs.list_runs()] == [made[0].run_id, made[1].run_id]
 
     def test_keeps_those_that_are_not_old(self) -> None:
         made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
 
-        assert runs.prune(keep=0, older_than_days=1.5) == [made[2].id, made[3].id]
+        assert runs.prune(keep=0, older_than_days=1.5) == [made[2].run_id, made[3].run_id]
 
     def test_never_deletes_one_that_is_running(self) -> None:
         make("x", session=sessions.this_session(), days_ago=9)
@@ -406,17 +406,17 @@ class TestPrune:
         make("x", session=gone)
         old = make("x", session=gone, days_ago=2)
 
-        assert runs.prune(keep=0) == [old.id]
+        assert runs.prune(keep=0) == [old.run_id]
 
 
 def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tmp_path: Path) -> None:
     run = make("crafted", result={"status": "failed", "reason": "it \x1b[2Jfailed", "worker": "../../secret"})
-    (run.path.parent.parent / "secret.log").write_text("secret")
+    (run.run_dir.parent.parent / "secret.log").write_text("secret")
     runs.write_json(
-        run.path / "plan.json",
+        run.run_dir / "plan.json",
         {"processes": {"../../secret": {}, "worker-0": {}}, "ranks": {"0": "../../secret", "1": 7}},
     )
-    (run.path / "logs" / "worker-0.log").write_text("said \x1b]0;title\x07this\n")
+    (run.run_dir / "logs" / "worker-0.log").write_text("said \x1b]0;title\x07this\n")
 
     assert run.workers == ["worker-0"]
     for name in ("../../secret", "rank-0", "rank-1"):
@@ -426,7 +426,7 @@ def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tm
     assert "secret" not in run.explain()
     assert "\x1b" not in run.explain()
     for broken in ({"processes": 7, "ranks": []}, {"processes": ["../x"]}):
-        runs.write_json(run.path / "plan.json", broken)
+        runs.write_json(run.run_dir / "plan.json", broken)
         assert run.workers == ["worker-0"]
 
 
@@ -449,9 +449,9 @@ def test_a_result_of_which_a_part_makes_no_sense_hides_neither_the_rest_nor_othe
     for arguments in (
         ["runs"],
         ["runs", "--json"],
-        ["explain", run.id],
-        ["explain", run.id, "--json"],
-        ["show", run.id],
+        ["explain", run.run_id],
+        ["explain", run.run_id, "--json"],
+        ["show", run.run_id],
     ):
         shown = CliRunner().invoke(main, arguments)
         assert shown.exception is None or isinstance(shown.exception, SystemExit)
@@ -477,20 +477,20 @@ def device(path: Path) -> None:
 @pytest.mark.parametrize("name", ["result.json", "plan.json", "events.jsonl", "control.json", "logs/worker-0.log"])
 def test_no_file_of_a_record_holds_up_or_hides_other_runs(name: str, spoil: Callable[[Path], None]) -> None:
     other, run = make("other", result={"status": "succeeded"}), make("spoiled")
-    runs.write_json(run.path / "plan.json", {"processes": {"worker-0": {}}})
-    (run.path / name).unlink(missing_ok=True)
-    spoil(run.path / name)
-    for arguments in (["runs"], ["runs", "--json"], *([word, run.id] for word in ("show", "logs", "explain", "stop"))):
+    runs.write_json(run.run_dir / "plan.json", {"processes": {"worker-0": {}}})
+    (run.run_dir / name).unlink(missing_ok=True)
+    spoil(run.run_dir / name)
+    for arguments in (["runs"], ["runs", "--json"], *([word, run.run_id] for word in ("show", "logs", "explain", "stop"))):
         shown = CliRunner().invoke(main, arguments)
         assert shown.exception is None or isinstance(shown.exception, SystemExit)
-        assert (other.id in shown.output) is (arguments[0] == "runs")
+        assert (other.run_id in shown.output) is (arguments[0] == "runs")
 
 
 def test_no_argument_in_a_recorded_advice_steers_a_terminal() -> None:
     told = {"status": "failed", "error": "ScriptFailed", "reason": "it failed"}
     parts = ["try ", ["n_workers\x1b[2J", "\x1b]0;title\x07two\u202e"]]
     run = make("crafted", result={**told, "advice_parts": parts})
-    shown = [CliRunner().invoke(main, [word, run.id]).output for word in ("show", "explain", "attach")]
+    shown = [CliRunner().invoke(main, [word, run.run_id]).output for word in ("show", "explain", "attach")]
     with pytest.raises(MusterError) as raised:
         run.wait()
     for text in (*shown, str(raised.value), str(run.advice)):
@@ -501,9 +501,9 @@ def test_no_argument_in_a_recorded_advice_steers_a_terminal() -> None:
 def test_no_name_of_a_log_steers_a_terminal() -> None:
     run = make("crafted")
     for name in ("worker-0", "\x1b[31mred", "\u202ered", "\x9bred"):
-        (run.path / "logs" / f"{name}.log").write_text("said this\n")
+        (run.run_dir / "logs" / f"{name}.log").write_text("said this\n")
     assert run.workers == ["worker-0"]
-    assert "red" not in CliRunner().invoke(main, ["logs", run.id]).output
+    assert "red" not in CliRunner().invoke(main, ["logs", run.run_id]).output
 
 
 @pytest.mark.parametrize("when", ["1e300", "-5", "NaN"])
@@ -525,7 +525,7 @@ def test_metrics_are_numbers_in_python_and_names_in_json() -> None:
     assert run.result is not None
     assert math.isnan(run.result["metrics"]["loss"])
     assert math.isnan(run.wait().metrics["loss"])
-    printed = CliRunner().invoke(main, ["show", run.id, "--json"]).output
+    printed = CliRunner().invoke(main, ["show", run.run_id, "--json"]).output
     assert json.loads(printed)["metrics"] == {"loss": "NaN", "best": "Infinity"}
 
 
@@ -533,7 +533,7 @@ def test_runs_are_listed_as_a_table_and_told_of_line_by_line() -> None:
     older, newer = make("older", result=SUCCEEDED, days_ago=1), make("newer", result=SUCCEEDED)
     heading, *rows = repr(runs.list_runs()).splitlines()
     assert heading.split() == ["status", "took", "strategy", "run"]
-    assert [row.split() for row in rows] == [["succeeded", "3.5", "s", run.id] for run in (newer, older)]
+    assert [row.split() for row in rows] == [["succeeded", "3.5", "s", run.run_id] for run in (newer, older)]
     assert len(repr(runs.list_runs()[:1]).splitlines()) == 2
     assert pretty(newer.explain()).splitlines() == str(newer.explain()).splitlines()
 

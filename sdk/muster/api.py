@@ -86,7 +86,7 @@ class ClusterAddress(tuple[Any, Any]):
         known = (run.result or {}).get("metrics") or {}
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
         told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics and not self._is_shown else ''}"
-        return f"<run {run.id} {told}; it has result, values, logs() and explain()>"
+        return f"<run {run.run_id} {told}; it has result, values, logs() and explain()>"
 
 
 def _public(kind: type) -> set[str]:
@@ -424,8 +424,8 @@ def _detached(checked: CheckedRun, dashboard: bool) -> Run:
     begun = controller.start(checked)
     until = time.strftime("%A %d %B %Y %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
     _say(
-        f"Run {begun.id} lives until {until} at most, also without this session: "
-        f"muster.attach({begun.id!r}), or `muster attach {begun.id}` and `muster stop {begun.id}`."
+        f"Run {begun.run_id} lives until {until} at most, also without this session: "
+        f"muster.attach({begun.run_id!r}), or `muster attach {begun.run_id}` and `muster stop {begun.run_id}`."
     )
     return attach(begun, dashboard=dashboard)
 

@@ -22,12 +22,12 @@ HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 def recorded(events: list[Any]) -> Run:
     run = Run(create("mnist"))
-    journal = Journal(run.path / "events.jsonl")
+    journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)
     journal.close()
     for worker in {event.worker for event in events if event.worker}:
-        (run.path / "logs" / f"{worker}.log").write_text(f"{HOSTILE}\n" + "".join(f"step {n}\n" for n in range(200)))
+        (run.run_dir / "logs" / f"{worker}.log").write_text(f"{HOSTILE}\n" + "".join(f"step {n}\n" for n in range(200)))
     return run
 
 

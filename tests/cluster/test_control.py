@@ -66,7 +66,7 @@ def living(tmp_path: Path) -> Iterator[Run]:
 
 def has_begun() -> bool:
     found = runs.list_runs()
-    logs = [found[0].path / "logs" / f"worker-{number}.log" for number in range(2)] if found else []
+    logs = [found[0].run_dir / "logs" / f"worker-{number}.log" for number in range(2)] if found else []
     return bool(logs) and all(log.exists() and "here" in log.read_text() for log in logs)
 
 
@@ -76,14 +76,14 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
-    told = control.control_file(living.path)
+    told = control.control_file(living.run_dir)
     where = Path(json.loads(told.read_text())["socket"])
     assert [oct(path.stat().st_mode & 0o777) for path in (told, where)] == ["0o600", "0o600"]
     assert len(str(where)) < 100
 
-    state = control.ask(living.path, "state")
+    state = control.ask(living.run_dir, "state")
     assert state == {"is_up": True, "stop_reason": None, "workers": {"worker-0": "running", "worker-1": "running"}}
-    assert control.ask(living.path, "logs", name="worker-1") == {"lines": ["here we are"]}
+    assert control.ask(living.run_dir, "logs", name="worker-1") == {"lines": ["here we are"]}
     assert all("somewhere_deep" in text for text in living.stacks().values())
     code, text = command("stacks")
     assert code == 0
@@ -91,7 +91,7 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
     assert "worker-1:" in text
 
     idle = hostile(where, json.loads(told.read_text())["token"])
-    assert command("stop", living.id) == (0, f"{living.id} has ended: stopped.\n")
+    assert command("stop", living.run_id) == (0, f"{living.run_id} has ended: stopped.\n")
 
     for connection in idle:
         connection.close()
@@ -101,7 +101,7 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
     assert not where.exists()
     living.stop()
     assert living.stacks() == {}
-    assert command("stop", "last") == (0, f"{living.id} has ended already: stopped.\n")
+    assert command("stop", "last") == (0, f"{living.run_id} has ended already: stopped.\n")
 
 
 def test_whoever_follows_a_run_of_another_process_sees_what_its_workers_use(
@@ -162,7 +162,7 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
         assert f"kill -CONT {process.pid}" in (raised.value.advice or "")
         with monkeypatch.context() as patch:
             patch.setattr(runs, "suspended", lambda session: None)
-            with pytest.raises(RunUnreachable, match=f"Run {run.id} does not answer: its session hangs"):
+            with pytest.raises(RunUnreachable, match=f"Run {run.run_id} does not answer: its session hangs"):
                 run.stacks()
         process.send_signal(signal.SIGCONT)
         eventually(run.stacks, "it answers")
@@ -188,7 +188,7 @@ def test_one_that_an_older_muster_started_cannot_be_asked(monkeypatch: Any) -> N
     run = Run(runs.create("old"))
     with pytest.raises(RunUnreachable, match="has no control socket"):
         run.stop()
-    code, text = command("stop", run.id)
+    code, text = command("stop", run.run_id)
     assert (code, "end its session instead" in text) == (1, True)
 
 

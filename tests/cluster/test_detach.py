@@ -31,7 +31,7 @@ from tests.support import IMPORT_PATH, eventually
 SESSION = """
 import muster, os, time
 print(muster.run_cluster(2, strategy="processes", worker_script="train.py", detach="5m", dashboard=False,
-                         env={"SECRET": os.environ.pop("GIVEN")}).id, flush=True)
+                         env={"SECRET": os.environ.pop("GIVEN")}).run_id, flush=True)
 time.sleep(600)
 """
 WAITS = """
@@ -62,12 +62,12 @@ def detach() -> Run:
 
 def await_training(run: Run) -> None:
     """Wait until every worker has printed what the script says."""
-    eventually(lambda: [path.read_text() for path in run.path.glob("logs/*.log")] == ["trains\n"] * 2, "it trains")
+    eventually(lambda: [path.read_text() for path in run.run_dir.glob("logs/*.log")] == ["trains\n"] * 2, "it trains")
 
 
 def processes_of(run: Run) -> list[int]:
     """All processes that belong to the run, its controller among them."""
-    marked = f"MUSTER_RUN_ID={run.id}".encode()
+    marked = f"MUSTER_RUN_ID={run.run_id}".encode()
     found = [controller_of(run)] if run.status == "running" else []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -102,16 +102,16 @@ def test_it_outlives_the_session_that_asked_for_it(here: Path) -> None:
     result = run.wait(timeout=60)
     assert (result.status, dict(result.exit_codes)) == ("succeeded", {"rank 0": 0, "rank 1": 0})
     eventually(lambda: not processes_of(run), "nothing is left of it")
-    assert not [path for path in run.path.rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
-    assert (run.path / "controller.log").read_bytes() == b""
+    assert not [path for path in run.run_dir.rglob("*") if path.is_file() and b"swordfish" in path.read_bytes()]
+    assert (run.run_dir / "controller.log").read_bytes() == b""
 
 
 def test_any_process_stops_it(here: Path) -> None:
     run = detach()
     assert "train.py" in "".join(run.stacks().values())
     listed = CliRunner().invoke(main, ["runs"]).output
-    assert f"{run.id}  (detached until" in listed
-    assert CliRunner().invoke(main, ["stop", run.id]).exit_code == 0
+    assert f"{run.run_id}  (detached until" in listed
+    assert CliRunner().invoke(main, ["stop", run.run_id]).exit_code == 0
     with pytest.raises(RunStopped, match="by request"):
         run.wait(timeout=10)
     eventually(lambda: not processes_of(run), "nothing is left of it")
@@ -140,7 +140,7 @@ def test_a_failure_is_told_to_whoever_waits_as_to_a_session(here: Path) -> None:
         run.wait(timeout=60)
     assert raised.value.worker == "worker-0"
     assert "train.py" in (raised.value.details or "")
-    attached = CliRunner().invoke(main, ["attach", run.id])
+    attached = CliRunner().invoke(main, ["attach", run.run_id])
     assert attached.exit_code == 1
     assert "no such data" in attached.output
 
@@ -170,7 +170,7 @@ def test_the_command_line_detaches_and_attaches(here: Path) -> None:
         watching.send_signal(signal.SIGINT)
     assert run.status == "running"  # only the view has ended
     (here / "go").touch()
-    ended = subprocess.run([*muster_command, "attach", run.id], env=environment, capture_output=True, text=True)
+    ended = subprocess.run([*muster_command, "attach", run.run_id], env=environment, capture_output=True, text=True)
     assert (ended.returncode, run.status) == (0, "succeeded"), ended
 
 
@@ -303,11 +303,11 @@ for descriptor in range(3):
 sys.stdin = sys.stdout = sys.stderr = None
 import muster
 run = muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m")
-pathlib.Path("began").write_text(run.id)
+pathlib.Path("began").write_text(run.run_id)
 """
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
-    assert runs.open_run().id == (here / "began").read_text()
+    assert runs.open_run().run_id == (here / "began").read_text()
 
 
 def test_a_script_that_ends_before_its_run_gives_the_terminal_back(here: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_stop_ends_a_later_attempt_and_begins_no_other(here: Path) -> None:
         run(KILLED, {"1 1": 5}, restarts=2).wait()
     stopping.join()
     assert len(attempts_of(runs.open_run())) == 1
-    run_id = f"MUSTER_RUN_ID={runs.open_run().id}".encode()
+    run_id = f"MUSTER_RUN_ID={runs.open_run().run_id}".encode()
     environments = Path("/proc").glob("[0-9]*/environ")
     assert not [path for path in environments if run_id in read_or_nothing(path)]
 

@@ -114,7 +114,7 @@ def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
 
 def record(events: list[Event]) -> Run:
     run = Run(create("mnist"))
-    journal = Journal(run.path / "events.jsonl")
+    journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)
     journal.close()
@@ -125,13 +125,13 @@ def test_a_run_is_followed_to_its_end() -> None:
     events = failing()
     events[0] = Event("run_requested", None, {**events[0].data, "session": this_session()}, events[0].time)
     run = record(events[:-1])
-    (run.path / "logs" / "worker-0.log").write_text("first\n")
+    (run.run_dir / "logs" / "worker-0.log").write_text("first\n")
     seen: list[Event] = []
     thread = threading.Thread(target=follow, args=(run, seen.append))
     thread.start()
     eventually(lambda: any(event.kind == "output" for event in seen), "output from the log")
 
-    with (run.path / "events.jsonl").open("a") as journal:
+    with (run.run_dir / "events.jsonl").open("a") as journal:
         journal.write(events[-1].to_json() + "\n")
     thread.join(5)
 
@@ -152,7 +152,7 @@ def test_the_last_lines_of_a_run_are_told_before_its_end() -> None:
             fold(view, event)
             told.append(str(event.kind))
 
-        log = run.path / "logs" / "worker-0.log"
+        log = run.run_dir / "logs" / "worker-0.log"
         log.write_text("step 140\n")
         thread = threading.Thread(target=follow, args=(run, observe))
         thread.start()
@@ -160,9 +160,9 @@ def test_the_last_lines_of_a_run_are_told_before_its_end() -> None:
         with log.open("a") as file:
             file.write("step 150\n")
         if end is None:
-            (run.path / "result.json").write_text('{"status": "failed", "seconds": 25}')
+            (run.run_dir / "result.json").write_text('{"status": "failed", "seconds": 25}')
         else:
-            with (run.path / "events.jsonl").open("a") as journal:
+            with (run.run_dir / "events.jsonl").open("a") as journal:
                 journal.write(end.to_json() + "\n")
         thread.join(5)
         assert not thread.is_alive()
@@ -239,7 +239,7 @@ def test_a_run_is_measured_against_the_newest_one_of_one_worker() -> None:
         events = training(1)
         events[0].data["job"].update(job(1, **changes))
         run = record([*events, at(60, "run_ended", status="succeeded")])
-        (run.path / "result.json").write_text('{"status": "succeeded", "seconds": 60}')
+        (run.run_dir / "result.json").write_text('{"status": "succeeded", "seconds": 60}')
 
     assert rate_of_one_worker(job(4)) == pytest.approx(100)
     assert rate_of_one_worker(job(4, strategy="parameter_server")) is None

@@ -29,7 +29,7 @@ from muster.dashboard.widget import RunWidget
 
 def record(events: list[Event]) -> Run:
     run = Run(create("mnist"))
-    journal = Journal(run.path / "events.jsonl")
+    journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)
     journal.close()
@@ -42,7 +42,7 @@ def run() -> Run:
 
 
 def test_a_run_becomes_one_page_that_needs_nothing_else(run: Run, tmp_path: Path) -> None:
-    (run.path / "logs" / "worker-1.log").write_text("</script><script>alert(1)</script>\n")
+    (run.run_dir / "logs" / "worker-1.log").write_text("</script><script>alert(1)</script>\n")
     done = CliRunner().invoke(main, ["show", "last", "--html", str(tmp_path / "run.html")])
 
     assert done.exit_code == 0, done.output
@@ -80,7 +80,7 @@ def test_a_page_overwrites_nothing_but_a_page(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_a_progress_bar_has_overwritten_is_a_line_of_its_own(run: Run) -> None:
-    (run.path / "logs" / "worker-1.log").write_bytes(b"\r0/2 loss 0.0\r1/2 loss 0.1\r2/2 loss 0.2\r\nend\r\n")
+    (run.run_dir / "logs" / "worker-1.log").write_bytes(b"\r0/2 loss 0.0\r1/2 loss 0.1\r2/2 loss 0.2\r\nend\r\n")
     done = CliRunner().invoke(main, ["logs", "last", "worker-1"])
     assert [line for line in done.output.splitlines() if line] == [
         "0/2 loss 0.0",
@@ -102,7 +102,7 @@ def test_a_run_of_another_process_is_followed_in_a_terminal(
 def test_what_to_try_is_spelled_as_on_the_command_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = run.path / "events.jsonl"
+    journal = run.run_dir / "events.jsonl"
     advice = '"look at the shard", "advice_parts": [["memory", 4]]'
     journal.write_text(journal.read_text().replace('"look at the shard"', advice))
     monkeypatch.setenv("MUSTER_DASHBOARD", "plain")

@@ -78,7 +78,7 @@ def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: st
 def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
     (tmp_path / "talks.py").write_text(TALKS)
     with in_a_full_terminal(tmp_path, MUSTER, MUSTER_DASHBOARD=renderer) as process:
-        eventually(lambda: runs.list_runs() and list((runs.list_runs()[0].path / "logs").glob("worker*")), "workers")
+        eventually(lambda: runs.list_runs() and list((runs.list_runs()[0].run_dir / "logs").glob("worker*")), "workers")
         time.sleep(0.5)  # long enough to be stuck
         process.send_signal(signal.SIGINT)
         eventually(lambda: status() == "stopped", "stopped", timeout=10)

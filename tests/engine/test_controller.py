@@ -84,7 +84,7 @@ def test_it_says_what_it_has_begun_and_lives_until_the_run_has_ended(alone: Alon
     assert os.getcwd() == asked.cwd
     assert [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT)] == [signal.SIG_IGN] * 2
     assert "" not in sys.path
-    assert (run.path / controller.LOG).read_text() == "what nobody expected"
+    assert (run.run_dir / controller.LOG).read_text() == "what nobody expected"
 
 
 # What ends a run that would take ten seconds, and the reason that is recorded.
@@ -182,7 +182,7 @@ def start(asked: RunRequest, monkeypatch: pytest.MonkeyPatch, ran: Ran) -> Run:
 
 
 def test_a_run_that_has_begun_is_returned(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start(asked, monkeypatch, says(b'{"run_dir": "/runs/mine"}')).id == "mine"
+    assert start(asked, monkeypatch, says(b'{"run_dir": "/runs/mine"}')).run_id == "mine"
 
 
 @pytest.mark.parametrize(

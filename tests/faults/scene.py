@@ -106,7 +106,7 @@ class Scene:
         """Wait until the scripts of these workers (none: of all) have said that they are ready."""
 
         def are_ready() -> bool:
-            logs = [self.recorded.path / "logs" / f"{worker}.log" for worker in workers or self.recorded.workers]
+            logs = [self.recorded.run_dir / "logs" / f"{worker}.log" for worker in workers or self.recorded.workers]
             return bool(logs) and all(log.exists() and b"ready" in log.read_bytes() for log in logs)
 
         eventually(are_ready, "the scripts run", timeout=60)
@@ -201,7 +201,7 @@ class Scene:
 
     def _marked(self) -> set[int]:
         """Processes with this scene's home or one of its runs in their environment, or its folder in their command."""
-        marks = {os.fsencode(f"MUSTER_HOME={self.home}"), *(f"MUSTER_RUN_ID={run.id}".encode() for run in _recorded())}
+        marks = {os.fsencode(f"MUSTER_HOME={self.home}"), *(f"MUSTER_RUN_ID={run.run_id}".encode() for run in _recorded())}
         return {
             pid
             for pid in linux.all_pids()

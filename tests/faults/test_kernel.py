@@ -75,7 +75,7 @@ def test_interrupting_a_cell_thrice_ends_its_run_and_not_the_kernel(scene: Scene
         time.sleep(0.02)
     outcome = kernel.outcome(cell)
     assert outcome["raised"] is None, "it is told in a line"
-    logs = scene.recorded.path / "logs"
+    logs = scene.recorded.run_dir / "logs"
     assert f"The run was stopped (interrupted); no process of it is left. Logs: {logs}\n" in outcome["printed"]
     print(f"interrupted after {time.time() - interrupted:.2f} s")
     assert time.time() - interrupted < 2

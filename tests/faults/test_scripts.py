@@ -48,7 +48,7 @@ def test_the_one_that_fails_is_named(
     assert words.replace("worker-1", "rank 1 (worker-1)" if options else "worker-1") in failure.message
     assert failure.worker == "worker-1"
     assert failure.rank == (1 if options else None)
-    assert failure.log == scene.recorded.path / "logs" / "worker-1.log"
+    assert failure.log == scene.recorded.run_dir / "logs" / "worker-1.log"
     if "failed first" in words:
         assert 'train.py", line 3' in str(failure)
     if error is WorkerKilled:
@@ -203,7 +203,7 @@ def test_output_comes_byte_for_byte_and_does_not_hang(scene: Scene, strategy: st
     scene.run(text, **options)
     wanted = b"\xff\xfe\x00 not text \xc3\n" + bytes(range(256)) * 1000 + b"\r\x1b[31mno line end\xe2\x82"
     for worker in ("worker-0", "worker-1"):
-        assert (scene.recorded.path / "logs" / f"{worker}.log").read_bytes() == wanted
+        assert (scene.recorded.run_dir / "logs" / f"{worker}.log").read_bytes() == wanted
 
 
 def test_a_script_that_only_prints_for_a_while_loses_nothing(scene: Scene) -> None:

@@ -263,7 +263,7 @@ def test_an_observer_may_stop_its_run_but_not_wait_for_it(scene: Scene) -> None:
 def test_the_journal_is_valid_json_from_the_request_to_the_end(scene: Scene) -> None:
     with pytest.raises(ScriptFailed):
         scene.run("raise ValueError('\\udcff\\x00 \\u2028 done')")
-    lines = (scene.recorded.path / "events.jsonl").read_text().splitlines()
+    lines = (scene.recorded.run_dir / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert events[0]["kind"] == "run_requested"
     assert events[-1]["kind"] == "run_ended"

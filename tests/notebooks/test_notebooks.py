@@ -85,9 +85,9 @@ def test_mnist_on_horovod(folder: Path) -> None:
     assert notebook.complaints == ""
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["mnist_horovod.keras"]
     run = muster.open_run("last")
-    *_, last = reports_of(run.path, "worker-1")
+    *_, last = reports_of(run.run_dir, "worker-1")
     assert (last["epochs"], last["examples"]) == (3, 3 * 23 * 32)
-    written = [path.parent.name for path in run.path.rglob("*tfevents*")]
+    written = [path.parent.name for path in run.run_dir.rglob("*tfevents*")]
     assert sorted(written) == ["train", "validation"], "by rank 0 alone"
 
 
@@ -108,8 +108,8 @@ def test_mnist_on_parameter_servers(folder: Path) -> None:
     runs = muster.list_runs()
     assert len(runs) == 2
     for run in runs:
-        first, *_ = (report for report in reports_of(run.path, "worker-0") if "step" in report)
-        *_, last = (report for report in reports_of(run.path, "worker-1") if "examples" in report)
+        first, *_ = (report for report in reports_of(run.run_dir, "worker-0") if "step" in report)
+        *_, last = (report for report in reports_of(run.run_dir, "worker-1") if "examples" in report)
         assert {"loss", "accuracy"} <= set(first["metrics"])
         assert 0 < last["examples"] < 2 * 32 * last["step"], "both of them worked"
 
@@ -123,7 +123,7 @@ def test_cats_and_dogs(folder: Path) -> None:
     assert_shows_runs(notebook, ["worker-0", "worker-1"], "succeeded", 1)
     assert len(notebook.drawings) == 3
     assert notebook.complaints == ""
-    *_, last = reports_of(muster.open_run("last").path, "worker-1")
+    *_, last = reports_of(muster.open_run("last").run_dir, "worker-1")
     assert (last["epochs"], last["steps"], last["examples"]) == (2, 50, 2 * 50 * 32)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["cats_vs_dogs.keras"]
 

@@ -54,7 +54,7 @@ def begun_by_a_session_that_is_killed(**options: Any) -> Run:
         finally:
             session.send_signal(signal.SIGKILL)
     run = muster.attach()
-    logs = [run.path / "logs" / f"worker-{index}.log" for index in range(2)]
+    logs = [run.run_dir / "logs" / f"worker-{index}.log" for index in range(2)]
     eventually(lambda: all(log.exists() and "trains on" in log.read_text() for log in logs), "both train", 60)
     return run
 
@@ -66,7 +66,7 @@ def outlives_its_session(**options: Any) -> None:
         assert run.wait().status == "succeeded"
     finally:
         run.stop()
-    results = run.path / "results"
+    results = run.run_dir / "results"
     assert sorted(path.name for path in results.iterdir()) == ["0", "1"]
 
 

@@ -84,7 +84,7 @@ def inside(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes
 
 def marked() -> list[int]:
     """Processes that streams have started."""
-    return [pid for pid in linux.marked("MUSTER_RUN_ID", muster.open_run("last").id) if "stream-" in mark_of(pid)]
+    return [pid for pid in linux.marked("MUSTER_RUN_ID", muster.open_run("last").run_id) if "stream-" in mark_of(pid)]
 
 
 def mark_of(pid: int) -> str:

@@ -204,7 +204,7 @@ def test_what_a_script_raised_is_told_with_its_log_and_results_come_all_the_same
         cluster("fail.py", 1)
     assert raised.value.log is not None
     assert "before" in raised.value.log.read_text()
-    assert (runs.open_run().path / "results" / "kept.txt").read_text() == "kept"
+    assert (runs.open_run().run_dir / "results" / "kept.txt").read_text() == "kept"
 
 
 def test_results_whose_names_lead_out_are_not_followed(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:

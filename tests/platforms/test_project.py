@@ -108,7 +108,7 @@ def test_files_are_collected_also_after_a_failure(launch: Callable[..., muster.C
     (project / "write.py").write_text(WRITES + "raise ValueError('of the script')")
     with pytest.raises(ScriptFailed, match="of the script"):
         launch("write.py", collect=["checkpoints/**", "*.txt", "nothing/here"])
-    run_dir = runs.open_run().path
+    run_dir = runs.open_run().run_dir
     for worker in ("worker-0", "worker-1"):
         folder = run_dir / "collected" / worker
         assert below(folder) == ["checkpoints/2.h5", "checkpoints/a/1.h5", "model [1].txt"]

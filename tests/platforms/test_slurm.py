@@ -140,7 +140,7 @@ def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: 
     slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
     eventually(lambda: (project / "status").exists(), "the job has ended", timeout=120)
     assert (project / "status").read_text() == "0\n", (project / "out").read_text()
-    logs = muster.open_run("last").path / "logs"
+    logs = muster.open_run("last").run_dir / "logs"
     assert sorted((logs / f"worker-{index}.log").read_text().strip() for index in range(2)) == ["n1", "n2"]
 
 

@@ -97,7 +97,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
     with pytest.raises(error) as raised:
         run("train.py", launcher=launcher, slots=2)
     assert f"rank 2 (worker-1) {words}" in raised.value.message
-    assert linux.marked("MUSTER_RUN_ID", muster.open_run().id) == []
+    assert linux.marked("MUSTER_RUN_ID", muster.open_run().run_id) == []
 
 
 @either_way

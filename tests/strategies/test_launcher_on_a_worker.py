@@ -73,7 +73,7 @@ def test_the_rank_that_failed_is_named_and_its_launcher_does_not_outlive_it(
     )
     with pytest.raises(ScriptFailed, match=r"rank 1 \(worker-1\) failed first: ValueError: a bad batch"):
         run("rank.py", **mpich)
-    assert linux.marked("MUSTER_RUN_ID", muster.open_run().id) == []
+    assert linux.marked("MUSTER_RUN_ID", muster.open_run().run_id) == []
 
 
 def test_its_own_failure_is_told_with_its_words(run: Callable[..., muster.Cluster], mpich: dict[str, str]) -> None:

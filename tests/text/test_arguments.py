@@ -63,11 +63,11 @@ def test_what_is_recorded_is_told_in_the_words_of_whoever_asks(tmp_path: Path, m
     run = record(RunTimeout("It took too long.", advice=ADVICE), tmp_path, monkeypatch)
     assert f"Try: {ADVICE}" in run.explain()
     for command in ("explain", "show"):
-        told = CliRunner().invoke(main, [command, run.id])
-        assert "Try: a longer --timeout, --gpus 2 or --python" in told.output, (shlex.join([command, run.id]), told)
-    assert json.loads(CliRunner().invoke(main, ["explain", run.id, "--json"]).output)["advice"] == ADVICE
+        told = CliRunner().invoke(main, [command, run.run_id])
+        assert "Try: a longer --timeout, --gpus 2 or --python" in told.output, (shlex.join([command, run.run_id]), told)
+    assert json.loads(CliRunner().invoke(main, ["explain", run.run_id, "--json"]).output)["advice"] == ADVICE
 
 
 def test_advice_that_names_no_argument_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = record(RunTimeout("It took too long.", advice="say memory=4 and so on"), tmp_path, monkeypatch)
-    assert "Try: say memory=4 and so on" in CliRunner().invoke(main, ["explain", run.id]).output
+    assert "Try: say memory=4 and so on" in CliRunner().invoke(main, ["explain", run.run_id]).output

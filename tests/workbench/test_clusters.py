@@ -64,8 +64,8 @@ def assert_nothing_left(session: WorkbenchSession) -> None:
     eventually(lambda: not session.living(), "no worker lives")
     for run in runs.list_runs():
         kept = {"events.jsonl", "plan.json", "result.json", "logs", "results"}
-        assert {path.name for path in run.path.iterdir()} <= kept
-        assert not [path for path in (run.path / "logs").iterdir() if path.suffix != ".log"]
+        assert {path.name for path in run.run_dir.iterdir()} <= kept
+        assert not [path for path in (run.run_dir / "logs").iterdir() if path.suffix != ".log"]
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ muster.run_cluster(2, worker_script="train.py", strategy=Plain(), platform="work
     (tmp_path / "train.py").write_text(SLEEP)
     session = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment())
     try:
-        eventually(lambda: runs.list_runs() and is_ready(runs.open_run().path), "the scripts run", timeout=30)
+        eventually(lambda: runs.list_runs() and is_ready(runs.open_run().run_dir), "the scripts run", timeout=30)
     finally:
         session.kill()
         session.wait()

@@ -63,9 +63,9 @@ def refusal(error: MusterError) -> dict[str, Any]:
 
 def summary(run: Run) -> dict[str, Any]:
     """A run in a list of runs."""
-    facts = {"id": run.id, "name": run.name, "status": run.status, "strategy": run.strategy}
+    facts = {"id": run.run_id, "name": run.name, "status": run.status, "strategy": run.strategy}
     times = {"started_at": run.started_at, "seconds": run.seconds, "detached_until": run.detached_until}
-    return {**facts, **times, "path": str(run.path)}
+    return {**facts, **times, "path": str(run.run_dir)}
 
 
 def outcome(run: Run) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids of the runs that are under way, newest first, and ``last`` where that is one of them."""
     known = [runs.Run(runs.muster_home() / "runs" / run_id) for run_id in runs.run_ids()]
-    living = [run.id for run in known if control.control_file(run.path).exists() and run.status == "running"]
-    is_last = bool(living) and living[0] == known[0].id
+    living = [run.run_id for run in known if control.control_file(run.run_dir).exists() and run.status == "running"]
+    is_last = bool(living) and living[0] == known[0].run_id
     return [name for name in (*(["last"] if is_last else []), *living) if name.startswith(incomplete)]
 
 

@@ -23,16 +23,16 @@ def stop(run: str, now: bool) -> None:
     """
     opened = runs.open_run(run)
     if opened.status != "running":
-        click.echo(f"{opened.id} has ended already: {opened.status}.")
+        click.echo(f"{opened.run_id} has ended already: {opened.status}.")
         return
     try:
         opened.stop(SECONDS_TO_END, now=now)
     except TimeoutError:
         raise RunUnreachable(
-            f"Run {opened.id} has been asked to stop, and has not ended after {SECONDS_TO_END:g} s.",
-            advice=f"muster stop --now {opened.id}",
+            f"Run {opened.run_id} has been asked to stop, and has not ended after {SECONDS_TO_END:g} s.",
+            advice=f"muster stop --now {opened.run_id}",
         ) from None
-    click.echo(f"{opened.id} has ended: {opened.status}.")
+    click.echo(f"{opened.run_id} has ended: {opened.status}.")
 
 
 @click.command()
@@ -49,4 +49,4 @@ def stacks(run: str) -> None:
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")
     if not found:
         running = opened.status == "running"
-        click.echo("No rank runs yet." if running else f"{opened.id} has ended: {opened.status}.", err=True)
+        click.echo("No rank runs yet." if running else f"{opened.run_id} has ended: {opened.status}.", err=True)

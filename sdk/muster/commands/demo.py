@@ -133,7 +133,7 @@ def own_temporary_folder() -> Iterator[Path]:
 def processes_left(run: Run) -> list[str]:
     """Processes of a run: those marked with its id, those it recorded, and this process's children since it began."""
     ended = run.started_at + run.seconds
-    pids = set(marked("MUSTER_RUN_ID", run.id))
+    pids = set(marked("MUSTER_RUN_ID", run.run_id))
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.create_time() > run.started_at - START_UNCERTAINTY:

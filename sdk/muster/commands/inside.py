@@ -57,7 +57,7 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
     details: dict[str, Any] = {"worker": worker, "argv": words}
     if has_terminal:
         details |= {"size": _size(), "terminal": os.environ.get("TERM", "")}
-    connection, answer = open_stream(opened.path, "exec", **details)
+    connection, answer = open_stream(opened.run_dir, "exec", **details)
     if "closed" in answer:
         connection.close()
         click.echo(clean(str(answer["closed"].get("text"))), err=True)
@@ -73,7 +73,7 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
             opened.wait(SECONDS_TO_RECORD)
         if opened.status == "running":
             raise
-        raise RunUnreachable(f"It was ended with its run: {opened.id} has ended: {opened.status}.") from error
+        raise RunUnreachable(f"It was ended with its run: {opened.run_id} has ended: {opened.status}.") from error
     sys.exit(closed.exit_code if closed.exit_code is not None else OF_SIGNALS + (closed.signal or 0))
 
 
@@ -111,7 +111,7 @@ def forward(run: str, worker: str, port: str) -> None:
 def _under_way(run: str) -> runs.Run:
     opened = runs.open_run(run)
     if opened.status != "running":
-        raise JobError(f"{opened.id} has ended: {opened.status}.", advice="its workers have ended with it")
+        raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its workers have ended with it")
     return opened
 
 
@@ -138,7 +138,7 @@ def _serve(listener: socket.socket, run: runs.Run, worker: str, port: int) -> No
                 connection, _ = listener.accept()
             except TimeoutError:
                 if run.status != "running":
-                    click.echo(f"{run.id} has ended: {run.status}.", err=True)
+                    click.echo(f"{run.run_id} has ended: {run.status}.", err=True)
                     return
         threading.Thread(target=_pass_on, args=(connection, run, worker, port, free), daemon=True).start()
 
@@ -150,7 +150,7 @@ def _pass_on(local: socket.socket, run: runs.Run, worker: str, port: int, free: 
 
     try:
         with local:
-            connection, answer = open_stream(run.path, "forward", worker=worker, port=port)
+            connection, answer = open_stream(run.run_dir, "forward", worker=worker, port=port)
             if "closed" in answer:
                 connection.close()
                 click.echo(f"{worker}: {clean(str(answer['closed'].get('text')))}", err=True)

@@ -132,7 +132,7 @@ def _table(listed: Sequence[recorded.Run]) -> Table:
 
 def _named(run: recorded.Run) -> str:
     """Return a run's id, with its name where that is in letters that ids have not."""
-    return run.id if run.name.isascii() else f"{run.id} ({clean(run.name)})"
+    return run.run_id if run.name.isascii() else f"{run.run_id} ({clean(run.name)})"
 
 
 def _status(run: recorded.Run) -> str:
@@ -235,7 +235,7 @@ def _show_live(run: recorded.Run) -> None:
         dashboard.close()
         if run.status != "running":
             raise
-        click.echo(f"The run goes on. To end it: muster stop {run.id}", err=True)
+        click.echo(f"The run goes on. To end it: muster stop {run.run_id}", err=True)
         sys.exit(LEFT)
     finally:
         dashboard.close()

@@ -357,9 +357,9 @@ def _detach(checked: CheckedRun, *, quiet: bool, json_wanted: bool) -> None:
     if json_wanted:
         as_json.echo(as_json.summary(begun))
         return
-    click.echo(begun.id)
+    click.echo(begun.run_id)
     if not quiet:
-        click.echo(f"To watch it: muster attach {begun.id}\nTo end it:   muster stop {begun.id}", err=True)
+        click.echo(f"To watch it: muster attach {begun.run_id}\nTo end it:   muster stop {begun.run_id}", err=True)
 
 
 def _without_cause(dashboard: Dashboard) -> Observer:

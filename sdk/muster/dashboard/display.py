@@ -53,10 +53,10 @@ def controls_of(cluster: Shown) -> Controls:
 def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
     if run.status != "running":
         view = replay(run)
-        view.notes.extend(filter(None, [hint(run.path)]))
+        view.notes.extend(filter(None, [hint(run.run_dir)]))
         display(snapshot.mime_bundle(view, run), raw=True)
         return
-    dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.path, controls)
+    dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.run_dir, controls)
     dashboard.show()
     threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
 

@@ -32,8 +32,8 @@ def follow(run: Run, observer: Observer, closing: threading.Event | None = None)
 
 def _follow(run: Run, observer: Observer, closing: threading.Event, usage: _Usage) -> None:
     logs: dict[str, LogTail] = {}
-    tell, ended = _teller(observer, lambda: _tell_output(run.path / "logs", logs, observer))
-    journal = LogTail(run.path / "events.jsonl", at_most=None)
+    tell, ended = _teller(observer, lambda: _tell_output(run.run_dir / "logs", logs, observer))
+    journal = LogTail(run.run_dir / "events.jsonl", at_most=None)
     unfinished, reads = "", 0
     while not ended.is_set():
         alive = run.status == "running"  # asked before reading, so that nothing written before its end is missed
@@ -41,7 +41,7 @@ def _follow(run: Run, observer: Observer, closing: threading.Event, usage: _Usag
         for line in lines:
             _tell_line(line, tell)
         if reads % READS_PER_LOG == 0 and not ended.is_set():
-            _tell_output(run.path / "logs", logs, observer)
+            _tell_output(run.run_dir / "logs", logs, observer)
         for event in usage.news() if not ended.is_set() else []:
             observer(event)
         reads += 1

@@ -25,7 +25,7 @@ def html_page(run: Run) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>{escape(view.name or run.id)} · {escape(view.status)}</title>
+<title>{escape(view.name or run.run_id)} · {escape(view.status)}</title>
 <style>{web.style()}{web.read("page.css")}</style>
 </head>
 <body>

@@ -115,13 +115,13 @@ class Run:
     """One recorded run, read from its folder whenever it is asked; it may still be running.
 
     Attributes:
-        path: the run's folder.
-        id: the folder's name.
+        run_dir: the run's folder.
+        run_id: the folder's name.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.id = path.name
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.run_id = run_dir.name
         self._first_event: Event | None = None
         self._warned: set[str] = set()
 
@@ -137,7 +137,7 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the run."""
-        return str(self._job.get("name") or self.id[16:-5])
+        return str(self._job.get("name") or self.run_id[16:-5])
 
     @property
     def strategy(self) -> str:
@@ -147,7 +147,7 @@ class Run:
     @property
     def started_at(self) -> float:
         """Time at which the run was asked for, in seconds since the epoch."""
-        return self._request.time if self._request else time.mktime(time.strptime(self.id[:15], ID_TIME))
+        return self._request.time if self._request else time.mktime(time.strptime(self.run_id[:15], ID_TIME))
 
     @property
     def detached_until(self) -> float | None:
@@ -167,7 +167,7 @@ class Run:
     def workers(self) -> list[str]:
         """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
         planned = list(filter(is_file_name, self._planned("processes")))
-        logged = sorted(path.stem for path in (self.path / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
+        logged = sorted(path.stem for path in (self.run_dir / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
         return list(dict.fromkeys([*planned, *filter(is_file_name, logged)]))
 
     def _planned(self, what: str) -> Mapping[str, Any]:
@@ -180,7 +180,7 @@ class Run:
 
         A mapping, of a failure too, as it tells of runs of any process. :meth:`wait` gives a ``Result`` or raises.
         """
-        found = _read_json(self.path / "result.json") or self._journalled_result()
+        found = _read_json(self.run_dir / "result.json") or self._journalled_result()
         return None if found is None else read_record(found)
 
     @property
@@ -194,7 +194,7 @@ class Run:
     def _journalled_result(self) -> Mapping[str, Any] | None:
         """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
         try:
-            with open_regular(self.path / "events.jsonl") as file:
+            with open_regular(self.run_dir / "events.jsonl") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
                 lines = file.read().splitlines()
         except OSError:
@@ -209,12 +209,12 @@ class Run:
     @property
     def plan(self) -> Mapping[str, Any] | None:
         """Contents of ``plan.json``; None where the cluster never came so far."""
-        return _read_json(self.path / "plan.json")
+        return _read_json(self.run_dir / "plan.json")
 
     def events(self) -> Iterator[Event]:
         """The recorded events, oldest first. Lines that were torn when a session died are passed over."""
         try:
-            opened = open_regular(self.path / "events.jsonl")
+            opened = open_regular(self.run_dir / "events.jsonl")
         except FileNotFoundError:
             return
         with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
@@ -228,7 +228,7 @@ class Run:
         """Say once what of the journal does not fit this version of Muster, and so is passed over."""
         if text not in self._warned:
             self._warned.add(text)
-            logger.warning("%s: %s", self.path / "events.jsonl", text)
+            logger.warning("%s: %s", self.run_dir / "events.jsonl", text)
 
     def log_path(self, name: str) -> Path:
         """The path of the log of a worker, a rank (``rank-1``) or the ``launcher``; a lone rank's is its worker's.
@@ -236,7 +236,7 @@ class Run:
         Raises:
             RunNotFound: the run has none of that name.
         """
-        folder = self.path / "logs"
+        folder = self.run_dir / "logs"
         rank = re.fullmatch(r"(?:rank[- ])?(\d+)", str(name))
         if rank:
             own = folder / "ranks" / f"rank-{rank.group(1)}.log"
@@ -245,7 +245,7 @@ class Run:
                 return own
         if name not in (*self.workers, LAUNCHER_LOG):
             known = ", ".join(self.workers) or "none that are known"
-            raise RunNotFound(f"Run {self.id} has no worker {name!r}.", advice=f"its workers: {known}")
+            raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=f"its workers: {known}")
         return folder / f"{name}.log"
 
     def log_files(self, worker: str) -> list[Path]:
@@ -301,11 +301,11 @@ class Run:
             raise RunInterrupted(self._words_for_interrupt()) from None
         if self.result is None:
             raise RunLost(
-                f"Run {self.id} was lost: its session is gone and left no result.",
-                log=self.path / "logs",
+                f"Run {self.run_id} was lost: its session is gone and left no result.",
+                log=self.run_dir / "logs",
                 advice=LOST_ADVICE,
             )
-        result = Result.from_dict(self.result, self.id, self.path)
+        result = Result.from_dict(self.result, self.run_id, self.run_dir)
         if result.error is not None:
             raise result.error
         return result
@@ -326,12 +326,12 @@ class Run:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.status == "running":
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
+                raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
             time.sleep(POLL_SECONDS)
 
     def _words_for_interrupt(self) -> str:
-        ways = f"wait() waits again; stop() ends it, or in a terminal: muster stop {self.id}"
-        return f"The wait was interrupted; run {self.id} goes on. {ways}"
+        ways = f"wait() waits again; stop() ends it, or in a terminal: muster stop {self.run_id}"
+        return f"The wait was interrupted; run {self.run_id} goes on. {ways}"
 
     @without_inner_frames
     def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
@@ -349,7 +349,7 @@ class Run:
         deadline = time.monotonic() + timeout
         while self.status == "running":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.id} has not ended after {timeout:g} s")
+                raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
             time.sleep(0.05)
 
     def ask_to_stop(self, *, now: bool = False) -> None:
@@ -384,9 +384,9 @@ class Run:
             return {}
         pid = suspended(self._asked.session)
         if pid is not None:
-            raise RunUnreachable(f"Run {self.id} does not answer: {_of_suspended(pid)}.", advice=WAKE.format(pid))
+            raise RunUnreachable(f"Run {self.run_id} does not answer: {_of_suspended(pid)}.", advice=WAKE.format(pid))
         try:
-            return control.ask(self.path, question, **details)
+            return control.ask(self.run_dir, question, **details)
         except RunUnreachable:
             if self.status != "running":  # it has ended meanwhile
                 return {}
@@ -400,12 +400,12 @@ class Run:
         return Text(clean(self._explanation(write)))
 
     def _explanation(self, write: Callable[[str], str]) -> str:
-        headline = f"{self.name} ({self.id})"
+        headline = f"{self.name} ({self.run_id})"
         remarks = self._remarks()
         if self.status == "succeeded":
             return "\n".join([f"{headline} succeeded in {self.seconds:.1f} s.", *remarks, *self._outcome()])
         if self.status == "running":
-            ways = f"To see where it is: muster stacks {self.id}\nTo end it: muster stop {self.id}"
+            ways = f"To see where it is: muster stacks {self.run_id}\nTo end it: muster stop {self.run_id}"
             at = under_way(self.events(), time.time(), self._printed_at())
             pid = suspended(self._asked.session)
             if pid is not None:
@@ -419,7 +419,7 @@ class Run:
     def _printed_at(self) -> dict[str, float]:
         """Return when each worker's log was written to last, in seconds since the epoch."""
         found = {}
-        for path in (self.path / "logs").glob("*.log"):
+        for path in (self.run_dir / "logs").glob("*.log"):
             with contextlib.suppress(OSError):
                 found[path.stem] = path.stat().st_mtime
         return found
@@ -435,9 +435,9 @@ class Run:
         """The metrics last reported and where the results are, for a run that succeeded."""
         metrics = (self.result or {}).get("metrics") or {}
         lines = [f"  {name}: {value:.6g}" for name, value in metrics.items() if isinstance(value, (int, float))]
-        if any((self.path / "results").glob("*")):
-            lines.append(f"Results: {self.path / 'results'}")
-        return [*lines, f"Logs: {self.path / 'logs'}"]
+        if any((self.run_dir / "results").glob("*")):
+            lines.append(f"Results: {self.run_dir / 'results'}")
+        return [*lines, f"Logs: {self.run_dir / 'logs'}"]
 
     def _cause(self, write: Callable[[str], str]) -> list[str]:
         """Return lines about the cause: what failed first and why, the end of that log, and what to try."""
@@ -463,14 +463,14 @@ class Run:
             lines += ["", f"The end of {files[-1].name}:", *(f"  {line}" for line in end), ""]
         if self.advice:
             lines.append(f"Try: {write(self.advice)}")
-        return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.path / 'logs'}"]
+        return [*lines, f"Log: {files[-1]}" if files else f"Logs: {self.run_dir / 'logs'}"]
 
     def _last_sign_of_life(self) -> float:
         """Return when the session or a worker last wrote anything, in seconds since the epoch.
 
         Agents write to their logs once they have lost the session.
         """
-        written = [self.path / "events.jsonl", *(self.path / "logs").rglob("*.log")]
+        written = [self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")]
         return max((path.stat().st_mtime for path in written if path.exists()), default=self.started_at)
 
     @property
@@ -491,7 +491,7 @@ class Run:
         return self._asked.job
 
     def __repr__(self) -> str:
-        return f"<Run {self.id} {self.status} {self.seconds:.1f}s>"
+        return f"<Run {self.run_id} {self.status} {self.seconds:.1f}s>"
 
 
 def run_ids() -> list[str]:
@@ -508,13 +508,13 @@ class Runs(Table[Run]):
 
     def cells(self, item: Run) -> Sequence[str]:
         """Return what ``muster runs`` tells of one."""
-        return item.status, f"{item.seconds:.1f} s", item.strategy, item.id
+        return item.status, f"{item.seconds:.1f} s", item.strategy, item.run_id
 
 
 def list_runs() -> Runs:
     """All recorded runs, newest first; shown as a table."""
     runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
-    return Runs(sorted(runs, key=lambda run: (run.started_at, run.id), reverse=True))
+    return Runs(sorted(runs, key=lambda run: (run.started_at, run.run_id), reverse=True))
 
 
 @without_inner_frames
@@ -526,7 +526,7 @@ def open_run(name: str = "last") -> Run:
     Raises:
         RunNotFound: there is none, or there are several.
     """
-    runs = {run.id: run for run in list_runs()}
+    runs = {run.run_id: run for run in list_runs()}
     name = str(name)
     if name in runs:
         return runs[name]
@@ -573,7 +573,7 @@ def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
     """
     newest_start = time.time() - (older_than_days or 0) * 86400
     candidates = [run for run in list_runs()[max(keep, 0) :] if run.started_at <= newest_start]
-    return [run.id for run in candidates if _may_be_deleted(run) and remove_folder(run.path)]
+    return [run.run_id for run in candidates if _may_be_deleted(run) and remove_folder(run.run_dir)]
 
 
 def _may_be_deleted(run: Run) -> bool:
