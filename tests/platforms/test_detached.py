@@ -98,19 +98,19 @@ def test_a_detached_run_on_slurm_is_asked_and_stopped_from_a_terminal(
         return done.stdout
 
     try:
-        assert run.id in say("runs", "--status", "running")
-        assert "trains on n" in say("logs", run.id, "worker-0")
-        assert "train.py" in say("stacks", run.id)
+        assert run.run_id in say("runs", "--status", "running")
+        assert "trains on n" in say("logs", run.run_id, "worker-0")
+        assert "train.py" in say("stacks", run.run_id)
         assert len(slurm.jobs()) == 1
-        attach = [sys.executable, "-m", "muster", "attach", run.id]
+        attach = [sys.executable, "-m", "muster", "attach", run.run_id]
         watching = subprocess.Popen(
             attach, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     finally:
-        say("stop", run.id)
+        say("stop", run.run_id)
     shown, _ = watching.communicate(timeout=60)
     assert watching.returncode == 130  # as that of a run which somebody has interrupted
     assert "stopped" in shown
-    eventually(lambda: muster.open_run(run.id).status == "stopped", "it has stopped", timeout=20)
+    eventually(lambda: muster.open_run(run.run_id).status == "stopped", "it has stopped", timeout=20)
     eventually(lambda: slurm.jobs() == [], "nothing is left", timeout=20)
     assert not any((muster_home / "slurm").iterdir())
