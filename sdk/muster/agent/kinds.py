@@ -4,26 +4,24 @@ Each kind is a named tuple; the decorator names its kind on the wire and how eac
 knows are ignored, so that a message may grow.
 """
 
+from typing import Any, Callable, Dict, Tuple, Type, TypeVar
+
 from .fields import number, optional, whole
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, TypeVar
-
-    Check = Callable[[Any], Any]
-    # Its class, its fields with their defaults, and those of them of which one must be there, and no other.
-    Kind = tuple[type[tuple[Any, ...]], tuple[tuple[str, Check, object], ...], tuple[str, ...]]
-    Message = TypeVar("Message", bound=tuple[Any, ...])
+Check = Callable[[Any], Any]
+# What makes one, its fields with their defaults, and those of them of which one must be there, and no other.
+Kind = Tuple[Callable[..., Any], Tuple[Tuple[str, Check, object], ...], Tuple[str, ...]]
+Message = TypeVar("Message", bound="tuple[Any, ...]")
 
 LONGEST_TEXT = 1 << 16  # characters of any text but output
 LONGEST_OUTPUT = 1 << 17  # characters of output in one message
 LONGEST_NAME = 200
 MOST_METRICS = 200  # in one report
 
-FROM_AGENT: "dict[str, Kind]" = {}
-FROM_SESSION: "dict[str, Kind]" = {}
-REPORTS: "dict[str, Kind]" = {}
-KINDS: "dict[type, str]" = {}
+FROM_AGENT: Dict[str, Kind] = {}
+FROM_SESSION: Dict[str, Kind] = {}
+REPORTS: Dict[str, Kind] = {}
+KINDS: Dict[type, str] = {}
 
 rank = optional(whole(0, 1 << 24))
 pid = whole(1, 1 << 31)
@@ -43,11 +41,11 @@ class UnknownKind(Misfit):
 
 
 def message(
-    kind: str, *directions: "dict[str, Kind]", either: "tuple[str, ...]" = (), **checks: "Check"
-) -> "Callable[[type[Message]], type[Message]]":
+    kind: str, *directions: Dict[str, Kind], either: Tuple[str, ...] = (), **checks: Check
+) -> Callable[[Type[Message]], Type[Message]]:
     """Declare a kind of message, who may send it, how its fields are checked, and of which one must be there alone."""
 
-    def declare(made: "type[Message]") -> "type[Message]":
+    def declare(made: Type[Message]) -> Type[Message]:
         defaults = getattr(made, "_field_defaults", {})
         names = getattr(made, "_fields", ())
         fields = tuple((name, checks.pop(name), defaults.get(name, MISSING)) for name in names)
@@ -60,11 +58,11 @@ def message(
     return declare
 
 
-def read(fields: "dict[str, Any]", kind: str, known: "dict[str, Kind]") -> "Any":
+def read(fields: "dict[str, Any]", kind: str, known: Dict[str, Kind]) -> Any:
     """Check the fields of a message of this kind, and return it. Raises Misfit, or UnknownKind if it is not known."""
     if kind not in known:
         raise UnknownKind("unknown kind {!r}".format(kind[:50]))
-    message_class, checks, either = known[kind]
+    make, checks, either = known[kind]
     values: "list[Any]" = []
     for field, check, default in checks:
         value = fields.get(field, default)
@@ -75,7 +73,7 @@ def read(fields: "dict[str, Any]", kind: str, known: "dict[str, Kind]") -> "Any"
             values.append(check(None if value is MISSING else value))
         except (TypeError, ValueError, OverflowError) as error:  # its value is not told: it may be a secret, or long
             raise Misfit("{} of {} must be {}".format(field, kind, error)) from None
-    made = tuple.__new__(message_class, values)  # all of its fields, in their order
+    made = make(*values)
     if either and [getattr(made, field) is None for field in either].count(False) != 1:
         raise Misfit("{} must have either {}".format(kind, " or ".join(either)))
     return made

@@ -1,8 +1,9 @@
 """Messages of the session to agents: orders about processes, and what keeps a connection."""
 
+from typing import NamedTuple
+
 from .fields import items, number, optional, port, string, strings, text, whole, yes_or_no
 from .kinds import FROM_AGENT, FROM_SESSION, LONGEST_TEXT, message, rank
-from .named_tuple import NamedTuple
 
 
 @message("ack", FROM_AGENT, FROM_SESSION, number=whole(0))

@@ -1,15 +1,12 @@
 """Reports of processes: one datagram each, which their agent passes on as ``{"type": "report", "report": ...}``."""
 
+from typing import Any, Dict, NamedTuple
+
 from .fields import clean, number, optional, text, whole, yes_or_no
 from .kinds import LONGEST_NAME, LONGEST_TEXT, MOST_METRICS, REPORTS, clock, message, pid, rank
-from .named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
-def _metrics(value: "Any") -> "dict[str, float]":
+def _metrics(value: Any) -> Dict[str, float]:
     """Numbers by name; those that JSON has no word for come as text, such as "NaN"."""
     if type(value) is not dict or len(value) > MOST_METRICS:
         raise ValueError("at most {} numbers by name".format(MOST_METRICS))

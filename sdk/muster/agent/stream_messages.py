@@ -4,9 +4,10 @@ Each side may send as much as the other has given it credit for, and has ``WINDO
 size and ``OVERHEAD``. What is done with them is in ``streams.py``.
 """
 
+from typing import NamedTuple
+
 from .fields import items, optional, port, string, strings, text, whole
 from .kinds import FROM_AGENT, FROM_SESSION, message, payload
-from .named_tuple import NamedTuple
 
 WINDOW = 1 << 17  # bytes
 OVERHEAD = 64  # bytes

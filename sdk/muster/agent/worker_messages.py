@@ -1,5 +1,7 @@
 """Messages of agents about their worker and its processes."""
 
+from typing import Any, NamedTuple
+
 from .fields import (
     device,
     host,
@@ -17,11 +19,6 @@ from .fields import (
     yes_or_no,
 )
 from .kinds import FROM_AGENT, LONGEST_NAME, LONGEST_OUTPUT, LONGEST_TEXT, clock, message, pid, rank
-from .named_tuple import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 @message(
