@@ -480,7 +480,8 @@ def test_no_file_of_a_record_holds_up_or_hides_other_runs(name: str, spoil: Call
     runs.write_json(run.run_dir / "plan.json", {"processes": {"worker-0": {}}})
     (run.run_dir / name).unlink(missing_ok=True)
     spoil(run.run_dir / name)
-    for arguments in (["runs"], ["runs", "--json"], *([word, run.run_id] for word in ("show", "logs", "explain", "stop"))):
+    of_one = [[word, run.run_id] for word in ("show", "logs", "explain", "stop")]
+    for arguments in (["runs"], ["runs", "--json"], *of_one):
         shown = CliRunner().invoke(main, arguments)
         assert shown.exception is None or isinstance(shown.exception, SystemExit)
         assert (other.run_id in shown.output) is (arguments[0] == "runs")

@@ -201,7 +201,8 @@ class Scene:
 
     def _marked(self) -> set[int]:
         """Processes with this scene's home or one of its runs in their environment, or its folder in their command."""
-        marks = {os.fsencode(f"MUSTER_HOME={self.home}"), *(f"MUSTER_RUN_ID={run.run_id}".encode() for run in _recorded())}
+        runs = (f"MUSTER_RUN_ID={run.run_id}".encode() for run in _recorded())
+        marks = {os.fsencode(f"MUSTER_HOME={self.home}"), *runs}
         return {
             pid
             for pid in linux.all_pids()

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, dataclass_transform
-else:
-
-    def dataclass_transform(**_: Any) -> Callable[[type], type]:
-        """Tell type checkers, which alone have anything of it."""
-        return lambda made: made
+from typing import Any, ClassVar
 
 
 class EventKind(str, Enum):
@@ -40,36 +33,10 @@ class EventKind(str, Enum):
         return self.value
 
 
-EMPTY: Mapping[str, Any] = {}
-
-
-@dataclass_transform(frozen_default=True, eq_default=False)
 class EventData(Mapping[str, Any]):
-    """Data of an event. As a mapping it has the fields that are not None.
-
-    Each kind declares its fields as a dataclass does, all with defaults. It is none: a dataclass compiles source, and
-    the first run of a session would wait for that of all kinds.
-    """
+    """Data of an event. As a mapping it has the fields that are not None."""
 
     kind: ClassVar[EventKind]
-    _defaults: ClassVar[dict[str, Any]]
-
-    def __init_subclass__(cls) -> None:
-        cls._defaults = {name: vars(cls)[name] for name in cls.__annotations__}
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        told = self.__dict__
-        told.update(self._defaults)
-        told.update(zip(self._defaults, values))  # noqa: B905  (those that are missing have their defaults)
-        told.update(named)
-        if len(told) != len(self._defaults) or len(values) > len(told):
-            raise TypeError(f"{type(self).__name__} has only {', '.join(self._defaults)}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name} of an event cannot be set")
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
@@ -83,11 +50,8 @@ class EventData(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(value is not None for value in vars(self).values())
 
-    def changed(self, **news: Any) -> Self:
-        """The same with other values of some fields."""
-        return type(self)(**{**vars(self), **news})
 
-
+@dataclass(frozen=True, eq=False)
 class RunRequested(EventData):
     """Somebody has asked for a run. ``strategy`` is where runs of older versions have it.
 
@@ -95,14 +59,15 @@ class RunRequested(EventData):
     """
 
     kind = EventKind.RUN_REQUESTED
-    job: Mapping[str, Any] = EMPTY
-    session: Mapping[str, Any] = EMPTY
+    job: Mapping[str, Any] = field(default_factory=dict)
+    session: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None
     run: str | None = None
     strategy: str | None = None
     detached_until: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class RunPhase(EventData):
     """The run has come to another phase."""
 
@@ -110,6 +75,7 @@ class RunPhase(EventData):
     phase: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class RunAttempt(EventData):
     """All workers and ranks are started again: the number of this attempt, from 2, and why the one before has ended."""
 
@@ -118,6 +84,7 @@ class RunAttempt(EventData):
     reason: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class RunEnded(EventData):
     """The run has ended. ``advice_parts`` is the advice as :class:`muster.text.arguments.ArgumentText` reads it."""
 
@@ -129,6 +96,7 @@ class RunEnded(EventData):
     advice_parts: list[Any] | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Note(EventData):
     """Something that the user should read."""
 
@@ -136,6 +104,7 @@ class Note(EventData):
     text: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class WorkerState(EventData):
     """A worker is in another state."""
 
@@ -147,6 +116,7 @@ class WorkerState(EventData):
     reason: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class WorkerReady(EventData):
     """A worker's agent has said hello."""
 
@@ -158,6 +128,7 @@ class WorkerReady(EventData):
     pid: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class ProcessStarted(EventData):
     """A process of a worker runs."""
 
@@ -166,6 +137,7 @@ class ProcessStarted(EventData):
     rank: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class ProcessExited(EventData):
     """A process of a worker has ended."""
 
@@ -177,6 +149,7 @@ class ProcessExited(EventData):
     reason: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Listening(EventData):
     """A worker's server accepts connections."""
 
@@ -184,6 +157,7 @@ class Listening(EventData):
     port: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Transfer(EventData):
     """Progress of what is sent to a worker, in bytes."""
 
@@ -192,6 +166,7 @@ class Transfer(EventData):
     total: int = 0
 
 
+@dataclass(frozen=True, eq=False)
 class Usage(EventData):
     """Use of a worker's resources."""
 
@@ -202,6 +177,7 @@ class Usage(EventData):
     gpu_memory: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Output(EventData):
     """Text that a worker has printed."""
 
@@ -209,6 +185,7 @@ class Output(EventData):
     text: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class Progress(EventData):
     """Progress of a process."""
 
@@ -220,9 +197,10 @@ class Progress(EventData):
     epochs: int | None = None
     examples: int | None = None
     bytes_sent: int | None = None
-    metrics: Mapping[str, float] = EMPTY
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
 class Stage(EventData):
     """Stage of a process before its first step, and how many seconds the one before took."""
 
@@ -232,6 +210,7 @@ class Stage(EventData):
     seconds: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class ScriptRaised(EventData):
     """A script raised."""
 
@@ -242,6 +221,7 @@ class ScriptRaised(EventData):
     traceback: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class ProcessStacks(EventData):
     """Python stacks of a process."""
 
@@ -286,7 +266,7 @@ CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {  # by annotation: wh
 }
 DATA: dict[EventKind, type[EventData]] = {kind.kind: kind for kind in EventData.__subclasses__()}
 _ANNOTATIONS = {
-    kind: {name: str(annotation).removesuffix(" | None") for name, annotation in made.__annotations__.items()}
+    kind: {field.name: str(field.type).removesuffix(" | None") for field in fields(made)}  # type: ignore[arg-type]
     for kind, made in DATA.items()
 }
 

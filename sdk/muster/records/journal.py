@@ -154,4 +154,4 @@ def _merged(held: Event, newer: Event) -> Event:
     assert isinstance(newer.data, Progress)
     news = {name: value for name, value in vars(newer.data).items() if value is not None}
     news["metrics"] = {**held.data.metrics, **newer.data.metrics}
-    return replace(newer, data=held.data.changed(**news))
+    return replace(newer, data=replace(held.data, **news))
