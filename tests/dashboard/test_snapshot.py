@@ -82,7 +82,7 @@ def test_of_many_logs_the_first_are_there_and_the_others_are_counted(tmp_path: P
         run = record(tmp_path, text="print('done')", n_workers=workers)
         html = to_html(replay(run), run)
         assert html.count("log of worker-") == MAX_LOGS
-        assert remark.format(run.id) in html
+        assert remark.format(run.run_id) in html
         assert ("more: " in html) is bool(remark)
 
 

@@ -95,7 +95,7 @@ def _logs(view: RunView, run: Run) -> str:
     logs = [_folded(f"log of {name}", text[-MAX_LOG:]) for name, text in ends.items() if text]
     others = len(names) - MAX_LOGS
     if logs and others > 0:
-        logs += [f'<div style="color:{GREY}">{others} more: <code>muster logs {escape(run.id)} WORKER</code></div>']
+        logs += [f'<div style="color:{GREY}">{others} more: <code>muster logs {escape(run.run_id)} WORKER</code></div>']
     return "".join(logs)
 
 
