@@ -134,3 +134,45 @@ def test_where_no_thread_can_be_started_that_is_said_and_the_next_call_does_not_
                 worker.submit(os.getpid)
     assert worker.submit(os.getpid).result(10) == os.getpid()
     worker.shutdown()
+
+
+def test_calls_that_block_one_after_the_other_share_a_thread() -> None:
+    async def calls() -> list[int]:
+        return [await background.in_thread(threading.get_ident) for _ in range(3)]
+
+    assert len(set(asyncio.run(calls()))) == 1
+
+
+def test_calls_that_block_at_once_hold_each_other_up_no_more_than_their_threads_stay() -> None:
+    together = threading.Barrier(6, timeout=20)
+
+    async def calls() -> None:
+        await asyncio.gather(*(background.in_thread(together.wait) for _ in range(6)))
+
+    asyncio.run(calls())
+    assert len(background._idle) == background.MOST_IDLE
+
+
+def test_a_call_for_which_nobody_waits_any_more_holds_up_no_other() -> None:
+    go_on = threading.Event()
+
+    async def calls() -> int:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(background.in_thread(go_on.wait, 20), 0.05)
+        return await background.in_thread(lambda: 7)
+
+    try:
+        assert asyncio.run(calls()) == 7
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+
+
+def test_a_forked_child_has_threads_of_its_own_for_calls_that_block() -> None:
+    assert asyncio.run(background.in_thread(lambda: 7)) == 7
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os._exit(asyncio.run(background.in_thread(lambda: 8)))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 8

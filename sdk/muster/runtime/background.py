@@ -25,8 +25,11 @@ Result = TypeVar("Result")
 MANY = 64  # open files, as connections are: from here on messages may gather
 GATHER_SECONDS = 0.05  # for so long
 
+MOST_IDLE = 2  # threads that wait for another call
+
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
+_idle: list[DaemonThread] = []  # a run makes a dozen calls that block, most of them one after the other
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
@@ -87,6 +90,7 @@ class _Gathering(selectors.DefaultSelector):
 def _forget_loop() -> None:
     """A forked child has no background thread: let it start one of its own, should it need it."""
     global _loop, _loop_lock
+    _idle.clear()
     _loop = None
     _loop_lock = threading.Lock()
 
@@ -120,11 +124,20 @@ def call_in_background(function: Callable[[], Result]) -> Result:
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
     """Call ``function(*args)`` on a thread of its own while the event loop goes on, and return what it returns."""
-    thread = DaemonThread("muster-work")
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, functools.partial(function, *args))
-    finally:
+        thread = _idle.pop()
+    except IndexError:
+        thread = DaemonThread("muster-work")
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(thread, functools.partial(function, *args))
+    except BaseException:  # that of the call; or nobody waits for it any more, and the thread may be busy for long
         thread.shutdown()
+        raise
+    if len(_idle) < MOST_IDLE:
+        _idle.append(thread)
+    else:
+        thread.shutdown()
+    return found
 
 
 class DaemonThread(concurrent.futures.Executor):
@@ -165,6 +178,7 @@ class DaemonThread(concurrent.futures.Executor):
     def _work(self) -> None:
         while (work := self._calls.get()) is not None:
             work()
+            del work  # and what it was called with
 
 
 async def answer_of(future: asyncio.Future[Result], seconds: float | None) -> Result:
