@@ -168,6 +168,7 @@ def test_a_call_for_which_nobody_waits_any_more_holds_up_no_other() -> None:
         go_on.set()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12, where there are threads
 def test_a_forked_child_has_threads_of_its_own_for_calls_that_block() -> None:
     assert asyncio.run(background.in_thread(lambda: 7)) == 7
     pid = os.fork()
