@@ -25,6 +25,7 @@ NAMES = (
     "startup",
     "first_step",
     "second_run",
+    "recovery",
     "throughput",
     "codec_cost",
     "serve_ready",

@@ -48,11 +48,20 @@ class Hosts:
 
     def horovodrun(self, *command: str) -> None:
         """Run a command on all of them, one rank each."""
+        hosts = ",".join(f"{address}:1" for address in self.addresses)
+        self._run("-np", str(len(self.addresses)), "-H", hosts, *command)
+
+    def horovodrun_elastic(self, ranks: int, discovery: Path, *command: str) -> None:
+        """Run a command in elastic mode, with so many ranks on the hosts that the program ``discovery`` names."""
+        number = str(ranks)
+        limits = ("-np", number, "--min-np", number, "--max-np", number)
+        self._run(*limits, "--host-discovery-script", str(discovery), *command)
+
+    def _run(self, *arguments: str) -> None:
         log = self.folder / "horovodrun.log"
         horovodrun = (
-            "horovodrun", "--gloo", "--disable-cache",
-            "-np", str(len(self.addresses)), "-H", ",".join(f"{address}:1" for address in self.addresses),
-            "-p", str(PORT), "-i", str(self.folder / "identity"), "--network-interfaces", "lo",
+            "horovodrun", "--gloo", "--disable-cache", "-p", str(PORT), "-i", str(self.folder / "identity"),
+            "--network-interfaces", "lo",
         )  # fmt: skip
         environment = {
             "PATH": os.pathsep.join([str(self.folder / "bin"), str(Path(sys.executable).parent), os.defpath]),
@@ -63,7 +72,7 @@ class Hosts:
         }
         with log.open("wb") as output:
             done = subprocess.run(
-                [*horovodrun, *command], env=environment, cwd=self.folder, stdout=output, stderr=output, check=False
+                [*horovodrun, *arguments], env=environment, cwd=self.folder, stdout=output, stderr=output, check=False
             )
         if done.returncode:
             raise RuntimeError(f"horovodrun ended with {done.returncode}:\n{log.read_text(errors='replace')[-4000:]}")

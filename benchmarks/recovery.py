@@ -1,0 +1,98 @@
+"""Seconds from the kill of a rank to the next step, with Muster, Horovod's elastic mode and torchrun.
+
+Two ranks average a thousand numbers a step. Before a step one kills itself, once. Horovod's elastic mode keeps the
+other rank and its state; it never uses a host again on which a rank has failed, so a third is there for the new rank.
+Muster and torchrun start both ranks again, from a checkpoint. PyTorch is taken from this interpreter, from that of
+MUSTER_TORCH (a path); where there is none, Muster and Horovod alone are measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import muster
+
+from benchmarks import bare_horovod
+from benchmarks.bare_horovod import Hosts
+from benchmarks.measuring import Figure, by_turns, fresh, main, private_home
+from benchmarks.recovery_steps import seconds_lost
+
+HERE = Path(__file__).parent
+RANKS = 2
+NEW_TORCH = "import torch.distributed; assert int(torch.__version__.partition('.')[0]) >= 2"
+LIMIT = 300.0  # seconds that one run may take
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Each by turns, with the scripts of the two frameworks."""
+    torch = find_torch()
+    with private_home(), bare_horovod.hosts(RANKS + 1) as hosts:
+        contenders: dict[str, Callable[[], float]] = {
+            "muster": partial(fresh, by_muster, "horovod", sys.executable, "recovery_horovod.py"),
+            "elastic": partial(by_elastic_horovod, hosts),
+        }
+        if torch is None:
+            print("torchrun is left out: no PyTorch 2 here, and MUSTER_TORCH names no interpreter that has one")
+        else:
+            contenders["muster, PyTorch"] = partial(fresh, by_muster, "processes", torch, "recovery_torch.py")
+            contenders["torchrun"] = partial(by_torchrun, torch)
+        taken = by_turns(1 if quick else 5, contenders)
+    title = "kill of a rank to the next step"
+    figures = [Figure(f"{title}, Horovod", "s", taken["muster"], "Horovod's elastic mode", taken["elastic"])]
+    if torch is not None:
+        beside = "`torchrun --max-restarts`"
+        figures.append(Figure(f"{title}, PyTorch", "s", taken["muster, PyTorch"], beside, taken["torchrun"]))
+    return figures
+
+
+def find_torch() -> str | None:
+    """Return the interpreter that has PyTorch 2, whose torchrun works on every Python; None where there is none."""
+    for python in (sys.executable, os.environ.get("MUSTER_TORCH")):
+        if python and shutil.which(python):
+            tried = subprocess.run([python, "-c", NEW_TORCH], capture_output=True, check=False)
+            if tried.returncode == 0:
+                return python
+    return None
+
+
+def by_muster(strategy: str, python: str, script: str) -> float:
+    """With ``restarts=1``; call it in a new session."""
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        muster.run_cluster(
+            RANKS, strategy=strategy, python=python, worker_script=HERE / script, args=[name], restarts=1,
+            run_timeout=LIMIT,
+        )  # fmt: skip
+        return seconds_lost(Path(name))
+
+
+def by_elastic_horovod(hosts: Hosts) -> float:
+    """With ``horovodrun --host-discovery-script``."""
+    with tempfile.TemporaryDirectory() as name:
+        discovery = Path(name, "hosts")
+        discovery.write_text("#!/bin/sh\n" + "".join(f"echo {address}:1\n" for address in hosts.addresses))
+        discovery.chmod(0o700)
+        hosts.horovodrun_elastic(RANKS, discovery, sys.executable, str(HERE / "recovery_horovod.py"), name, "--elastic")
+        return seconds_lost(Path(name))
+
+
+def by_torchrun(python: str) -> float:
+    """With ``torchrun --max-restarts=1``."""
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run(
+            [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}", "--max_restarts=1",
+             str(HERE / "recovery_torch.py"), name],
+            env={**os.environ, **bare_horovod.THREADS}, check=True, capture_output=True, timeout=LIMIT,
+        )  # fmt: skip
+        return seconds_lost(Path(name))
+
+
+if __name__ == "__main__":
+    main("recovery")
