@@ -50,22 +50,22 @@ def main(secrets: str, home: str) -> int:
 
 
 def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
-    """Return what the agent dials: the session where that answers, or else the relay of a tunnel to it.
+    """Return what the agent dials: the session where that answers, or else the end of a tunnel to it.
 
     Args:
         session: where it is, and its certificate.
         path: of the socket at which a tunnel is asked for.
     """
     from agent.connection import trouble_with  # type: ignore[import-not-found]
-    from agent.pod_tunnel import DIAL_SECONDS, HERE, PATIENCE, Relay  # type: ignore[import-not-found]
+    from agent.pod_tunnel import DIAL_SECONDS, HERE, PATIENCE, TunnelEnd  # type: ignore[import-not-found]
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # of a first process it would be ignored
     trouble = trouble_with(session, DIAL_SECONDS) if session["host"] != HERE else "it cannot be dialled from here"
     if not trouble:
         return {}
-    relay = Relay(path)
+    end = TunnelEnd(path)
     deadline = time.monotonic() + PATIENCE
-    while not relay.has_come.wait(DIAL_AGAIN_SECONDS):
+    while not end.has_come.wait(DIAL_AGAIN_SECONDS):
         if session["host"] != HERE:  # a pod's network, or a sidecar's, may be up only after its first program
             trouble = trouble_with(session, DIAL_SECONDS)
             if not trouble:
@@ -75,7 +75,7 @@ def _way(session: "dict[str, Any]", path: str) -> "dict[str, Any]":
                 "muster: no way to the session at {host}:{port}: {}; nobody came through the cluster's exec for {:g} s"
             )
             sys.exit(text.format(trouble, PATIENCE, **session))
-    return {"host": HERE, "port": relay.port}
+    return {"host": HERE, "port": end.port}
 
 
 def _print_log(log: str) -> None:

@@ -68,7 +68,7 @@ class Frames:
 # -- the pod's first process ------------------------------------------------------------------------------------------
 
 
-class Relay:
+class TunnelEnd:
     """Hands the agent's connections to the programs that carry them.
 
     Args:

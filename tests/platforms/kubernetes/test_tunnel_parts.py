@@ -31,8 +31,8 @@ RUNS: dict[str, Any] = {
     "status": {"containerStatuses": [{"name": "worker", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]},
 }
 RELAY = (
-    "import sys; from muster.agent.pod_tunnel import Relay\n"
-    "print(Relay(sys.argv[1]).port, flush=True); sys.stdin.read()\n"
+    "import sys; from muster.agent.pod_tunnel import TunnelEnd\n"
+    "print(TunnelEnd(sys.argv[1]).port, flush=True); sys.stdin.read()\n"
 )
 
 
