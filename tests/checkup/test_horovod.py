@@ -11,7 +11,7 @@ from muster.checks.script import make_script
 from muster.checkup import Report, examine
 from muster.checkup.horovod import modules_of, traps
 from muster.checkup.report import Finding
-from muster.job import Job
+from muster.job import Job, Script
 from muster.run.cluster import Cluster
 
 FAKE = """
@@ -86,6 +86,25 @@ def test_one_that_does_what_it_should_is_fine(folder: Path) -> None:
         "ok",
         "two ranks import horovod.tensorflow and add up a number over gloo",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("print('trains')\n", True),
+        ("import helper\n", False),
+        ("def train():\n    import horovod.tensorflow as hvd\n", False),
+        ("from muster.training import horovod\n", False),
+    ],
+)
+def test_a_script_that_never_joins_the_other_ranks_is_told_before_it_trains_apart(
+    folder: Path, text: str, is_told: bool
+) -> None:
+    (folder / "helper.py").write_text("import horovod.tensorflow as hvd\n")
+    (folder / "train.py").write_text(text)
+    job = Job(Script("file", str(folder / "train.py")), n_workers=2)
+    found = examine(Cluster(job, strategy="horovod"), launch=False).of("horovod")
+    assert [(finding.level, "train apart" in finding.text) for finding in found] == [("warning", True)] * is_told
 
 
 def test_horovods_own_keras_integration_is_named_with_what_takes_its_place(folder: Path) -> None:

@@ -3,8 +3,8 @@
     SCRIPT FOLDER      FOLDER comes first on the path when the script runs
 
 Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``needed``, the
-packages that are imported in any case; ``imported``, what is imported of Horovod; and ``keras``, the version of the
-Keras that is there. Imports are read, not run; those of files in the script's own folder are followed. It is certain
+packages that are imported in any case; ``imported``, what is imported of Horovod and of Muster; and ``keras``, the
+version of the Keras that is there. Imports are read, not run; those of files in the script's own folder are followed. It is certain
 that one fails where it is run in any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
 """
 
@@ -46,7 +46,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
         finder = Imports(is_run)
         finder.visit(tree)
         for names, line, is_certain in finder.found:
-            if names[0] == "horovod":
+            if names[0] in ("horovod", "muster"):
                 imported.add(".".join(names))
             if not is_there(names) and (path, line, names[0]) not in named:
                 named.add((path, line, names[0]))

@@ -54,6 +54,13 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
         if not answer["missing"]:
             yield Finding("ok", "imports", "what it imports is there")
     yield from horovod.traps(answer["imported"], answer["keras"], {**os.environ, **job.env})
+    if checked.strategy.name == "horovod" and not answer["imported"]:
+        yield Finding(
+            "warning",
+            "horovod",
+            f"{path} imports neither Horovod nor muster.training: its ranks would train apart, each as if it were alone",
+            ArgumentText("hvd.init() of horovod.tensorflow in the script, or ", Argument("strategy", "processes")),
+        )
 
 
 def imported_of_horovod(checked: CheckedRun) -> list[str]:
