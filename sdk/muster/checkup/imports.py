@@ -4,8 +4,9 @@
 
 Prints JSON: ``problem``, of a file that does not compile; ``missing``, what is imported and not there; ``needed``, the
 packages that are imported in any case; ``imported``, what is imported of Horovod and of Muster; and ``keras``, the
-version of the Keras that is there. Imports are read, not run; those of files in the script's own folder are followed. It is certain
-that one fails where it is run in any case and nothing touches ``sys.path``. Python 3.6 syntax, standard library only.
+version of the Keras that is there. Imports are read, not run; those of files in the script's own folder are followed.
+It is certain that one fails where it is run in any case and nothing touches ``sys.path``. Python 3.6 syntax, standard
+library only.
 """
 
 import ast

@@ -58,7 +58,7 @@ def check_script(checked: CheckedRun) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "horovod",
-            f"{path} imports neither Horovod nor muster.training: its ranks would train apart, each as if it were alone",
+            f"{path} imports neither Horovod nor muster.training: its ranks would train apart, each as if alone",
             ArgumentText("hvd.init() of horovod.tensorflow in the script, or ", Argument("strategy", "processes")),
         )
 
