@@ -15,6 +15,8 @@ from typing import Any
 import muster
 import pytest
 from click.testing import CliRunner
+from muster.agent import linux
+from muster.agent.worker import UNPACKED
 from muster.commands.main import main
 from muster.errors import (
     JobError,
@@ -235,15 +237,15 @@ def test_a_task_whose_first_process_is_killed_is_lost_and_was_not_taken_away_for
     project: Path, slurm: Engine
 ) -> None:
     running = started()
-    (agent,) = (
+    first, agent = (  # which is a fork of the task's first process
         pid
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        if "worker-1.launch" in (command := command_line(pid)) and "__main__.py" in command
+        for pid in sorted(linux.marked("MUSTER_HOME", os.environ["MUSTER_HOME"]))
+        if "/start.py" in command_line(pid) and b"SLURM_PROCID=1" in linux.environment_of(pid)
     )
-    (unpacked,) = (Path(word).parents[1] for word in command_line(agent).split() if word.endswith("/__main__.py"))
-    stat = Path(f"/proc/{agent}/stat").read_text()
+    opened = {os.readlink(descriptor) for descriptor in Path(f"/proc/{agent}/fd").iterdir()}
+    (unpacked,) = (Path(path) for path in opened if Path(path).name.startswith(UNPACKED))
     killed = time.monotonic()
-    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
     with pytest.raises(WorkerLost, match="worker-1") as raised:
         running.wait()
     assert not isinstance(raised.value, WorkerPreempted)

@@ -21,6 +21,7 @@ from muster.errors import JobError
 from muster.job import Resources
 from muster.platforms.slurm.platform import SlurmPlatform
 from muster.platforms.slurm.script import Site, batch_script, check_raw, variables
+from muster.platforms.workbench import agent_files
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
@@ -102,7 +103,10 @@ def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
 @pytest.mark.parametrize(
     ("agent", "end"),
     [
-        ("import time; time.sleep(60)", {"status": "failed", "signal": signal.SIGTERM}),
+        (
+            "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM}); time.sleep(60)",
+            {"status": "failed", "signal": signal.SIGTERM},
+        ),
         ("raise SystemExit(1)", {"status": "stopped"}),  # its config was taken back
     ],
 )
@@ -111,7 +115,7 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
 ) -> None:
     package = io.BytesIO()
     with zipfile.ZipFile(package, "w") as file:
-        file.writestr("agent/__main__.py", agent)
+        file.writestr("agent/worker.py", f"import signal, time\ndef main(path):\n    {agent}\n")
         for name in ("__init__.py", "removal.py"):
             file.writestr(f"agent/{name}", Path(removal.__file__).with_name(name).read_text())
     (tmp_path / "worker-0.stop").touch()
@@ -131,6 +135,22 @@ def test_a_task_that_is_to_end_before_its_agent_runs_tells_its_end(
     assert subprocess.run(command, env={**os.environ, "SLURM_PROCID": "0"}, timeout=50).returncode == 1
     told = [json.loads(line) for line in (tmp_path / "worker-0.news").read_text().splitlines()]
     assert end.items() <= told[-1].items()
+
+
+def test_the_session_s_interpreter_runs_what_that_has_compiled_and_any_other_the_source(
+    tmp_path: Path, other_python: str
+) -> None:
+    packed = base64.b64decode(agent_files.packed_agent(has_bytecode=True))
+    zipfile.ZipFile(io.BytesIO(packed)).extractall(tmp_path)
+    source = tmp_path / "agent" / "removal.py"
+    source.write_text(f"{source.read_text()}\nprint('compiled anew')\n")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import agent.removal"
+
+    def said(python: str) -> str:
+        return subprocess.run([python, "-B", "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert said(sys.executable) == ""
+    assert said(other_python) == "compiled anew\n"
 
 
 def test_a_folder_is_no_pattern_of_slurm_s() -> None:

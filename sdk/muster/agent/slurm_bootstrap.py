@@ -9,9 +9,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
+import traceback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
         session: the session's address, by the route to which this node's address is chosen.
     """
     path = "{}/worker-{}".format(folder, os.environ["SLURM_PROCID"])
-    agents = []  # type: list[subprocess.Popen[bytes]]  # its agent, once that has started
+    agents = []  # type: list[int]  # its agent's process id, once that has started
     early = []  # type: list[bool]  # requests to end before that
 
     def end(*_: object) -> None:
         if agents:
-            agents[0].terminate()  # it ends its processes first, then itself
+            os.kill(agents[0], signal.SIGTERM)  # it ends its processes first, then itself
         else:
             early.append(True)
 
@@ -42,21 +42,56 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
         address = address_towards(session)
         node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
         tell(path, node=node, step=step, address=address, pid=os.getpid(), at=time.time())
-        command = [sys.executable, "-I", "-S", package + "/agent/__main__.py", "worker", path + ".launch"]
-        agent = subprocess.Popen(command, env=environment(address))
-        agents.append(agent)
+        agents.append(start_agent(path + ".launch", environment(address)))
         if early:
-            agent.terminate()
+            os.kill(agents[0], signal.SIGTERM)
         from agent.removal import remove_unused  # type: ignore[import-not-found]
 
         remove_unused(package)
-        status = agent.wait()
+        status = status_of(agents[0])
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
             tell(path, status="failed", exit_code=None, signal=-status, reason=reason)
         elif status and os.path.exists(path + ".stop"):  # its config may have been taken back before it could read it
             tell(path, status="stopped", exit_code=None, signal=None, reason=None)
     sys.exit(1 if status else 0)
+
+
+def start_agent(config: str, environ: "dict[str, str]") -> int:
+    """Fork the agent, which spares it an interpreter's start and most imports, and return its process id.
+
+    Args:
+        config: path of what it must know.
+        environ: its environment.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the agent, which unblocks it, is ready
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(environ)
+            from agent.worker import main  # type: ignore[import-not-found]
+
+            main(config)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(end.code + "\n")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return pid
+
+
+def status_of(pid: int) -> int:
+    """Wait for the end of a process, and return its status; a signal that ended it as a negative number."""
+    _, status = os.waitpid(pid, 0)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def tell(path: str, **news: object) -> None:

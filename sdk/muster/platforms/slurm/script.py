@@ -182,4 +182,4 @@ def start_script(folder: str) -> str:
 
 def start_program(folder: str, session: str) -> str:
     """Return the program that makes a worker of a task, in Python."""
-    return program("slurm_bootstrap.py", folder, session)
+    return program("slurm_bootstrap.py", folder, session, has_bytecode=True)
