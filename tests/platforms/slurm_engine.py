@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster.agent import linux
+from muster.agent.removal import NAMED, remove_unused
+from muster.agent.worker import UNPACKED
 from muster.security.ssh import write_private
 
 from tests.support import eventually
@@ -365,11 +367,19 @@ class Engine:
         keeper.wait()
 
     def clean(self) -> None:
-        """Cancel all jobs, and have all nodes back."""
+        """Cancel all jobs, and remove what workers have left that Slurm killed, as the next of the user's would."""
         jobs = self.jobs()
         if jobs:
             self.run("scancel", *jobs, check=False)
             eventually(lambda: not self.jobs(), "all jobs are gone", 20)
+        around = Path(tempfile.gettempdir())
+
+        def is_swept() -> bool:
+            remove_unused(str(around / f"{UNPACKED}{'0' * NAMED}"))
+            return not [*around.glob(f"{UNPACKED}*")]
+
+        if around != Path("/tmp"):  # which others use, too
+            eventually(is_swept, "what workers have left that were killed is removed", 20)
 
     def remove(self) -> None:
         """End everything, and remove it."""

@@ -59,6 +59,11 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
     return cluster
 
 
+def folders_of_agents() -> list[Path]:
+    """What workers have unpacked, and have there."""
+    return [*Path(os.environ["TMPDIR"]).glob(f"{UNPACKED}*")]
+
+
 def started(**options: Any) -> muster.Cluster:
     """A run whose scripts have started on both nodes."""
     running = run("endless.py", wait=False, **options)
@@ -140,8 +145,9 @@ def test_a_session_that_is_a_job_itself_needs_no_way_to_the_login_node(project: 
     told = "-p slurm -s processes -n 2 --nodes 2 --memory 0.5 train.py"
     command = f"cd {project} && MUSTER_DASHBOARD=off {sys.executable} -m muster run {told} > out 2>&1; echo $? > status"
     slurm.submit("--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--mem-per-cpu=1000", command=command)
-    eventually(lambda: (project / "status").exists(), "the job has ended", timeout=120)
-    assert (project / "status").read_text() == "0\n", (project / "out").read_text()
+    status = project / "status"
+    said = eventually(lambda: status.exists() and status.read_text(), "the job has ended", timeout=120)
+    assert said == "0\n", (project / "out").read_text()
     logs = muster.open_run("last").run_dir / "logs"
     assert sorted((logs / f"worker-{index}.log").read_text().strip() for index in range(2)) == ["n1", "n2"]
 
@@ -225,6 +231,7 @@ def test_inside_a_job_the_workers_are_a_step_of_it(
     assert slurm.run("squeue", "-h", "-o", "%i %T").split() == [job, "RUNNING"]
     no_step: tuple[list[str], ...] = ([], [f"{job}.batch"])
     eventually(lambda: slurm.run("squeue", "-h", "-s", "-o", "%i").split() in no_step, "no step is left")
+    eventually(lambda: not folders_of_agents(), "workers that were stopped have taken their folders along")
     notebook = subprocess.Popen([sys.executable, "-c", NOTEBOOK], env=environment(), stderr=subprocess.DEVNULL)
     eventually(lambda: "started" in "".join(muster.open_run("last").logs("worker-1")), "it has started", 60)
     notebook.kill()

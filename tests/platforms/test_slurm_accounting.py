@@ -124,7 +124,7 @@ def test_tasks_that_slurm_ends_for_their_memory_and_for_a_node_that_is_gone(slur
         assert "memory" in str(worker.advice)
     platform.close()
     platform = SlurmPlatform(nodes="2")
-    specs = [run.spec(f"worker-{index}", process=shell("sleep 600")) for index in range(2)]
+    specs = [run.spec(f"worker-{index}", process=shell("sleep 600")) for index in (2, 3)]
     handles = platform.submit(specs, "node")
     eventually(lambda: all(worker.address for worker in platform.poll(handles)), "both run", ENDS_SECONDS)
     there = [str(worker.address).endswith(".3") for worker in platform.poll(handles)]
@@ -142,4 +142,3 @@ def test_tasks_that_slurm_ends_for_their_memory_and_for_a_node_that_is_gone(slur
         slurm.power_on("n2")
         platform.close()
         shutil.rmtree(run.scratch)  # what was killed with its node has left its own
-        Job(slurm, run, "worker-2").started().platform.close()  # removes what these have left in the temporary folder
