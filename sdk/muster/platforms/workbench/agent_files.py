@@ -92,7 +92,7 @@ def packed_agent(has_bytecode: bool = False) -> str:
 
 
 def _bytecode(path: Path) -> dict[str, bytes]:
-    """Return the bytecode of a file of the agent's, by its name in the package; it is used without a look at the source."""
+    """Return the bytecode of a file of the agent's, by its name in the package; nothing compares it to the source."""
     loader = importlib.machinery.SourceFileLoader(f"agent.{path.stem}", str(path))
     code = loader.get_code(loader.name)
     head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(path.read_bytes())
