@@ -20,7 +20,7 @@ from muster.errors import JobError, without_inner_frames
 from muster.job import Resources, Worker
 from muster.platforms.base import Platform
 from muster.platforms.local import LocalPlatform
-from muster.pools.held import HeldPlatform
+from muster.platforms.pooled.platform import PooledPlatform
 from muster.pools.kept import IDLE_SECONDS, KeptPlatform
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest
@@ -331,7 +331,7 @@ class _Elsewhere(_Place):
             if shown and forget:
                 forget()
                 shown.close()
-        self._held = HeldPlatform(self._platform, self._cluster.run_dir, self._workers)
+        self._held = PooledPlatform(self._platform, self._cluster.run_dir, self._workers)
         self.where = f"on {self._platform.describe()}"
         self.arguments = {"platform": self._held}
         self.idle()

@@ -21,7 +21,7 @@ from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Reach, Relay
 from muster.platforms.hosts.answers import workers_of
 from muster.platforms.hosts.placement import Key, Placement
-from muster.pools.guard_stream import GuardLost, GuardStream
+from muster.platforms.pooled.guard_stream import GuardLost, GuardStream
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ POLL_SECONDS = 2.0  # that a guard gets to tell of its agents: one that is silen
 STRANGER = "This platform does not know the worker."
 
 
-class HeldPlatform(Platform):
+class PooledPlatform(Platform):
     """The workers of a pool elsewhere, for one run after another.
 
     Args:
