@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shutil
@@ -131,7 +132,10 @@ def leaves_no_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     left: list[str] = []
 
     def is_empty() -> bool:
-        left[:] = [f"{path.name}: {sorted(os.listdir(path))}" for path in folder.glob("muster-*")]
+        left.clear()
+        for path in folder.glob("muster-*"):
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                left.append(f"{path.name}: {sorted(os.listdir(path))}")
         return not left
 
     try:
