@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,12 @@ while True:
     except OSError:
         pass
 """
+FLAT_OUT = """
+import os
+block = (b"x" * 120 + b"\\n") * 8000
+while True:
+    os.write(1, block)
+"""
 SEND = """
 import os, socket, sys, time
 path = os.path.join(os.environ["MUSTER_SCRATCH"], "agent.sock")
@@ -42,6 +50,15 @@ for _ in range(int(sys.argv[2])):
 print("sent", flush=True)
 time.sleep(600)
 """
+
+
+def used(folder: Path) -> int:
+    """The size of all logs in a folder, in bytes."""
+    sizes = 0
+    for path in folder.rglob("*.log*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes += path.stat().st_size
+    return sizes
 
 
 @pytest.fixture
@@ -184,7 +201,7 @@ def test_descriptors_that_nobody_needs_are_not_kept(worker: Launched) -> None:
     assert_serves(worker)
 
 
-def test_output_that_comes_as_fast_as_it_is_moved_is_moved_in_time(
+def test_of_output_that_comes_faster_than_it_is_moved_the_end_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = RankLog(str(tmp_path / "worker.log"), cap=1 << 20)
@@ -193,15 +210,37 @@ def test_output_that_comes_as_fast_as_it_is_moved_is_moved_in_time(
 
     def read_while_it_grows(descriptor: int, length: int, offset: int) -> bytes:
         data = read(descriptor, length, offset)
-        os.write(log.descriptor, data)
+        os.write(log.descriptor, b"y" * len(data))
         return data
 
     monkeypatch.setattr(os, "pread", read_while_it_grows)
     log.rotate_when_full(wait_for_reader=False)
-    kept = (tmp_path / "worker.log.1").stat().st_size
-    assert 4 << 20 <= kept <= 5 << 20
+    kept = (tmp_path / "worker.log.1").read_bytes()
+    assert kept == b"y" * (1 << 20)
     (remark,) = (tmp_path / "worker.log").read_text().splitlines()
-    lost = int(remark.split()[1])
     assert "too fast" in remark
-    assert kept + lost >= 10 << 20, "what is not kept is counted"
+    assert int(remark.split()[1]) + len(kept) == 7 << 20, "what is not kept is counted"
     log.close()
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one rank", "several ranks"])
+def test_what_prints_as_fast_as_the_disk_takes_it_hardly_outgrows_the_cap(
+    run: Run, stub_session: StubSession, split: bool
+) -> None:
+    cap = 32 << 20
+    platform = LocalPlatform(log_cap=cap)
+    try:
+        worker = Launched(run, stub_session, platform)
+        worker.send("start", env={}, argv=["python3", "-c", FLAT_OUT], rank=0, split=split)
+        stub_session.wait_for("started")
+        largest, until = 0, time.monotonic() + 4
+        while time.monotonic() < until:
+            stub_session.listen(0.01)
+            largest = max(largest, used(worker.spec.log.parent))
+        worker.send("stop", grace=0.2)
+        stub_session.wait_for("exited")
+        logs = [path for path in worker.spec.log.parent.rglob("*.log*") if path.is_file()]
+        assert any(b"bytes of output are lost" in path.read_bytes() for path in logs)
+        assert largest < (16 if split else 8) * cap, "of both files, and of those of the rank"
+    finally:
+        platform.close()

@@ -40,9 +40,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from .loop import Timer
     from .processes import Become
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
+LOG_TICK = 0.01  # the same of the size of logs, as long as one of them grows fast
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
 NOTICE_SECONDS = 20.0  # from a signal to end, of whoever runs this worker, to the end of processes that are told of it
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
@@ -81,6 +83,7 @@ class Agent:
         os.makedirs(os.path.dirname(config["log"]), 0o700, exist_ok=True)
         self._log = LogFile(config["log"], config["log_cap"])
         self._rank_logs = RankLogs(self._log)
+        self._next_look: "Timer | None" = None  # at the logs, where one of them grows fast
         self._link = Link(self._loop, self._obey, self._session_lost)
         self._pace = Pace(self._link.send)
         self._link.on_welcome = lambda welcome: setattr(self._pace, "interval", welcome.interval)
@@ -423,7 +426,20 @@ class Agent:
             self._check_listeners()
         self._pace.tick()
         self._send_output()
+        self._keep_logs_small()
+
+    def _keep_logs_small(self) -> None:
+        """Move what full logs have, and look again soon where one of them would outgrow its cap until the next tick."""
         self._log.rotate_when_full(wait_for_reader=self._link.is_open)
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        if self._log.is_filling or self._rank_logs.are_filling():
+            self._next_look = self._loop.call_later(LOG_TICK, self._look_at_logs)
+
+    def _look_at_logs(self) -> None:
+        self._rank_logs.copy()
+        self._keep_logs_small()
 
     def _send_output(self, most: int = OUTPUT_AT_ONCE) -> None:
         self._rank_logs.copy()

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16  # bytes per message; JSON may need six times as many, which is still less than wire.MAX_LINE
 COPIED_AT_ONCE = 64  # chunks of a rank's log
-KEPT_WITHOUT_ROOM = 1 << 20  # bytes of a full log that are kept where there is no room for a copy of all of it
+KEPT_OF_THE_END = 1 << 20  # bytes of a full log that are kept where there is no room or no time for a copy of all of it
+FAST = 1 / 8  # of the cap, between two looks at a log
 MOST_REMARKS = 100  # that wait to be shown and could not be written
 
 
@@ -24,6 +25,9 @@ class LogFile:
     Args:
         path: the file; created (0600) where there is none.
         cap: its largest size in bytes.
+
+    Attributes:
+        is_filling: whether it has grown so fast since the last look that the next must not wait for long.
 
     Raises:
         OSError: it cannot be opened.
@@ -41,6 +45,9 @@ class LogFile:
         self._remarks: "list[str]" = []
         self._is_writable = True
         self._stuck_at = 0
+        self._last_size = 0
+        self._lost = 0  # bytes, since it was opened
+        self.is_filling = False
 
     def read(self) -> str:
         """Return the text printed since the last call, or a part of it; empty where there is none.
@@ -84,12 +91,15 @@ class LogFile:
         """Move the content to ``<log>.1`` once the log is full, and has been read if anybody reads it.
 
         A session that reads too slowly loses output from its display, but not from the disk, once the log has twice
-        its size; so the two files hardly keep more than six times the cap, and twice where the session keeps up.
+        its size; so the two files hardly keep more than five times the cap, and twice where the session keeps up.
+        Of what is printed faster than it can be copied, only the end is kept.
         The processes hold the file open, so it is copied and emptied rather than renamed; they append, so they go on
         at its new start. What is written in the instant between copying and emptying is lost. Where there is no room
         for the copy, only the end of the log is kept: the processes need the room more.
         """
         size = self.size()
+        self.is_filling = size - self._last_size > self.cap * FAST
+        self._last_size = size
         is_unread = wait_for_reader and self._is_unread()
         if size <= max(self.cap, self._stuck_at) or (is_unread and size <= 2 * self.cap):
             return
@@ -100,43 +110,53 @@ class LogFile:
             self._stuck_at = size  # another copy of all of it at each check would hold up everything else
             self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
             return
-        self._stuck_at = 0
+        self._stuck_at = self._last_size = 0
         self._reader.seek(0)
-        if lost:
-            self.write("{} bytes of output are lost: {} {}.1".format(lost, cause, self.path))
+        self._lost += lost
+        if self._lost:  # said again at each new start, as the log may have lost what said it
+            why = ": {} {}.1".format(cause, self.path) if lost else " so far"
+            self.write("{} bytes of output are lost{}".format(self._lost, why))
         if is_unread:
             self.write("{} bytes of output came too fast to be shown; they are in {}.1".format(missed, self.path))
 
     def _move_content(self, size: int) -> "tuple[int, str]":
         """Move the content to ``<log>.1``. Returns how many bytes of it are lost, and why. Raises OSError."""
+        too_fast = "they came too fast for"
         with open(self.path, "rb", buffering=0) as source:
             try:
                 with open(self.path + ".1", "wb") as target:
                     os.fchmod(target.fileno(), 0o600)
                     kept = self._copy_content(source.fileno(), target.fileno(), size)
             except OSError:
-                return self._keep_end(source, size), "there is no room for more than"
+                return self._keep_end(source), "there is no room for more than"
+            if self._has_outgrown(size):
+                return self._keep_end(source), too_fast
         lost = self.size() - kept
         os.ftruncate(self.descriptor, 0)
-        return lost, "they came too fast for"
+        return lost, too_fast
 
     def _copy_content(self, source: int, target: int, size: int) -> int:
         """Copy what the log has, and what comes meanwhile. Returns how many bytes are copied. Raises OSError.
 
-        Whoever prints as fast as this copies would have it never end, so there is a limit to both.
+        Whoever prints faster than this copies would have it never end, and the log grow all the while: it is given up.
         """
-        copied = start = max(0, size - 4 * self.cap)
-        while copied < size + self.cap:
-            data = os.pread(source, min(size + self.cap - copied, COPIED_AT_ONCE * CHUNK), copied)
+        copied = start = max(0, size - 2 * self.cap)
+        while not self._has_outgrown(size):
+            data = os.pread(source, COPIED_AT_ONCE * CHUNK, copied)
             if not data:
                 break
             copied += os.write(target, data)
         return copied - start
 
-    def _keep_end(self, source: "IO[bytes]", size: int) -> int:
+    def _has_outgrown(self, size: int) -> bool:
+        return self.size() > size + self.cap
+
+    def _keep_end(self, source: "IO[bytes]") -> int:
         """Empty the log, and keep its end alone in ``<log>.1``. Returns how many bytes are lost."""
-        source.seek(max(0, size - min(size // 2, KEPT_WITHOUT_ROOM)))
-        end = source.read(KEPT_WITHOUT_ROOM)
+        size = self.size()
+        source.seek(max(0, size - min(size // 2, KEPT_OF_THE_END)))
+        end = source.read(KEPT_OF_THE_END)
+        size = self.size()
         os.ftruncate(self.descriptor, 0)
         try:
             with open(self.path + ".1", "wb") as target:
@@ -221,6 +241,10 @@ class RankLogs:
         """Bring the worker's log up to date."""
         for log in self._logs.values():
             log.copy_to(self._log)
+
+    def are_filling(self) -> bool:
+        """Return whether one of them must not wait for long to be looked at again."""
+        return any(log.is_filling for log in self._logs.values())
 
     def close(self, rank: "int | None") -> None:
         """Copy the rest of what a rank has printed, now that it has ended."""
