@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -20,12 +21,15 @@ from muster.run import exchange
 from muster.run.exchange import Sending, WorkerLog
 from muster.run.execution import Execution
 from muster.run.orchestrator import Orchestrator
+from muster.run.project import Contents, write_list
 from muster.run.request import CheckedRun
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 from tests.engine.executing import finish
 
 FILES = {"src/train.py": "print(1)", "src/data/a.csv": "1,2", "src/data/b.csv": "3,4", "twin.csv": "1,2"}
+
+SECRET = b"\xf1\xf2\xf3"
 
 
 class Apart:
@@ -191,6 +195,56 @@ def test_a_project_that_cannot_be_read_is_an_error(apart: Apart) -> None:
     error = apart.play()
     assert isinstance(error, PlatformError)
     assert "What workers need cannot be sent to them" in error.message
+
+
+@pytest.mark.parametrize("moment", ["after it was looked at", "after it was listed"])
+@pytest.mark.parametrize("swap", ["a link", "a folder that is a link", "a pipe"])
+def test_what_has_become_a_link_or_a_pipe_meanwhile_is_not_read(
+    apart: Apart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, swap: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (outside / name).write_bytes(SECRET)
+    folder = apart.root / "src/data"
+    has_come: list[bool] = []
+
+    def swap_once() -> None:
+        if has_come:
+            return
+        has_come.append(True)
+        if swap == "a folder that is a link":
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(outside)
+            return
+        (folder / "b.csv").unlink()
+        if swap == "a link":
+            (folder / "b.csv").symlink_to(outside / "b.csv")
+        else:
+            os.mkfifo(folder / "b.csv")
+
+    looked, wrote = os.lstat, write_list
+
+    def look(path: Any, **options: Any) -> os.stat_result:
+        found = looked(path, **options)
+        if moment == "after it was looked at" and path == folder / "b.csv":
+            swap_once()
+        return found
+
+    def write(contents: Contents, path: Path) -> None:
+        wrote(contents, path)
+        if path.name == "project.list":
+            swap_once()
+
+    monkeypatch.setattr(os, "lstat", look)
+    if moment == "after it was listed":
+        monkeypatch.setattr(exchange, "write_list", write)
+    error = apart.play()
+    assert has_come
+    assert isinstance(error, PlatformError)
+    assert "What workers need cannot be sent to them" in error.message
+    for place in apart.places.values():
+        assert not [path for path in place.rglob("*") if path.is_file() and SECRET in path.read_bytes()]
 
 
 def test_progress_is_told_a_few_times_a_second(loop: SimulatedLoop) -> None:

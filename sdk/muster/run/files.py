@@ -137,7 +137,7 @@ class Transfers:
 
         async def attempt(number: int, inbox: asyncio.Queue[Any]) -> None:
             self.tell(worker, order._replace(transfer=number))
-            with source.open("rb") as file:
+            with open_regular(source) as file:
                 sent = acknowledged = -1
                 while acknowledged < size:
                     answer = await self.next_message(worker, inbox, wire.Have)

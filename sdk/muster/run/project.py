@@ -13,10 +13,12 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from muster.agent import wire
+from muster.agent.places import open_file, open_folder, split
 from muster.checks.project import Project
 from muster.run.files import TransferFailed, Transfers
 from muster.runtime.background import in_thread
@@ -37,16 +39,18 @@ class Contents:
     Attributes:
         listing: path, size, mode and SHA-256 of each file; path and target of each link.
         sources: a file with each different content, with its size, in the order of the list.
+        root: the folder.
     """
 
     listing: Sequence[Sequence[Any]] = field(default=(), repr=False)
-    sources: Sequence[tuple[Path, int]] = field(default=(), repr=False)
+    sources: Sequence[tuple[str, int]] = field(default=(), repr=False)
+    root: Path = Path()
 
 
 def read_contents(project: Project) -> Contents:
     """List the contents of a project's files. Raises OSError where one cannot be read."""
     listing: list[Sequence[Any]] = []
-    sources: dict[str, tuple[Path, int]] = {}
+    sources: dict[str, tuple[str, int]] = {}
     for name, _ in project.files or ():
         path = project.root / name
         try:
@@ -56,15 +60,29 @@ def read_contents(project: Project) -> Contents:
         if stat.S_ISLNK(found.st_mode):
             listing.append((name, os.readlink(path)))
             continue
-        size, sha256 = _size_and_hash(path)
+        size, sha256 = _size_and_hash(project.root, name)
         listing.append((name, size, stat.S_IMODE(found.st_mode) & 0o777, sha256))
-        sources.setdefault(sha256, (path, size))
-    return Contents(listing, tuple(sources.values()))
+        sources.setdefault(sha256, (name, size))
+    return Contents(listing, tuple(sources.values()), project.root)
 
 
-def _size_and_hash(path: Path) -> tuple[int, str]:
+def _open(root: Path, name: str) -> FileIO:
+    """Open a file of a folder for reading; nothing that has become a link meanwhile, or a pipe, and none behind a link.
+
+    Raises:
+        OSError: it is none any more, or cannot be read.
+    """
+    *parents, last = split(name)
+    folder = open_folder(str(root), parents)
+    try:
+        return FileIO(open_file(folder, last, os.O_RDONLY))
+    finally:
+        os.close(folder)
+
+
+def _size_and_hash(root: Path, name: str) -> tuple[int, str]:
     found, size = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with _open(root, name) as file:
         while data := file.read(READ):
             found.update(data)
             size += len(data)
@@ -118,7 +136,7 @@ class ProjectSync:
             nonlocal kept
             self._transfers.tell(worker, wire.Sync(number, place, "scratch", name, is_kept))
             lacks = await self._transfers.next_message(worker, inbox, wire.Lacks)
-            bundle = _Bundle(self._missing(worker, lacks.payload))
+            bundle = _Bundle(self._contents.root, self._missing(worker, lacks.payload))
             self._on_progress(worker, 0, bundle.size)
             sent = acknowledged = 0
             while acknowledged < bundle.size:
@@ -139,7 +157,7 @@ class ProjectSync:
             await self._transfers.repeated(worker, attempt, MOST_WAITING)
         return kept
 
-    def _missing(self, worker: str, bits: bytes) -> list[tuple[Path, int]]:
+    def _missing(self, worker: str, bits: bytes) -> list[tuple[str, int]]:
         sources = self._contents.sources
         if len(bits) != (len(sources) + 7) // 8:
             raise TransferFailed(f"{worker} has not understood the list of files.", worker=worker)
@@ -149,7 +167,8 @@ class ProjectSync:
 class _Bundle:
     """The contents of several files as one stream: of each as many bytes as it had when it was listed."""
 
-    def __init__(self, sources: Sequence[tuple[Path, int]]) -> None:
+    def __init__(self, root: Path, sources: Sequence[tuple[str, int]]) -> None:
+        self._root = root
         self.size = sum(size for _, size in sources)
         self._rest = list(reversed(sources))
         self._offset = 0  # in the file that comes next
@@ -158,13 +177,13 @@ class _Bundle:
         """The next bytes. Raises OSError, or TransferFailed where a file has become shorter."""
         found = bytearray()
         while self._rest and len(found) < most:
-            path, size = self._rest[-1]
-            with path.open("rb", buffering=0) as file:
+            name, size = self._rest[-1]
+            with _open(self._root, name) as file:
                 file.seek(self._offset)
                 while self._offset < size and len(found) < most:
                     data = file.read(min(size - self._offset, most - len(found)))
                     if not data:
-                        raise TransferFailed(f"{path} has become shorter while it was sent.")
+                        raise TransferFailed(f"{self._root / name} has become shorter while it was sent.")
                     found += data
                     self._offset += len(data)
             if self._offset == size:
