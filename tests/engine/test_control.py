@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,14 @@ class Controlled:
         self.to_worker: list[Any] = []
         self.streams = Streams(self._send)
         self._answer = answer
+        self.times, self.asked = "noon", 0
         self._folder = folder
         self._control = Control(folder, {"time": self._time, "exec": self._exec})
         self._clients: list[asyncio.StreamWriter] = []
 
     async def _time(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"time": "noon"}
+        self.asked += 1
+        return {"time": self.times}
 
     async def _exec(self, request: Mapping[str, Any]) -> Stream:
         return await self.streams.open("worker-0", wire.Execute(0, ("ls",), {}))
@@ -105,6 +109,32 @@ def test_one_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: py
 
     async def test() -> None:
         assert await line(await controlled.dial()) is None
+
+    play(controlled, test)
+
+
+def test_of_one_that_never_reads_its_answer_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SECONDS", 0.01)
+    controlled = Controlled(tmp_path)
+    text = "x" * (8 << 20)
+
+    async def test() -> None:
+        path = json.loads(records.control_file(tmp_path).read_text())["socket"]
+        controlled.times = text
+        descriptors = len(os.listdir("/proc/self/fd"))
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(MOST_CONNECTIONS)]
+        token = json.loads(records.control_file(tmp_path).read_text())["token"]
+        for client in silent:
+            client.connect(path)
+            client.sendall(json.dumps({"token": token, "ask": "time"}).encode() + b"\n")
+        try:
+            while controlled.asked < len(silent):
+                await asyncio.sleep(0.01)
+            while len(os.listdir("/proc/self/fd")) > descriptors + len(silent):
+                await asyncio.sleep(0.01)
+        finally:
+            for client in silent:
+                client.close()
 
     play(controlled, test)
 

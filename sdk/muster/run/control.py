@@ -86,6 +86,7 @@ class Control:
         self._connections[task] = None
         if len(self._connections) > MOST_CONNECTIONS:
             next(iter(self._connections)).cancel()
+        writer.transport.set_write_buffer_limits(0)  # so that what has been drained has been taken
         try:
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
                 answer = await self._answer(reader)
@@ -96,7 +97,7 @@ class Control:
                 await asyncio.wait_for(writer.drain(), SECONDS)
         finally:
             self._connections.pop(task, None)
-            writer.close()
+            writer.transport.abort()  # whoever has not read it by now may never do so
 
     async def _relay(
         self, task: asyncio.Task[Any], stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
