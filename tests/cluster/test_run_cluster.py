@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,34 @@ def test_a_session_that_is_told_to_end_while_it_ends_its_run_records_that(
         assert session.wait(30) == -signal.SIGTERM
     (run,) = muster.list_runs()
     assert run.status == "stopped"
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_during_the_run_changes_nothing(
+    script: Any, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    path = script(
+        """
+        import time
+        from muster.training import report
+        report(step=1)
+        time.sleep(0.5)
+        """
+    )
+    shown, is_set = time.time, threading.Event()
+    monkeypatch.setattr(time, "time", lambda: shown() + jump * is_set.is_set())
+
+    def observe(event: Event) -> None:
+        if event.kind == "progress":
+            is_set.set()
+
+    address = run(path, observers=[observe], stall_seconds=60, run_timeout=60)
+    assert is_set.is_set()
+    recorded = muster.open_run(address.run_id)
+    assert recorded.status == "succeeded"
+    assert 0 < recorded.seconds < 60
+    (recorded.path / "result.json").unlink()
+    assert recorded.seconds >= 0
 
 
 def test_the_run_is_recorded_without_the_values_of_the_environment(script: Any) -> None:

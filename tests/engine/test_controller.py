@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,12 @@ class Alone:
     def __init__(self, loop: SimulatedLoop, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = loop
         self.is_heard = True
+        self.clock_set_by = 0.0
         self._patch = monkeypatch
+
+    def set_clock(self, by: float) -> None:
+        """Set the clock on the wall, by some seconds."""
+        self.clock_set_by = by
 
     def main(self, request: bytes) -> bytes:
         """Be one, and return what it has said."""
@@ -70,10 +76,16 @@ def alone(loop: SimulatedLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(execution, "background_loop", lambda: loop)
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda work, loop: loop.create_task(work))
     monkeypatch.setattr(concurrent.futures, "wait", lambda _, seconds: loop.run(asyncio.sleep(seconds)))
-    monkeypatch.setattr(controller, "time", SimpleNamespace(time=loop.wall_time))
     monkeypatch.setattr(os, "fork", lambda: 0)
     monkeypatch.chdir("/")
-    yield Alone(loop, monkeypatch)
+    alone = Alone(loop, monkeypatch)
+    clocks = SimpleNamespace(
+        time=lambda: loop.wall_time() + alone.clock_set_by,
+        clock_gettime=lambda which: loop.time(),
+        CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
+    )
+    monkeypatch.setattr(controller, "time", clocks)
+    yield alone
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -87,9 +99,16 @@ def test_it_says_what_it_has_begun_and_lives_until_the_run_has_ended(alone: Alon
     assert (run.run_dir / controller.LOG).read_text() == "what nobody expected"
 
 
+def test_a_clock_set_forward_ends_it_no_earlier(alone: Alone, asked: RunRequest) -> None:
+    alone.loop.call_later(3, alone.set_clock, 86400)
+    run = controller._begun(alone.main(controller._pickle(check(asked))), "")
+    assert run.status == "succeeded"
+
+
 # What ends a run that would take ten seconds, and the reason that is recorded.
 ENDS: list[tuple[float, Callable[[Alone], object], str]] = [
     (5.0, lambda alone: None, "the time that it was detached for is over"),
+    (5.0, lambda alone: alone.loop.call_later(3, alone.set_clock, -3600), "the time that it was detached for is over"),
     (3600.0, lambda alone: alone.loop.call_later(3, signal.raise_signal, signal.SIGTERM), "was ended by SIGTERM"),
     (3600.0, lambda alone: setattr(alone, "is_heard", False), "nobody waited for it to begin"),
 ]

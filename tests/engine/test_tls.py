@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import os
 import socket
 import ssl
 import struct
+import subprocess
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -42,6 +45,18 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
     theirs.check_hostname = False
     theirs.load_verify_locations(cadata=certificate)
     return ours, theirs
+
+
+@pytest.mark.parametrize("year", [1975, 2020, 2099])
+def test_a_clock_that_is_wrong_keeps_no_worker_out(tmp_path: Path, year: int) -> None:
+    _, certificate = server_context(tmp_path, "127.0.0.1")
+    pinned = tmp_path / "pinned.pem"
+    pinned.write_text(certificate)
+    shown = int(datetime.datetime(year, 1, 1, tzinfo=datetime.timezone.utc).timestamp())
+    said = subprocess.run(
+        ["openssl", "verify", "-attime", str(shown), "-CAfile", pinned, pinned], capture_output=True, text=True
+    )
+    assert not said.returncode, said.stdout + said.stderr
 
 
 class Ends:

@@ -131,7 +131,8 @@ class Run:
         if self.result is not None:
             return str(self.result.get("status", "failed"))
         if self._request is None:
-            return "running" if time.time() - self.started_at < START_GRACE else "lost"
+            is_new = abs(time.time() - self.started_at) < START_GRACE  # a clock that was set back makes none young
+            return "running" if is_new else "lost"
         return "running" if is_alive(self._asked.session) else "lost"
 
     @property
@@ -160,8 +161,8 @@ class Run:
         if self.result is not None and "seconds" in self.result:
             return float(self.result["seconds"])
         if self.status == "running":
-            return time.time() - self.started_at
-        return self._last_sign_of_life() - self.started_at
+            return max(0.0, time.time() - self.started_at)  # the clock may have been set meanwhile
+        return max(0.0, self._last_sign_of_life() - self.started_at)
 
     @property
     def workers(self) -> list[str]:
@@ -203,7 +204,11 @@ class Run:
             with contextlib.suppress(ValueError):
                 event = Event.from_json(line.decode("utf-8", errors="replace"))
                 if isinstance(event.data, RunEnded):
-                    return {**vars(event.data), "worker": event.worker, "seconds": event.time - self.started_at}
+                    return {
+                        **vars(event.data),
+                        "worker": event.worker,
+                        "seconds": max(0.0, event.time - self.started_at),
+                    }
         return None
 
     @property

@@ -31,7 +31,7 @@ PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controll
 LOG = "controller.log"  # in the run's folder: what the controller itself prints, which should be nothing
 SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_END = 10.0  # of one that has not begun in time, until it is killed
-SECONDS_PER_LOOK = 5.0  # at the time of day, which goes on while a machine sleeps
+SECONDS_PER_LOOK = 5.0  # at a clock that goes on while a machine sleeps
 
 
 def start(checked: CheckedRun) -> Run:
@@ -182,10 +182,15 @@ def _ignore_the_terminal() -> None:
 
 def _live(execution: Execution, seconds: float | None) -> None:
     """Wait for the end of the run, which comes when its time is over if nothing ends it before."""
-    until = float("inf") if seconds is None else time.time() + seconds
+    until = float("inf") if seconds is None else _now() + seconds
     while not execution.ended.done():
-        remaining = until - time.time()
+        remaining = until - _now()
         if remaining <= 0:
             execution.ask_to_stop("the time that it was detached for is over")
         wait = min(remaining, SECONDS_PER_LOOK) if remaining > 0 else SECONDS_PER_LOOK
         concurrent.futures.wait([execution.ended], wait)
+
+
+def _now() -> float:
+    """Seconds since the machine was started, those included in which it slept: nobody can set that clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -71,7 +71,8 @@ class Execution:
         self.stop_reason: str | None = None
         self._observers = observers
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._started_at = 0.0
+        self._started_at = 0.0  # seconds since 1970
+        self._began = 0.0  # the same moment by a clock that nobody can set
         self._controlled_by: Control | None = None
         self._scratch = Path()
         self._attempts = Attempts()
@@ -93,7 +94,7 @@ class Execution:
             ResourceError: the platform could never grant what the workers are to have.
             PlatformError: its folders cannot be made.
         """
-        self._started_at = time.time()
+        self._started_at, self._began = time.time(), time.monotonic()
         self._remarks = checked.remarks()
         journal, self._scratch = self._make_folders(checked.job.name)
         self.run_id = self.run_dir.name
@@ -341,7 +342,7 @@ class Execution:
             run_dir=self.run_dir,
             exit_codes=exit_codes(orchestrator.state.exits) if orchestrator else {},
             timings=self._timings(),
-            seconds=round(time.time() - self._started_at, 3),
+            seconds=round(time.monotonic() - self._began, 3),
             metrics={**self._metrics, **(orchestrator.state.metrics if orchestrator else {})},
             error=error,
         )
