@@ -468,12 +468,16 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)  # to open it waits for somebody who writes
 
 
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
 def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("spoil", [deep, pipe, device])
+@pytest.mark.parametrize("spoil", [deep, pipe, device, loop])
 @pytest.mark.parametrize("name", ["result.json", "plan.json", "events.jsonl", "control.json", "logs/worker-0.log"])
 def test_no_file_of_a_record_holds_up_or_hides_other_runs(name: str, spoil: Callable[[Path], None]) -> None:
     other, run = make("other", result={"status": "succeeded"}), make("spoiled")

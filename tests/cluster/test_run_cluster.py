@@ -252,7 +252,7 @@ def test_a_clock_that_is_set_during_the_run_changes_nothing(
     recorded = muster.open_run(address.run_id)
     assert recorded.status == "succeeded"
     assert 0 < recorded.seconds < 60
-    (recorded.path / "result.json").unlink()
+    (recorded.run_dir / "result.json").unlink()
     assert recorded.seconds >= 0
 
 

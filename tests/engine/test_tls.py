@@ -16,9 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+from muster.errors import PlatformError
 from muster.pools import tls
 from muster.pools.listener import server_context
 from muster.pools.tls import TlsTransport
+
+from tests.agent.test_full_disk import fill
 
 LARGE = os.urandom(1 << 22)
 
@@ -57,6 +60,13 @@ def test_a_clock_that_is_wrong_keeps_no_worker_out(tmp_path: Path, year: int) ->
         ["openssl", "verify", "-attime", str(shown), "-CAfile", pinned, pinned], capture_output=True, text=True
     )
     assert not said.returncode, said.stdout + said.stderr
+
+
+def test_a_key_for_which_there_is_no_room_is_said(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(64)
+    fill(disk)
+    with pytest.raises(PlatformError, match="The session's key cannot be written to .*: No space left on device"):
+        server_context(disk, "127.0.0.1")
 
 
 class Ends:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from muster.errors import (
 )
 from muster.platforms import machine
 
+from tests.agent.test_full_disk import fill
 from tests.faults.scene import SLEEP, Scene
 from tests.faults.test_sessions import CELLS, reach
 from tests.plain import Plain
@@ -123,6 +125,18 @@ def test_a_home_that_cannot_be_written_is_an_error(
         home.setenv("MUSTER_HOME", str(tmp_path / "file"))
         with pytest.raises(PlatformError, match="The folders of the run cannot be made"):
             scene.run(SLEEP)
+
+
+def test_a_disk_without_room_keeps_nothing_of_a_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, small_disk: Callable[[int], Path]
+) -> None:
+    disk = small_disk(64)
+    fill(disk)
+    with monkeypatch.context() as home:
+        home.setenv("MUSTER_HOME", str(disk))
+        with pytest.raises(PlatformError, match="The folders of the run cannot be made"):
+            scene.run(SLEEP)
+    assert not list(disk.glob("runs/*"))
 
 
 @pytest.mark.parametrize("cell", ["connecting", "starting", "horovod"])

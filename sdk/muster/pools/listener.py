@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from muster.errors import PlatformError
 from muster.pools.tls import TlsTransport
 from muster.runtime import clock
 from muster.runtime.background import in_thread
@@ -292,9 +293,15 @@ class RareWarnings:
 
 
 def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
-    """Return a TLS context with a new key, and its certificate (PEM) that agents are to pin."""
+    """Return a TLS context with a new key, and its certificate (PEM) that agents are to pin. Raises PlatformError."""
     certificate, key = make_certificate(host)
-    path = write_private(scratch / "session.pem", key + certificate)
+    try:
+        path = write_private(scratch / "session.pem", key + certificate)
+    except OSError as error:
+        raise PlatformError(
+            f"The session's key cannot be written to {scratch}: {error.strerror}.",
+            advice="make room there, or set TMPDIR to a folder that has some",
+        ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
     context.options |= ssl.OP_NO_RENEGOTIATION

@@ -79,8 +79,12 @@ def create(name: str) -> Path:
             path.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        (path / "logs").mkdir()
-        (path / "results").mkdir()
+        try:
+            (path / "logs").mkdir()
+            (path / "results").mkdir()
+        except OSError:
+            remove_folder(path)
+            raise
         return path
 
 
@@ -221,6 +225,9 @@ class Run:
         try:
             opened = open_regular(self.run_dir / "events.jsonl")
         except FileNotFoundError:
+            return
+        except OSError as error:  # another user's, for instance: it must not hide the other runs
+            self._warn(f"it cannot be read: {error.strerror}")
             return
         with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
             for line in file:

@@ -387,11 +387,17 @@ class Execution:
         try:
             scratch = make_scratch()
             try:
-                self.run_dir = runs.create(name)
-                return Journal(self.run_dir / "events.jsonl"), scratch
+                run_dir = runs.create(name)
+                try:
+                    journal = Journal(run_dir / "events.jsonl")
+                except BaseException:
+                    remove_folder(run_dir)
+                    raise
             except BaseException:
                 remove_folder(scratch)
                 raise
+            self.run_dir = run_dir
+            return journal, scratch
         except OSError as error:
             raise PlatformError(
                 f"The folders of the run cannot be made: {error}.",

@@ -14,12 +14,17 @@ from typing import Any, BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. Anything else, such as a pipe or a device, counts as not there.
+    """Open a regular file. Anything else, such as a pipe, a device or a link to itself, counts as not there.
 
     Raises:
         OSError: it cannot be opened; FileNotFoundError where there is none.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileNotFoundError(errno.ENOENT, "it is a link to itself", str(path)) from None
+        raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FileNotFoundError(errno.ENOENT, "it is no regular file", str(path))
