@@ -66,11 +66,10 @@ def build_horovod(prefix: str, folder: str) -> None:
     missing = sorted({"g++", "make"} & set(lacking("needed")))
     if missing:
         raise SetupError(f"Horovod has to be compiled; on Debian and Ubuntu that takes {' and '.join(missing)}")
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
     partial = tempfile.mkdtemp(prefix=".building-", dir=os.path.dirname(folder))
     # Horovod's build splits TensorFlow's paths at spaces, so it must see none, neither in its own folder nor in the
     # environment's: it gets there by a link.
-    work = tempfile.mkdtemp(prefix="muster-", dir="/tmp" if " " in tempfile.gettempdir() else None)
+    work = tempfile.mkdtemp(prefix="muster-wheel-", dir="/tmp" if " " in tempfile.gettempdir() else None)
     link = os.path.join(work, "env")
     os.symlink(prefix, link)
     # pip would otherwise hand out a wheel that it once built with other flags or against another TensorFlow.
@@ -91,14 +90,17 @@ def build_horovod(prefix: str, folder: str) -> None:
 def provide_horovod(prefix: str, version: Tuple[int, int, int]) -> None:
     """Install Horovod from the kept wheel, and build that first where there is none, or one that does not load."""
     folder = wheel_folder(version)
-    if os.path.isdir(folder):
-        try:
-            return install_horovod(prefix, folder)
-        except SetupError:
-            tools.say(f"the kept wheel of Horovod does not load: building it again ({folder})")
-            shutil.rmtree(folder)
-    build_horovod(prefix, folder)
-    install_horovod(prefix, folder)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:  # two clones that are set up at once need it once
+        tools.lock(lock, "another clone's set-up to build Horovod")
+        if os.path.isdir(folder):
+            try:
+                return install_horovod(prefix, folder)
+            except SetupError:
+                tools.say(f"the kept wheel of Horovod does not load: building it again ({folder})")
+                shutil.rmtree(folder)
+        build_horovod(prefix, folder)
+        install_horovod(prefix, folder)
 
 
 def install_horovod(prefix: str, folder: str) -> None:

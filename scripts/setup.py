@@ -12,7 +12,6 @@ compiled (horovod_wheel.py).
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -188,12 +187,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         # Two set-ups at once, from a terminal and an editor, would install into one another.
-        with open(os.path.abspath(__file__)) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                tools.say("waiting for another set-up to finish")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(os.path.abspath(__file__)) as own:
+            tools.lock(own, "another set-up to finish")
             if args.horovod:
                 horovod_wheel.horovod_only()
             elif args.lock:

@@ -5,6 +5,7 @@ say which it needs.
 """
 
 import contextlib
+import fcntl
 import glob
 import os
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, Iterator, Optional, Sequence, Tuple
+from typing import IO, Dict, Iterator, Optional, Sequence, Tuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOCK = "requirements.lock"
@@ -58,6 +59,15 @@ def run(label: str, argv: Sequence[str], log: str, env: Optional[Dict[str, str]]
         raise SetupError("{} failed:\n\n    {}\n\nAll of it is in {}".format(label, "\n    ".join(tail), log))
     if elapsed >= 1:
         say(f"{label} ({elapsed:.0f} s)")
+
+
+def lock(file: IO[str], for_what: str) -> None:
+    """Lock a file until it is closed; say what is waited for, where another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say(f"waiting for {for_what}")
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def environment(prefix: str, **more: str) -> Dict[str, str]:

@@ -2,12 +2,14 @@
 
 import ast
 import configparser
+import fcntl
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,8 @@ import muster
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -514,6 +518,23 @@ def test_a_kept_wheel_that_does_not_load_is_built_again(
     assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
 
 
+def test_a_set_up_beside_another_waits_for_its_wheel(
+    setup: ModuleType, ran: list[str], tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(setup.horovod_wheel.wheel_folder(HERE))
+    folder.parent.mkdir(parents=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        beside = threading.Thread(target=setup.horovod_wheel.provide_horovod, args=(setup.VENV, HERE))
+        beside.start()
+        eventually(lambda: "waiting for another clone" in capsys.readouterr().out, "it waits")
+        assert ran == []
+        folder.mkdir()
+        (folder / "horovod.whl").touch()
+    beside.join()
+    assert [label.split()[0] for label in ran] == ["installing", "loading"]
+
+
 def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(
     setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,8 +611,8 @@ def test_what_only_tests_need_is_installed_or_said_to_be_missing(
     assert "chromium is missing: without it the tests in real notebooks are skipped" in capsys.readouterr().out
     monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
     setup.provide_system("tests")
-    packages = "chromium, iptables, libmpich-dev, libopenmpi-dev, mpich, netavark, openmpi-bin, podman, runc"
-    assert ran == [f"installing aardvark-dns, catatonit, {packages}"]
+    packages = "chromium, iptables, libmpich-dev, libopenmpi-dev, mpich, netavark, openmpi-bin, podman"
+    assert ran == [f"installing aardvark-dns, catatonit, {packages}, python3-torch, runc"]
 
 
 @pytest.fixture
