@@ -16,6 +16,7 @@ SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
 SECONDS_TO_ANSWER = 10.0
 SECONDS_TO_OPEN = 40.0
 MOST_BYTES = 64 * 1024 * 1024  # of an answer
+MOST_BYTES_OF_OPENING = 1 << 16  # of what says how a stream has begun
 
 
 def control_file(run_dir: Path) -> Path:
@@ -40,7 +41,8 @@ def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
         )
     request = json.dumps({"token": control.get("token"), "ask": question, **details}).encode() + b"\n"
     try:
-        answer = _exchange(str(control.get("socket")), request)
+        with socket.socket(socket.AF_UNIX) as connection:
+            answer = _answer(connection, control, request, SECONDS_TO_ANSWER, 1 << 20, MOST_BYTES)
     except TimeoutError:
         raise RunUnreachable(
             f"Run {name} does not answer: its session hangs, or has been halted.",
@@ -68,22 +70,15 @@ def open_stream(run_dir: Path, question: str, **details: object) -> tuple[socket
     request = json.dumps({"token": control.get("token"), "ask": question, **details}).encode() + b"\n"
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(SECONDS_TO_OPEN)
-        connection.connect(str(control.get("socket")))
-        connection.sendall(request)
-        data = bytearray()
-        while not data.endswith(b"\n"):  # a byte at a time, as a stream follows
-            part = connection.recv(1)
-            if not part:
-                raise ValueError("it hung up")
-            data += part
-        answer = parse_json(data)
+        # A byte at a time, as a stream follows.
+        answer = _answer(connection, control, request, SECONDS_TO_OPEN, 1, MOST_BYTES_OF_OPENING)
         if "error" in answer:
             raise _refusal(run_dir.name, str(answer["error"]))
     except (OSError, ValueError) as error:
         connection.close()
+        why = "it does not answer" if isinstance(error, TimeoutError) else error
         raise RunUnreachable(
-            f"Run {run_dir.name} cannot be asked: {error}.",
+            f"Run {run_dir.name} cannot be asked: {why}.",
             advice="it has ended, or its session hangs or is on another machine",
         ) from None
     except RunUnreachable:
@@ -108,21 +103,36 @@ def _await_control(run_dir: Path) -> dict[str, Any] | None:
         time.sleep(0.05)
 
 
-def _exchange(path: str, request: bytes) -> dict[str, Any]:
-    deadline = time.monotonic() + SECONDS_TO_ANSWER
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(SECONDS_TO_ANSWER)
-        connection.connect(path)
-        connection.sendall(request)
-        data = bytearray()
-        while not data.endswith(b"\n"):
-            connection.settimeout(max(deadline - time.monotonic(), 0.01))
-            part = connection.recv(1 << 20)
-            if not part:
-                raise ValueError("it hung up")
-            data += part
-            if len(data) > MOST_BYTES:
-                raise ValueError("its answer is too long")
+def wait_until(deadline: float, connection: socket.socket) -> None:
+    """Have the connection's next call wait until then. Raises TimeoutError where that has passed, whatever comes."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    connection.settimeout(seconds)
+
+
+def _answer(
+    connection: socket.socket, control: dict[str, Any], request: bytes, seconds: float, at_once: int, most: int
+) -> dict[str, Any]:
+    """Connect to a run, send a request and return the answer, one line of up to ``most`` bytes.
+
+    Raises:
+        OSError: it has not all come within the seconds.
+        ValueError: it makes no sense.
+    """
+    deadline = time.monotonic() + seconds
+    connection.settimeout(seconds)
+    connection.connect(str(control.get("socket")))
+    connection.sendall(request)
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        wait_until(deadline, connection)
+        part = connection.recv(at_once)
+        if not part:
+            raise ValueError("it hung up")
+        data += part
+        if len(data) > most:
+            raise ValueError("its answer is too long")
     answer = parse_json(data)
     if not isinstance(answer, dict):
         raise ValueError("its answer is none")

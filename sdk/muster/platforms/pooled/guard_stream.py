@@ -17,7 +17,7 @@ from muster.agent import frames, wire
 from muster.agent.places import symbol
 from muster.errors import PlatformError
 from muster.job import Worker
-from muster.records.control import open_stream
+from muster.records.control import open_stream, wait_until
 from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2  # channels of the command
@@ -25,8 +25,8 @@ ANSWER_SECONDS = 20.0
 LATE_SECONDS = 0.2  # that a guard is waited for which owes answers already
 CLOSE_SECONDS = 10.0  # in which it ends everything that it has forked
 PIECE = 1 << 15  # bytes that are sent at once
-LONGEST = 1 << 25  # bytes of an answer
-MOST_SAID = 4096  # bytes that are kept of what it complains of
+TAKEN_SECONDS = 20.0  # in which the run that holds the worker takes a message
+MOST_SAID = 4096  # bytes, or characters, that are kept of what it complains of
 
 
 class GuardLost(PlatformError):
@@ -54,7 +54,7 @@ class GuardStream:
         self._worker = worker.name
         self._lock = threading.Lock()
         self._decoder = frames.Decoder()
-        self._answers = frames.Decoder(LONGEST)
+        self._answers = frames.Decoder()
         self._received: list[dict[str, Any]] = []
         self._unanswered = 0  # requests, those included whose answers nobody waits for any more
         self._credit = wire.WINDOW
@@ -79,21 +79,22 @@ class GuardStream:
             if self.is_lost:
                 raise self._lost("its worker has gone")
             limit = LATE_SECONDS if self._unanswered else seconds  # who owes answers will not give this one sooner
-            self._unanswered += 1
             deadline = time.monotonic() + limit
             try:
                 self._send(frames.encode(request, **fields), deadline)
-                while True:
+                self._unanswered += 1
+                while self._unanswered:
                     answer = self._next(deadline)
                     self._unanswered -= 1
-                    if not self._unanswered:
-                        break
+                if self._received:
+                    raise frames.ProtocolError("it answers what it was not asked")
             except (OSError, frames.ProtocolError, wire.Misfit) as error:
                 if isinstance(error, TimeoutError):
                     raise PlatformError(f"The guard of {self._worker} does not answer.", worker=self._worker) from None
                 raise self._lost(str(error)) from None
         if "error" in answer:
-            raise PlatformError(f"The guard of {self._worker} failed: {answer['error']}", worker=self._worker)
+            why = str(answer["error"])[-MOST_SAID:]
+            raise PlatformError(f"The guard of {self._worker} failed: {why}", worker=self._worker)
         return answer
 
     def close(self) -> None:
@@ -124,17 +125,27 @@ class GuardStream:
         return GuardLost(text, worker=self._worker, details=said or None)
 
     def _send(self, data: bytes, deadline: float) -> None:
+        """Send a request. Raises TimeoutError where nothing of it has been sent in time, or else OSError."""
+        size = len(data)
         while data:
-            while self._credit <= wire.OVERHEAD:
-                self._receive(deadline)
-            piece = data[: min(PIECE, self._credit - wire.OVERHEAD)]
+            piece = data[:PIECE]
+            while self._credit < wire.cost(piece):
+                try:
+                    self._receive(deadline)
+                except TimeoutError:
+                    if len(data) == size:
+                        raise
+                    raise ConnectionAbortedError("it has taken a part of a request only") from None
             self._credit -= wire.cost(piece)
-            self._transmit(wire.Data(1, 0, piece), deadline)
+            self._transmit(wire.Data(1, 0, piece))
             data = data[len(piece) :]
 
-    def _transmit(self, message: tuple[object, ...], deadline: float) -> None:
-        self._connection.settimeout(max(deadline - time.monotonic(), 0.01))
-        self._connection.sendall(wire.encode(message))
+    def _transmit(self, message: tuple[object, ...]) -> None:
+        self._connection.settimeout(TAKEN_SECONDS)
+        try:
+            self._connection.sendall(wire.encode(message))
+        except TimeoutError:  # a part of the message may have gone
+            raise ConnectionAbortedError("the run that holds the worker takes nothing") from None
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while not self._received:
@@ -144,8 +155,8 @@ class GuardStream:
         return answer
 
     def _receive(self, deadline: float) -> None:
-        """Take in what comes next. Raises OSError where nothing does in time, or nothing will."""
-        self._connection.settimeout(max(deadline - time.monotonic(), 0.01))
+        """Take in what comes next. Raises TimeoutError once the time has passed, or OSError where nothing will come."""
+        wait_until(deadline, self._connection)
         data = self._connection.recv(1 << 16)
         if not data:
             raise ConnectionResetError("the run that holds the worker has ended")
@@ -156,7 +167,7 @@ class GuardStream:
                     self._received += self._answers.feed(message.payload)
                 else:
                     self._complaint = (self._complaint + message.payload)[-MOST_SAID:]
-                self._transmit(wire.Credit(1, wire.cost(message.payload)), deadline)
+                self._transmit(wire.Credit(1, wire.cost(message.payload)))
             elif isinstance(message, wire.Credit):
                 self._credit += message.size
             elif isinstance(message, wire.Closed):

@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from muster.agent.fields import one_of, optional, text, whole
 from muster.errors import LaunchRefused, MusterError, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Reach, Relay
-from muster.platforms.hosts.answers import workers_of
+from muster.platforms.hosts.answers import Check, checked, workers_of
 from muster.platforms.hosts.placement import Key, Placement
-from muster.platforms.pooled.guard_stream import GuardLost, GuardStream
+from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardStream
 
 T = TypeVar("T")
 
@@ -30,6 +31,12 @@ BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once
 BACK_POLL = 0.2
 STOP_SECONDS = 5.0
 POLL_SECONDS = 2.0  # that a guard gets to tell of its agents: one that is silent is asked again
+WARMTH: dict[str, Check] = {
+    "state": one_of("none", "importing", "ready", "unsafe"),
+    "why": optional(text(MOST_SAID)),
+    "pid": optional(whole(0)),
+    "memory": whole(0),
+}
 STRANGER = "This platform does not know the worker."
 
 
@@ -106,7 +113,11 @@ class PooledPlatform(Platform):
 
     def warmth(self) -> dict[str, dict[str, Any]]:
         """State of the template of each guard, why it is so, and its process id; by the pool's worker."""
-        return _for_all(lambda place: self._guards[place].ask("warmth"), list(self._guards))[0]
+
+        def warmth(place: str) -> dict[str, Any]:
+            return checked(self._guards[place].ask("warmth"), WARMTH, place)
+
+        return _for_all(warmth, list(self._guards))[0]
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -143,8 +154,9 @@ class PooledPlatform(Platform):
                 advice=error.advice,
             ) from error
         for place, answer in refused.items():
+            why = str(answer.get("why"))[:MOST_SAID]
             raise LaunchRefused(
-                f"{places[place].name} could not be started in {place} of the pool: {answer.get('why')}.",
+                f"{places[place].name} could not be started in {place} of the pool: {why}.",
                 worker=places[place].name,
                 advice="another image or interpreter, or another pool",
             )
