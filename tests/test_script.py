@@ -104,6 +104,16 @@ def test_a_path_given_as_a_module_names_the_module(folder: Path, given: str, adv
     assert caught.value.advice == advice
 
 
+@pytest.mark.parametrize("given", ["train.py", "train.main", "train.main.deeper"])
+def test_a_script_is_not_run_to_look_for_a_module_in_it(folder: Path, given: str) -> None:
+    (folder / "train.py").write_text(
+        "open('was-run', 'w').close()\nimport argparse; argparse.ArgumentParser().error('')\n"
+    )
+    with pytest.raises(ScriptError, match=f"neither a file nor a module '{given}'"):
+        make_script(given, module=True)
+    assert not (folder / "was-run").exists()
+
+
 @pytest.mark.parametrize(
     ("strategy", "names"),
     [

@@ -24,7 +24,7 @@ from muster.events import Observer
 from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
-from muster.pools.kept import KeptPlatform, kept_for
+from muster.platforms.kept import KeptPlatform, kept_for
 from muster.records.first_step import importing
 from muster.records.result import Result
 from muster.records.runs import Run, open_run

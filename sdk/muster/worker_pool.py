@@ -19,9 +19,9 @@ from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError, without_inner_frames
 from muster.job import Resources, Worker
 from muster.platforms.base import Platform
+from muster.platforms.kept import IDLE_SECONDS, KeptPlatform
 from muster.platforms.local import LocalPlatform
 from muster.platforms.pooled.platform import PooledPlatform
-from muster.pools.kept import IDLE_SECONDS, KeptPlatform
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest
 from muster.runtime import interrupts

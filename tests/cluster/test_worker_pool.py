@@ -459,7 +459,7 @@ def test_warm_is_turned_off_and_the_pool_is_exact_about_what_it_has(pool: Pool) 
 SESSION = """
 import muster, sys, time
 muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5, reuse=True)
-from muster.pools.kept import shared
+from muster.platforms.kept import shared
 while shared().warmth["state"] == "importing":
     time.sleep(0.01)
 muster.run_cluster(1, strategy="processes", worker_script="train.py", dashboard=False, memory=0.5, reuse=True)

@@ -19,7 +19,11 @@ OLDEST = (3, 6)
 _PROBE = """
 import importlib.util, json, sys
 def location(name):
+    around, _, _ = name.rpartition(".")
     try:
+        # To look into what is no package would run it.
+        if around and (location(around) is None or not importlib.util.find_spec(around).submodule_search_locations):
+            return None
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
