@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from muster.api import ClusterAddress, run_cluster
 from muster.checks.arguments import whole_number
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError, without_inner_frames
-from muster.job import Resources, Worker
+from muster.job import Resources, Status, Worker
 from muster.platforms.base import Platform
 from muster.platforms.kept import IDLE_SECONDS, KeptPlatform
 from muster.platforms.local import LocalPlatform
-from muster.platforms.pooled.platform import PooledPlatform
-from muster.run.cluster import Cluster
+from muster.platforms.pooled.platform import BACK_POLL, BACK_SECONDS, PooledPlatform
+from muster.run.cluster import Cluster, running_clusters
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
 from muster.strategies.hold import Hold
@@ -92,13 +92,13 @@ def pool(
     limits = {
         "timeout_seconds": timeout_seconds, "queue_timeout": queue_timeout, "session_address": session_address,
     }  # fmt: skip
+    place = _Elsewhere(made, n_workers, resources, limits, idle)
     try:
-        place = _Elsewhere(made, n_workers, resources, limits, idle)
         place.start(dashboard)
+        return Pool(n_workers, resources, place)
     except BaseException:
-        made.close()
+        place.close("")
         raise
-    return Pool(n_workers, resources, place)
 
 
 class Pool:
@@ -156,12 +156,19 @@ class Pool:
                 advice="wait for it (cluster.wait()), stop it (cluster.stop()), or make another pool",
             )
         has = self.resources
-        with self._place.used():
-            self._last = run_cluster(
+        self._place.begin()
+        address: ClusterAddress | None = None
+        try:
+            address = run_cluster(
                 wanted, n_ps, has.cpu, has.memory, has.gpu, worker_script, warm=warm, **self._place.arguments, **options
             )
-        self._last.cluster.when_over(self._place.idle)
-        return self._last
+            self._last = address
+        finally:
+            if address is None:  # it has failed, and ended
+                self._place.end()
+            else:
+                address.cluster.when_over(self._place.end)
+        return address
 
     @property
     def memory(self) -> int:
@@ -170,8 +177,9 @@ class Pool:
 
     def close(self) -> None:
         """End the run that is under way, and everything else of the pool."""
-        if self._last is not None:
-            self._last.cluster.stop()
+        for cluster in running_clusters():
+            if self._place.has(cluster):
+                cluster.stop()
         self._place.close("")
 
     def __enter__(self) -> Pool:
@@ -192,8 +200,9 @@ class Pool:
         """Return, in words, what it is at."""
         if self._place.why_closed is not None:
             return f"closed{self._place.why_closed}"
-        if self._last is not None and self._last.cluster.is_running:
-            return f"running {self._last.cluster.run_id}"
+        running = [cluster for cluster in running_clusters() if self._place.has(cluster)]
+        if running:
+            return f"running {running[0].run_id}"
         warmth = self._place.warmth
         said = {"none": "cold", "importing": "importing for the next run", "ready": "warm", "unsafe": "cold"}
         state = said.get(str(warmth["state"]), "cold")
@@ -242,12 +251,15 @@ class _Place(ABC):
     def memory(self) -> int:
         """Bytes that it holds between runs."""
 
-    def used(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which a run of it begins."""
-        return contextlib.nullcontext()
+    @abstractmethod
+    def has(self, cluster: Cluster) -> bool:
+        """Return whether a cluster runs on it."""
 
-    def idle(self) -> None:  # noqa: B027  nothing to do where something else counts the time
-        """Note that no run uses it any more."""
+    def begin(self) -> None:  # noqa: B027  nothing to do where something else counts its runs
+        """Note that a run begins, and wait until it can. Raises JobError where it is closed meanwhile."""
+
+    def end(self) -> None:  # noqa: B027  as above
+        """Note that a run has ended. Called on any thread; does not wait."""
 
     @abstractmethod
     def close(self, why: str) -> None:
@@ -277,6 +289,9 @@ class _Here(_Place):
         pid = int(str(self._kept.warmth["pid"]))
         return (linux.proportional_memory(pid) or linux.resident_memory(pid)) if pid else 0
 
+    def has(self, cluster: Cluster) -> bool:
+        return self._kept.lends(cluster.platform)
+
     def close(self, why: str) -> None:
         self._is_closed = True
         self._kept.close()
@@ -300,8 +315,10 @@ class _Elsewhere(_Place):
         self._idle_seconds = idle_seconds
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._runs = 0
         self._why_closed: str | None = None
         self._pid = os.getpid()
+        self._pooled: PooledPlatform | None = None
         self._cluster = Cluster.of(
             RunRequest(
                 n_workers=n_workers,
@@ -331,23 +348,25 @@ class _Elsewhere(_Place):
             if shown and forget:
                 forget()
                 shown.close()
-        self._held = PooledPlatform(self._platform, self._cluster.run_dir, self._workers)
+        self._pooled = PooledPlatform(self._platform, self._cluster.run_dir, self._workers)
         self.where = f"on {self._platform.describe()}"
-        self.arguments = {"platform": self._held}
-        self.idle()
+        self.arguments = {"platform": self._pooled}
+        self._start_timer()
 
     def _workers(self) -> Sequence[Worker] | None:
         return self._cluster.status if self._cluster.is_running else None
 
     @property
     def why_closed(self) -> str | None:
+        if self._pid != os.getpid():
+            return ", as it belongs to the process that this one was forked from"
         if self._why_closed is None and not self._cluster.is_running:
             return f", as its workers have ended: `muster show {self._cluster.run_id}` says why"
         return self._why_closed
 
     @property
     def warmth(self) -> Mapping[str, object]:
-        states = list(self._held.warmth().values())
+        states = self._states()
         for state in ("importing", "none", "unsafe", "ready"):
             for known in states:
                 if known["state"] == state:
@@ -356,32 +375,67 @@ class _Elsewhere(_Place):
 
     @property
     def memory(self) -> int:
-        return sum(int(state["memory"]) for state in self._held.warmth().values())
+        return sum(int(state["memory"]) for state in self._states())
 
-    def used(self) -> contextlib.AbstractContextManager[object]:
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-        return contextlib.nullcontext()
+    def _states(self) -> Sequence[Mapping[str, Any]]:
+        is_there = self._pooled is not None and self.why_closed is None
+        return [*self._pooled.warmth().values()] if is_there and self._pooled is not None else []
 
-    def idle(self) -> None:
-        if self._idle_seconds is None:
-            return
+    def has(self, cluster: Cluster) -> bool:
+        return self._pooled is not None and cluster.platform is self._pooled
+
+    def begin(self) -> None:
         with self._lock:
-            why = f", as it was not used for {self._idle_seconds / 60:g} minutes"
-            self._timer = threading.Timer(self._idle_seconds, self.close, [why])
+            self._stop_timer()
+            self._runs += 1
+        deadline = time.monotonic() + BACK_SECONDS
+        while self.why_closed is None and time.monotonic() < deadline:  # here, where an interrupt ends it
+            if all(worker.status is Status.RUNNING for worker in self._workers() or ()) and self._cluster.status:
+                return
+            time.sleep(BACK_POLL)
+        if self.why_closed is not None:
+            self.end()
+            raise JobError(f"This pool is closed{self.why_closed}.", advice="muster.pool(...) makes another one")
+
+    def end(self) -> None:
+        with self._lock:
+            self._runs -= 1
+        self._start_timer()
+
+    def _start_timer(self) -> None:
+        """Close it some time after the last of its runs, unless another begins."""
+        with self._lock:
+            if self._runs or self._idle_seconds is None or self._why_closed is not None:
+                return
+            self._stop_timer()
+            self._timer = threading.Timer(self._idle_seconds, self._close_unless_used)
             self._timer.daemon = True
             self._timer.start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close_unless_used(self) -> None:
+        with self._lock:
+            if self._runs or self._why_closed is not None or self._idle_seconds is None:
+                return
+            self._why_closed = f", as it was not used for {self._idle_seconds / 60:g} minutes"
+        self._release()
 
     def close(self, why: str) -> None:
         if self._pid != os.getpid():  # a forked child's copy
             return
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timer()
             if self._why_closed is not None:
                 return
             self._why_closed = why
-        self._held.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._pooled is not None:
+            self._pooled.close()
         self._cluster.stop()
         self._platform.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, PlatformError, RunFailed
+from muster.errors import JobError, PlatformError, RunFailed, RunStopped, WorkerOutOfMemory
 from muster.platforms.base import Reach
 from muster.worker_pool import Pool
 
@@ -178,6 +180,128 @@ def test_a_run_that_may_goes_on_where_a_worker_of_the_pool_is_replaced(pool: Poo
 
     done = run(pool, train, kwargs={"lost": lost}, restarts=1, from_scratch=True, timeout_seconds=90)
     assert done.result.values == ["2", "2"]
+
+
+def test_a_run_that_takes_too_much_memory_costs_the_pool_nothing(pool: Pool) -> None:
+    before = holders(pool)
+
+    def take() -> None:
+        if os.environ["MUSTER_WORKER"] == "worker-1":
+            taken = [b"x" * 1_000_000 for _ in range(900)]
+            time.sleep(600)
+            del taken
+        time.sleep(600)
+
+    with pytest.raises(WorkerOutOfMemory) as raised:
+        run(pool, take)
+    assert raised.value.worker == "worker-1"
+    assert len(run(pool).result.values) == 2
+    assert holders(pool) == before
+
+
+def test_a_pool_of_more_workers_than_a_control_socket_answers_at_once() -> None:
+    with muster.pool(20, memory=0.2, cpu=0.1, platform=isolated(), dashboard=False, timeout_seconds=120) as pool:
+        assert len(run(pool, timeout_seconds=120).result.values) == 20
+
+
+def test_runs_beside_one_another_keep_the_pool_from_being_given_back() -> None:
+    def short() -> None:
+        time.sleep(0.1)
+
+    def longer() -> str:
+        time.sleep(6)
+        return "done"
+
+    values: list[Any] = []
+    with muster.pool(2, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.03) as pool:
+        beside = threading.Thread(
+            target=lambda: values.append(run(pool, longer, n_workers=1, timeout_seconds=60).result.values)
+        )
+        beside.start()
+        eventually(lambda: "running" in repr(pool), "the first runs")
+        run(pool, short, n_workers=1, timeout_seconds=60)
+        beside.join()
+        assert values == [["done"]]
+        eventually(lambda: "closed, as it was not used" in repr(pool), "it is closed after the last", timeout=30)
+
+
+def test_a_pool_whose_last_run_failed_gives_its_workers_back_too() -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    pool = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False, idle_minutes=0.03)
+    with pytest.raises(RunFailed, match="on purpose"):
+        run(pool, fail)
+    eventually(lambda: "closed, as it was not used" in repr(pool), "it is closed", timeout=30)
+    pool.close()
+
+
+def test_a_pool_that_is_closed_by_another_thread_stops_its_run() -> None:
+    told: list[BaseException] = []
+    made = muster.pool(1, memory=0.5, platform=isolated(), dashboard=False)
+
+    def wait() -> None:
+        time.sleep(600)
+
+    def train() -> None:
+        try:
+            run(made, wait)
+        except RunStopped as error:
+            told.append(error)
+
+    beside = threading.Thread(target=train)
+    beside.start()
+    eventually(lambda: "running" in repr(made), "it runs")
+    made.close()
+    beside.join()
+    assert [type(error) for error in told] == [RunStopped]
+
+
+def test_a_forked_child_leaves_the_pool_to_its_parent(pool: Pool) -> None:
+    run(pool)
+    child = os.fork()
+    if child == 0:
+        try:
+            shown = repr(pool)
+            try:
+                run(pool)
+            except JobError as error:
+                shown += str(error)
+            told = shown.count("as it belongs to the process that this one was forked from")
+        finally:
+            os._exit(0 if told == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(run(pool).result.values) == 2
+
+
+def test_what_fails_once_the_workers_are_there_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("muster.worker_pool.PooledPlatform", refuse)
+    with pytest.raises(KeyboardInterrupt):
+        muster.pool(1, memory=0.5, platform=isolated(), dashboard=False)
+    (held,) = muster.list_runs()
+    assert held.status == "stopped"
+
+
+def test_a_guard_that_was_told_something_by_somebody_else_is_replaced(pool: Pool) -> None:
+    def meddle() -> None:
+        import pathlib
+
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if b"pool" in path.read_bytes().split(b"\0") and os.getpgid(int(path.parent.name)):
+                    for number in path.parent.joinpath("fd").iterdir():
+                        if os.readlink(number).startswith("pipe:") and int(number.name) > 2:
+                            with open(number, "wb", buffering=0) as file:
+                                file.write(b'{"type":"reply"}\n')
+            except OSError:
+                continue
+
+    with contextlib.suppress(RunFailed):
+        run(pool, meddle, n_workers=1)
+    assert len(run(pool).result.values) == 2
 
 
 def test_a_pool_that_is_closed_has_left_nothing(tmp_path: Path) -> None:

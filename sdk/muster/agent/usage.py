@@ -93,8 +93,12 @@ class UsageMeter:
         return self._shared_memory
 
     def _own(self, everything: "dict[int, linux.Stat]") -> "list[int]":
-        found = linux.descendants(os.getpid(), everything)
-        return [pid for pid in found if pid not in self._processes.services]
+        # Not what others run in this worker by a command or a login: the guard of a pool's runs above all, whose agents
+        # have limits of their own.
+        others = {
+            pid for service in self._processes.services for pid in (service, *linux.descendants(service, everything))
+        }
+        return [pid for pid in linux.descendants(os.getpid(), everything) if pid not in others]
 
 
 def _memory(pid: int) -> int:

@@ -36,7 +36,7 @@ class WorkerGuard(Guard):
         scratch = os.environ["MUSTER_SCRATCH"]
         self._runs = os.path.join(scratch, "runs")
         self._cache = {"folder": os.path.join(scratch, "cache"), "bytes": CACHE_BYTES}
-        self._lacks: "dict[str, str]" = {}  # by what was needed
+        self._satisfied: "set[str]" = set()  # needs that the worker was found to meet
 
     def _do_launch(  # type: ignore[override]
         self, run_key: str, workers: "list[dict[str, Any]]"
@@ -63,14 +63,16 @@ class WorkerGuard(Guard):
         return dict(super()._do_warmth(), memory=memory)
 
     def _lack_of(self, needs: "dict[str, Any] | None") -> str:
-        """Return, in words, what the worker lacks of what a script needs; looked at once."""
+        """Return, in words, what the worker lacks of what a script needs; it is looked for until it lacks nothing."""
         if not needs:
             return ""
         key = repr(sorted(needs.items()))
-        if not self._lacks.get(key, "unknown"):
-            return ""
-        self._lacks[key] = what_lacks(needs, self._environ)
-        return self._lacks[key]
+        if key not in self._satisfied:
+            lack = what_lacks(needs, self._environ)
+            if lack:
+                return lack
+            self._satisfied.add(key)
+        return ""
 
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
         """Return the first of the worker's GPUs: they are the pool's, and nobody else's."""

@@ -73,6 +73,10 @@ class KeptPlatform:
                 self._timer.daemon = True
                 self._timer.start()
 
+    def lends(self, platform: Platform) -> bool:
+        """Return whether this platform is the one that runs borrow."""
+        return platform is self._platform
+
     def close(self) -> None:
         """End everything and wait until it is gone. The next run begins cold."""
         self._close(only_if_idle=False)

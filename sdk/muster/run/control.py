@@ -34,7 +34,7 @@ from muster.runtime.background import in_thread
 
 MOST_BYTES = 1 << 16  # of a request
 MOST_CONNECTIONS = 8  # at once; for one more the oldest has to go
-MOST_STREAMS = 64  # connections that stay open, beside those
+MOST_STREAMS = 4096  # connections that stay open, beside those: a pool has one for each of its workers
 SECONDS = 5.0  # that a request may take to come in, and an answer to be read
 NO_REQUEST = (
     ValueError, KeyError, TypeError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,

@@ -253,7 +253,7 @@ class CheckedRun:
         found = [*self.shortages(), *self.without_effect()]
         if self.collect and self.project is None:
             found.append(f"Nothing has to be collected: the workers write into {self.job.cwd} itself.")
-        if self.restart_policy.restarts and self.platform.storage is Storage.NOTHING:
+        if self.restart_policy.restarts and self.job.script and self.platform.storage is Storage.NOTHING:
             found.append(
                 "Each attempt begins with the project's files as they are here: the script goes on from its checkpoint "
                 "only where that is in a folder which outlives the workers."

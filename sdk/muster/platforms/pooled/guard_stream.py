@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from muster.agent.places import symbol
 from muster.errors import PlatformError
 from muster.job import Worker
 from muster.records.control import open_stream, wait_until
+from muster.runtime.forks import in_forked_children
 from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2  # channels of the command
@@ -26,11 +28,17 @@ LATE_SECONDS = 0.2  # that a guard is waited for which owes answers already
 CLOSE_SECONDS = 10.0  # in which it ends everything that it has forked
 PIECE = 1 << 15  # bytes that are sent at once
 TAKEN_SECONDS = 20.0  # in which the run that holds the worker takes a message
+OPENED_AT_ONCE = 4  # a control socket cuts off who comes while many others ask
 MOST_SAID = 4096  # bytes, or characters, that are kept of what it complains of
+_openings = threading.Semaphore(OPENED_AT_ONCE)
 
 
 class GuardLost(PlatformError):
     """The guard in a worker of a pool is gone, and the agents that it had forked with it."""
+
+
+class GuardSilent(PlatformError):
+    """The guard in a worker of a pool does not answer in time."""
 
 
 class GuardStream:
@@ -60,7 +68,9 @@ class GuardStream:
         self._credit = wire.WINDOW
         self._complaint = b""
         argv = [symbol("python"), "-I", "-S", symbol("agent"), "pool", worker.address]
-        self._connection, answer = open_stream(run_dir, "exec", worker=worker.name, argv=argv)
+        with _openings:
+            self._connection, answer = open_stream(run_dir, "exec", worker=worker.name, argv=argv)
+        _close_in_children(self._connection)
         if "closed" in answer:
             self._connection.close()
             raise PlatformError(
@@ -73,24 +83,28 @@ class GuardStream:
 
         Raises:
             GuardLost: it is gone, or talks nonsense.
-            PlatformError: it does not answer in time, or could not do it.
+            GuardSilent: it does not answer in time.
+            PlatformError: it could not do it.
         """
         with self._lock:
             if self.is_lost:
                 raise self._lost("its worker has gone")
-            limit = LATE_SECONDS if self._unanswered else seconds  # who owes answers will not give this one sooner
-            deadline = time.monotonic() + limit
             try:
+                owed_until = time.monotonic() + LATE_SECONDS  # who owes answers will not give another sooner
+                while self._unanswered:
+                    self._next(owed_until)
+                    self._unanswered -= 1
+                deadline = time.monotonic() + seconds
                 self._send(frames.encode(request, **fields), deadline)
                 self._unanswered += 1
-                while self._unanswered:
-                    answer = self._next(deadline)
-                    self._unanswered -= 1
+                answer = self._next(deadline)
+                self._unanswered -= 1
                 if self._received:
                     raise frames.ProtocolError("it answers what it was not asked")
             except (OSError, frames.ProtocolError, wire.Misfit) as error:
                 if isinstance(error, TimeoutError):
-                    raise PlatformError(f"The guard of {self._worker} does not answer.", worker=self._worker) from None
+                    text = f"The guard of runs in {self._worker} does not answer."
+                    raise GuardSilent(text, worker=self._worker) from None
                 raise self._lost(str(error)) from None
         if "error" in answer:
             why = str(answer["error"])[-MOST_SAID:]
@@ -172,3 +186,15 @@ class GuardStream:
                 self._credit += message.size
             elif isinstance(message, wire.Closed):
                 raise ConnectionResetError(message.text or "it has ended")
+
+
+def _close_in_children(connection: socket.socket) -> None:
+    """Close a stream in every child that this process forks: two that talk to one guard would mix up its answers."""
+    reference = weakref.ref(connection)
+
+    def close() -> None:
+        inherited = reference()
+        if inherited is not None:
+            inherited.close()
+
+    in_forked_children(close)

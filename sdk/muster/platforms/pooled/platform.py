@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from muster.agent.fields import one_of, optional, text, whole
 from muster.errors import LaunchRefused, MusterError, PlatformError
@@ -21,12 +20,10 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Reach, Relay
 from muster.platforms.hosts.answers import Check, checked, workers_of
+from muster.platforms.hosts.logins import for_all
 from muster.platforms.hosts.placement import Key, Placement
-from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardStream
+from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardSilent, GuardStream
 
-T = TypeVar("T")
-
-AT_ONCE = 16  # guards that are asked at the same time
 BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once a run needs it
 BACK_POLL = 0.2
 STOP_SECONDS = 5.0
@@ -37,6 +34,8 @@ WARMTH: dict[str, Check] = {
     "pid": optional(whole(0)),
     "memory": whole(0),
 }
+LAUNCH_SECONDS = 90.0  # in which an agent is forked: what its script needs is looked for before, for a minute at most
+FORGOTTEN = "The guard that had started its agent is gone, and another is in its place."
 STRANGER = "This platform does not know the worker."
 
 
@@ -117,7 +116,7 @@ class PooledPlatform(Platform):
         def warmth(place: str) -> dict[str, Any]:
             return checked(self._guards[place].ask("warmth"), WARMTH, place)
 
-        return _for_all(warmth, list(self._guards))[0]
+        return for_all(warmth, list(self._guards))[0]
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -141,12 +140,12 @@ class PooledPlatform(Platform):
         configs = {place: self._config(spec, place) for place, spec in places.items()}
 
         def launch(place: str) -> dict[str, Any]:
-            return self._guard_of(place).ask("launch", run_key=run_key, workers=[configs[place]])
+            return self._guard_of(place).ask("launch", LAUNCH_SECONDS, run_key=run_key, workers=[configs[place]])
 
-        answers, failed = _for_all(launch, list(places))
+        answers, failed = for_all(launch, list(places))
         refused = {place: answer for place, answer in answers.items() if "refused" in answer}
         if failed or refused:
-            _for_all(lambda place: self._guards[place].ask("stop", ids=[configs[place]["id"]]), list(answers))
+            for_all(lambda place: self._guards[place].ask("stop", ids=[configs[place]["id"]]), list(answers))
         for place, error in failed.items():
             raise LaunchRefused(
                 f"{places[place].name} could not be started in {place} of the pool: {error.message}",
@@ -195,14 +194,18 @@ class PooledPlatform(Platform):
         while True:
             known = self._guards.get(place)
             self._look_after(place)
-            if known is not None and not known.is_lost:
-                return known
-            worker = self._held_worker(place)
             try:
+                if known is not None and not known.is_lost:
+                    known.ask("warmth", POLL_SECONDS)
+                    return known
+                worker = self._held_worker(place)
                 if worker is not None and worker.status is Status.RUNNING:
                     self._guards[place] = GuardStream(self._run_dir, worker)
                     return self._guards[place]
-            except PlatformError:
+            except GuardSilent:  # another is started in its place, and its agents end with it
+                if known is not None:
+                    known.give_up()
+            except MusterError:
                 if time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline or self._held() is None:
@@ -243,10 +246,13 @@ class PooledPlatform(Platform):
             answer = self._guards[place].ask("poll", POLL_SECONDS, ids=by_place[place])
             return workers_of(answer, by_place[place], place, 0.0)
 
-        told, failed = _for_all(poll, list(by_place))
+        told, failed = for_all(poll, list(by_place))
         for workers in told.values():
             for handle, fresh in workers.items():
                 self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
+        for place, workers in told.items():
+            for handle in [handle for handle in by_place[place] if handle not in workers]:
+                self._workers[handle] = self._lost(self._workers[handle], place, FORGOTTEN)
         for place, error in failed.items():
             for handle in by_place[place] if isinstance(error, GuardLost) else ():
                 self._workers[handle] = self._lost(self._workers[handle], place, error.message)
@@ -269,7 +275,7 @@ class PooledPlatform(Platform):
             if handle in self._workers and not self._workers[handle].status.is_final:
                 by_place.setdefault(self._place_of[handle], []).append(handle)
         # One that is silent is not waited for: its agents end with it, or when the lease that they have has passed.
-        _for_all(lambda place: self._guards[place].ask("stop", STOP_SECONDS, ids=by_place[place]), list(by_place))
+        for_all(lambda place: self._guards[place].ask("stop", STOP_SECONDS, ids=by_place[place]), list(by_place))
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers as this object knows them: no other could have launched any."""
@@ -285,10 +291,9 @@ class PooledPlatform(Platform):
 
     def close(self) -> None:
         """End the guards, and with them the agents that they have forked. The pool's own workers stay."""
-        guards, self._guards = self._guards, {}
-        _for_all(lambda place: guards[place].close(), list(guards))
         for handle, worker in self._workers.items():
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
+        for_all(lambda place: self._guards[place].close(), list(self._guards))
 
     def _own_spec(self, spec: WorkerSpec) -> WorkerSpec:
         """Return a worker's spec as that of the pool's own worker in whose place it is."""
@@ -309,26 +314,6 @@ class _RelayOfPool(Relay):
     def close(self) -> None:
         """End it."""
         self._inner.close()
-
-
-def _for_all(call: Callable[[str], T], places: Iterable[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
-    """Call for all places at once; return what it returned for each, and what it raised for the others."""
-    done: dict[str, T] = {}
-    failed: dict[str, MusterError] = {}
-
-    def attempt(place: str) -> None:
-        try:
-            done[place] = call(place)
-        except MusterError as error:
-            failed[place] = error
-
-    wanted = list(places)
-    if len(wanted) == 1:
-        attempt(wanted[0])
-    elif wanted:
-        with ThreadPoolExecutor(min(AT_ONCE, len(wanted)), "muster-pool") as threads:
-            list(threads.map(attempt, wanted))
-    return done, failed
 
 
 def _changes(worker: Worker) -> Mapping[str, Any]:
