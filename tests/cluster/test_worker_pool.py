@@ -19,7 +19,7 @@ import muster
 import psutil
 import pytest
 from muster.agent import linux
-from muster.errors import JobError, ScriptFailed
+from muster.errors import JobError, RunStopped, ScriptFailed
 from muster.platforms.guard_process import GuardProcess
 from muster.worker_pool import Pool
 
@@ -409,7 +409,12 @@ def test_a_run_that_waits_for_the_template_is_interrupted_at_once_and_a_closed_p
             pool.run_cluster(**options)
         assert time.monotonic() - began_at < 10
         assert "importing" in repr(pool)
-        late = threading.Thread(target=pool.run_cluster, kwargs=options)
+
+        def run_late() -> None:
+            with contextlib.suppress(RunStopped):  # as it is, once it has begun
+                pool.run_cluster(**options)
+
+        late = threading.Thread(target=run_late)
         late.start()
         eventually(lambda: pool._place.arguments["reuse"]._runs == 1, "it has begun")
     late.join()
