@@ -20,6 +20,7 @@ import psutil
 import pytest
 from muster.agent import linux
 from muster.errors import JobError, PlatformError, RunFailed, RunStopped, WorkerOutOfMemory
+from muster.events import Event, EventKind
 from muster.platforms.base import Reach
 from muster.worker_pool import Pool
 
@@ -382,3 +383,19 @@ def test_where_only_the_first_agents_reach_the_session_there_is_no_pool() -> Non
 def test_what_a_pool_was_given_its_runs_are_not(pool: Pool, options: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         run(pool, **options)
+
+
+def test_files_that_a_worker_has_from_the_run_before_are_not_sent_again(pool: Pool, folder: Path) -> None:
+    (folder / "data.bin").write_bytes(os.urandom(2_000_000))
+    (folder / "train.py").write_text("import os\nprint(os.path.getsize('data.bin'))\n")
+    sent: list[dict[str, int]] = []
+
+    def observe(event: Event) -> None:
+        if event.kind == EventKind.TRANSFER:
+            sent[-1][str(event.worker)] = event.data["total"]
+
+    for _ in range(2):
+        sent.append({})
+        assert "2000000" in str(run(pool, "train.py", observers=[observe]).logs("worker-1"))
+    assert min(sent[0].values()) > 2_000_000
+    assert sent[1] == {"worker-0": 0, "worker-1": 0}
