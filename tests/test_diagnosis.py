@@ -70,6 +70,7 @@ def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
         advice = explain(failure, tmp_path, is_python=False).advice or ""
         assert "program" in advice
         assert not re.search("[Pp]ython|sys|exception", advice)
+    assert explain(killed("worker-0", 2), tmp_path, is_python=False).advice == "somebody sent it; run again"
     (tmp_path / "launcher.log").write_text(
         "RuntimeError: Horovod detected that one or more processes exited with non-zero"
     )
@@ -85,6 +86,11 @@ def test_advice_on_a_program_does_not_speak_of_python(tmp_path: Path) -> None:
             killed("ps-0", 11),
             WorkerKilled,
             ["ps-0", "signal 11 (SIGSEGV)", "compiled code"],
+        ),
+        (
+            killed("worker-0", 2),
+            WorkerKilled,
+            ["signal 2 (SIGINT)", "the script raised KeyboardInterrupt itself, or somebody sent the signal"],
         ),
         (
             killed("worker-0", 13),

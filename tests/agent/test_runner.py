@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,34 @@ def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_f
     command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
     subprocess.run(command, env=environment, check=True)
     assert "def step(): return 7" in (tmp_path / "worker-0.json").read_text()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 8), reason="older ones do not end by the signal")
+def test_an_interrupt_that_a_script_raises_shows_its_own_frames_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def step():\n    raise KeyboardInterrupt\nstep()\n")
+    (tmp_path / "hooked.py").write_text(
+        "import sys, traceback\nsys.excepthook = lambda *found: print(len(traceback.extract_tb(found[2])), 'frames')\n"
+        "def step():\n    raise KeyboardInterrupt\nstep()\n"
+    )
+    function = tmp_path / "function"
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    function.write_bytes(cloudpickle.dumps(interrupted))
+    outcomes = {}
+    for kind, name in (("program", "train.py"), ("module", "train"), ("function", str(function)), ("module", "hooked")):
+        command = [sys.executable, runner.__file__, kind, name]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        outcomes[kind, name] = done
+        assert done.returncode == -signal.SIGINT
+        assert runner.__file__ not in done.stderr
+        assert "runpy" not in done.stderr
+    for named in (("program", "train.py"), ("module", "train")):
+        assert outcomes[named].stderr.count("  File ") == 2
+        assert outcomes[named].stderr.endswith("raise KeyboardInterrupt\nKeyboardInterrupt\n")
+    assert "in interrupted" in outcomes["function", str(function)].stderr
+    assert outcomes["module", "hooked"].stdout == "2 frames\n"
 
 
 def test_what_a_script_has_written_to_files_that_it_leaves_open_is_there(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def main(argv):
         if error.code:  # also of a number: when it was raised tells more than when the interpreter is done
             _report_exception(error)
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:  # it ends the interpreter as the signal does, once it has been printed
+        _leave_out_own_frames(error)
         raise
     except BaseException as error:
         _report_exception(error)
@@ -403,6 +404,18 @@ def _own_traceback(error):
     while trace is not None and trace.tb_frame.f_code.co_filename in NOT_THE_SCRIPTS:
         trace = trace.tb_next
     return trace
+
+
+def _leave_out_own_frames(error):
+    # type: (BaseException) -> None
+    """Have what prints an uncaught exception, the interpreter or a hook of the script, show the script's frames."""
+    print_it, trace = sys.excepthook, _own_traceback(error)
+
+    def print_own(kind, raised, _):
+        # type: (type[BaseException], BaseException, TracebackType | None) -> None
+        print_it(kind, raised.with_traceback(trace), trace)
+
+    sys.excepthook = print_own
 
 
 def _traceback_of(error):

@@ -107,6 +107,8 @@ def advice_on_signal(number: int | None, is_python: bool = True) -> str:
         )
     if number == signal.SIGPIPE:
         return "it wrote to a connection or pipe whose other end was closed; see what it was connected to"
+    if number == signal.SIGINT and is_python:
+        return "the script raised KeyboardInterrupt itself, or somebody sent the signal: see its traceback"
     return "somebody sent it; run again"
 
 

@@ -186,7 +186,7 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
         message += " before all ranks had been started." if failure.exit_code == 0 else "."
     elif failure.signal:
         message = f"What the launcher starts on {failure.worker} was ended by {signal_name(failure.signal)}."
-        advice = advice_on_signal(failure.signal)
+        advice = advice_on_signal(failure.signal, is_python=False)
     else:
         message = f"What the launcher starts on {failure.worker} cannot be run there."
         advice = "the workers need the same MPI as the session, in the same place"
