@@ -408,6 +408,25 @@ class TestPrune:
 
         assert runs.prune(keep=0) == [old.run_id]
 
+    def test_what_vanishes_meanwhile_is_no_sign_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        old = make("x", session=a_process_that_is_gone(), days_ago=2)
+        (old.run_dir / "logs" / "ranks").mkdir()
+        vanishing = [old.run_dir / "logs" / "worker-0.log", old.run_dir / "logs" / "ranks" / "rank-0.log"]
+        for path in vanishing:
+            path.write_text("")
+            os.utime(path, (old.started_at, old.started_at))
+        ask = os.stat
+
+        def vanish(path: Any, **options: Any) -> os.stat_result:
+            """Answer, and let another process's removal come right then."""
+            found = ask(path, **options)
+            if isinstance(path, (str, Path)) and Path(path) in vanishing:
+                os.unlink(path)
+            return found
+
+        monkeypatch.setattr(os, "stat", vanish)
+        assert runs.prune(keep=0) == [old.run_id]
+
 
 def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tmp_path: Path) -> None:
     run = make("crafted", result={"status": "failed", "reason": "it \x1b[2Jfailed", "worker": "../../secret"})

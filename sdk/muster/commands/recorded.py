@@ -290,7 +290,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
             is_new = name not in tails
             if is_new:
                 for older in opened.log_files(name)[:-1]:
-                    lines += older.read_bytes().splitlines()
+                    lines += _read_from(older, 0).splitlines()
                 tails[name] = Tail(opened.log_path(name))
             lines += tails[name].read(at_end=ended or not follow)
             skipped = max(len(lines) - tail, 0) if is_new and tail is not None else 0

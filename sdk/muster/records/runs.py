@@ -482,8 +482,11 @@ class Run:
 
         Agents write to their logs once they have lost the session.
         """
-        written = [self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")]
-        return max((path.stat().st_mtime for path in written if path.exists()), default=self.started_at)
+        found = []
+        for path in (self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")):
+            with contextlib.suppress(OSError):
+                found.append(path.stat().st_mtime)
+        return max(found, default=self.started_at)
 
     @property
     def _request(self) -> Event | None:
