@@ -25,6 +25,7 @@ from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
+from muster.errors import JobError
 from muster.events import Event
 from muster.job import Resources
 from muster.platforms import machine
@@ -787,17 +788,60 @@ def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
         (["plan", "-s", "processes", "--env", "A-B=1", "train.py"], "A-B can be no name of a variable"),
         (["plan", "-s", "processes", "--name", "", "train.py"], "it is empty"),
         (["plan", "-s", "processes", "--project", "/nope", "train.py"], "There is no /nope"),
-        (["run", "-s", "processes", "--detach", "0m", "train.py"], "--detach is '0m'; it must be longer than 0 s"),
+        (
+            ["run", "-s", "processes", "--detach", "0m", "train.py"],
+            "'--detach': 0.0 is not in the range x>0; a",
+        ),
         (["plan", "-n", "two", "train.py"], "'two' is not a valid whole number"),
         (["plan", "-s", "Horovd", "train.py"], "Did you mean 'horovod'?"),
         (["plan", "-s", "ps", "train.py"], "Did you mean 'parameter_server'?"),
+        (["plan", "-s", "torchrun", "train.py"], "Did you mean 'processes'?"),
+        (["plan", "-p", "docker", "train.py"], "Did you mean 'containers'?"),
+        (["clean", "-p", "K8s"], "Did you mean 'kubernetes'?"),
+        (["run", "-p", "ssh", "train.py"], "Did you mean 'hosts'?"),
         (["plan", "--memry", "2", "train.py"], "--memory"),
-        (["run", "-s", "processes", "--detach", "soon", "train.py"], "--detach is 'soon'; it must be a time span"),
+        (["run", "--epochs", "1"], "No such option '--epochs', and SCRIPT is missing: options after SCRIPT"),
+        (["run", "-x"], "No such option '-x', and SCRIPT is missing"),
+        (["plan", "--epochs", "1", "train.py"], "No such option '--epochs': options after SCRIPT are the script's own"),
+        (["run", "-s", "processes", "--timeout", "soon", "train.py"], "in seconds, or such as 90m, 8h or 1d"),
+        (["doctor", "--run-timeout", "0h", "train.py"], "in seconds, or such as"),
+        (["run", "--detach", "8", "hours", "train.py"], "'hours' stands where SCRIPT does. Try: --detach 8h"),
+        (["run", "--stall=10", "Minutes", "train.py"], "Try: --stall 10m"),
+        (
+            ["run", "-s", "processes", "--detach", "soon", "train.py"],
+            "'soon' is not a valid time span; a time",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(arguments: list[str], words: str, script: str) -> None:
     result = muster(*arguments)
     assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+
+
+def test_time_limits_have_the_units_of_detach(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[RunRequest] = []
+
+    def remember(asked: RunRequest) -> CheckedRun:
+        made.append(asked)
+        raise JobError("seen")
+
+    monkeypatch.setattr("muster.run.request.check", remember)
+    for options in (["--timeout", "1m", "--queue-timeout", "1h30m"], ["--timeout", "0", "--run-timeout", "1e3"]):
+        assert "seen" in muster("run", *options, "--stall", "90", script).stderr
+    assert [(run.timeout_seconds, run.queue_timeout, run.run_timeout, run.stall_seconds) for run in made] == [
+        (60.0, 5400.0, None, 90.0), (0.0, None, 1000.0, 90.0),
+    ]  # fmt: skip
+
+
+def test_a_file_may_be_called_like_a_unit(tmp_path: Path, script: str) -> None:
+    (tmp_path / "hours").write_text("print('trained')\n")
+    assert muster("plan", "-s", "processes", "-n", "8", "hours", script).exit_code == 0
+    assert "Try: --detach" not in muster("run", "-s", "processes", "--detach", "0", "hours", script).stderr
+
+
+def test_a_unit_that_would_go_to_the_script_is_warned_of(script: str) -> None:
+    arguments = ["doctor", "--no-launch", "-s", "processes", script, "--run-timeout=8", "hours"]
+    assert "Warning: hours goes to the script. Try: --run-timeout 8h\n" in muster(*arguments).stderr
 
 
 def test_a_terminal_gets_the_last_state_of_a_progress_bar_and_as_many_lines_as_asked(tmp_path: Path) -> None:

@@ -151,6 +151,18 @@ UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")
 
 
+def seconds_of(text: str) -> float | None:
+    """The time span that a text tells, in seconds; None where it tells none.
+
+    >>> seconds_of("1h30m"), seconds_of("600"), seconds_of("soon")
+    (5400.0, 600.0, None)
+    """
+    rest, found = text.strip().lower(), 0.0
+    while match := DURATION.match(rest):
+        found, rest = found + float(match[1]) * UNITS[match[2] or "s"], rest[match.end() :]
+    return None if rest or not text.strip() else found
+
+
 def duration(name: str, length: Any) -> float | None:
     """A time span in seconds, from a number of them or a text; None for None.
 
@@ -164,10 +176,7 @@ def duration(name: str, length: Any) -> float | None:
         return None
     seconds: float | None = None
     if isinstance(length, str):
-        rest, found = length.strip().lower(), 0.0
-        while match := DURATION.match(rest):
-            found, rest = found + float(match[1]) * UNITS[match[2] or "s"], rest[match.end() :]
-        seconds = None if rest or not length.strip() else found
+        seconds = seconds_of(length)
     elif isinstance(length, Number) and not isinstance(length, bool):
         seconds = float(length)  # type: ignore[arg-type]
     if seconds is None or not 0 < seconds <= LONGEST_SPAN:

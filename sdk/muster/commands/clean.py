@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from muster.commands.options import NameIn, PlatformCommand
-from muster.platforms import PLATFORMS, get_platform
+from muster.platforms import OTHER_NAMES, PLATFORMS, get_platform
 from muster.text.cleaning import clean
 
 
@@ -16,7 +16,7 @@ from muster.text.cleaning import clean
 @click.option(
     "-p",
     "--platform",
-    type=NameIn(PLATFORMS),
+    type=NameIn(PLATFORMS, OTHER_NAMES),
     help="Where to look.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
 )
 def clean_up(platform: str | None, **options: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from muster.commands import completion
-from muster.commands.options import Number
+from muster.commands.options import TimeSpan
 from muster.commands.recorded import print_rich
 from muster.commands.run import OPTIONS, ScriptCommand, as_options, make_request
 
@@ -30,16 +30,14 @@ def _doctor_options(command: Any) -> Any:
 @click.option(
     "--timeout",
     "timeout_seconds",
-    type=Number(min=0, min_open=True),
+    type=TimeSpan(min=0, min_open=True),
     default=60,
     show_default=True,
-    metavar="SECONDS",
     help="How long the workers may take to come up.",
 )
 @click.option(
     "--run-timeout",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
+    type=TimeSpan(min=0, min_open=True),
     help="How long the run may take: to be held against the session's idle limit.",
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from muster import platforms, strategies
+from muster.checks.arguments import seconds_of
 from muster.commands import completion
 from muster.options.fields import Option, options_of
 
@@ -35,6 +36,25 @@ class Number(click.FloatRange):
     name = "number"
 
 
+class TimeSpan(Number):
+    """A time span, as a number of seconds or with units, which becomes that number."""
+
+    name = "time span"
+
+    def get_metavar(self, *_: object, **__: object) -> str:
+        """Return what stands for it in help."""
+        return "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds."""
+        seconds = seconds_of(value) if isinstance(value, str) else None
+        return super().convert(value if seconds is None else seconds, param, ctx)
+
+    def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
+        """Refuse a time, and say how one is given."""
+        super().fail(f"{message.rstrip('.')}; a time is in seconds, or such as 90m, 8h or 1d.", param, ctx)
+
+
 class AnyNumber(click.types.FloatParamType):
     """A number, with or without a decimal point."""
 
@@ -55,11 +75,17 @@ else:  # click 8.1 has no parameter
 
 
 class NameIn(Choice):
-    """One of the names in a table, to which others may be added."""
+    """One of the names in a table, to which others may be added.
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
+    Args:
+        table: what has the names.
+        others: what people call the same besides, and its name.
+    """
+
+    def __init__(self, table: Mapping[str, Any], others: Mapping[str, str]) -> None:
         super().__init__(())
         self._table = table
+        self._others = others
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -71,12 +97,12 @@ class NameIn(Choice):
         """Do nothing: the table is what counts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name, or refuse it with the one that is likely meant: nearly the same, or the same initials."""
+        """Return the name, or refuse it with the one that is likely meant by it: called so elsewhere, or nearly so."""
         if value not in self._table:
-            meant = difflib.get_close_matches(value.lower(), self._table, n=1, cutoff=NEAR)
-            meant += [name for name in self._table if "".join(part[0] for part in name.split("_")) == value.lower()]
+            near = difflib.get_close_matches(value.lower(), self._table, n=1, cutoff=NEAR)
+            meant = self._others.get(value.lower()) or (near[0] if near else None)
             if meant:
-                raise click.BadParameter(f"{value!r} is none. Did you mean {meant[0]!r}?", ctx, param)
+                raise click.BadParameter(f"{value!r} is none. Did you mean {meant!r}?", ctx, param)
         return super().convert(value, param, ctx)
 
     def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:

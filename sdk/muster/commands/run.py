@@ -8,20 +8,23 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muster import platforms, strategies
 from muster.commands import as_json, completion
 from muster.commands.options import (
+    NEAR,
     AnyNumber,
     DeclaredOption,
     NameIn,
     Number,
     PlatformCommand,
+    TimeSpan,
     WholeNumber,
     platform_options,
     strategy_options,
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 
 LONGEST_SCRIPT = 1_000_000  # characters of it in which its own options are looked for
 
+NUMBER = re.compile(r"[\d.]+")
+UNIT = re.compile(r"d(ays?)?|h(rs?|ours?)?|m(ins?|inutes?)?|s(ecs?|econds?)?", re.IGNORECASE)
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -59,14 +65,29 @@ class ScriptCommand(PlatformCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the command's own options first, which is where click looks for them."""
-        takes_value = {
-            name: not parameter.is_flag
+        options = {
+            name: parameter
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        rest = super().parse_args(ctx, own_options_first(args, takes_value))
-        for word, meant in misspelt(args, takes_value, _text_of(ctx.params.get("worker_script"))).items():
+        takes_value = {name: not parameter.is_flag for name, parameter in options.items()}
+        try:
+            rest = super().parse_args(ctx, own_options_first(args, takes_value))
+        except click.NoSuchOption as error:
+            if difflib.get_close_matches(error.option_name, takes_value, cutoff=NEAR):
+                raise
+            missing = "" if names_script(args, takes_value) else ", and SCRIPT is missing"
+            words = f"No such option {error.option_name!r}{missing}: options after SCRIPT are the script's own."
+            raise click.UsageError(words, ctx) from None
+        script = ctx.params.get("worker_script")
+        times = {name for name, parameter in options.items() if isinstance(parameter.type, TimeSpan)}
+        for unit, meant in times_in_two_words(args, times).items():
+            if unit != script:
+                click.echo(f"Warning: {unit} goes to the script. Try: {meant}", err=True)
+            elif not ctx.params.get("module") and not os.path.exists(script):
+                raise click.UsageError(f"{script!r} stands where SCRIPT does. Try: {meant}", ctx)
+        for word, meant in misspelt(args, takes_value, _text_of(script)).items():
             click.echo(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
         return rest
 
@@ -95,6 +116,36 @@ def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
         else:
             own.append(word)  # click says what is wrong with it
     return own + rest
+
+
+def names_script(args: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
+    """Return whether any of the words may name a script: those that follow unknown options may be their values.
+
+    >>> names_script(["-n", "2", "--epochs", "3"], {"-n": True}), names_script(["--epochs", "3", "train.py"], {})
+    (False, True)
+    """
+    words = iter(args)
+    for word in words:
+        if takes_value.get(word):
+            next(words, None)
+        elif not word.startswith("-") and not NUMBER.fullmatch(word):
+            return True
+    return False
+
+
+def times_in_two_words(args: Sequence[str], times: Collection[str]) -> dict[str, str]:
+    """Units that are words of their own, and so are none of a time, each with what may have been meant.
+
+    >>> times_in_two_words(["--detach", "8", "hours", "train.py", "--stall=2", "min"], {"--detach", "--stall"})
+    {'hours': '--detach 8h', 'min': '--stall 2m'}
+    """
+    own = itertools.takewhile(lambda word: word != "--", args)
+    words = [part for word in own for part in word.split("=", 1)]
+    return {
+        unit: f"{option} {number}{unit[0].lower()}"
+        for option, number, unit in zip(words, words[1:], words[2:], strict=False)
+        if option in times and NUMBER.fullmatch(number) and UNIT.fullmatch(unit)
+    }
 
 
 def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str = "") -> dict[str, str]:
@@ -158,11 +209,11 @@ def _name(ctx: click.Context, parameter: click.Parameter, name: str) -> str:
 # Each has the name of the parameter of ``run_cluster`` that it stands for, by which ``_as_option`` finds it.
 OPTIONS: Sequence[Callable[[Command], Command]] = (
     click.option(
-        "-s", "--strategy", type=NameIn(STRATEGIES), default="parameter_server", show_default=True,
-        help="How the workers become a cluster.",
+        "-s", "--strategy", type=NameIn(STRATEGIES, strategies.OTHER_NAMES), default="parameter_server",
+        show_default=True, help="How the workers become a cluster.",
     ),
     click.option(
-        "-p", "--platform", type=NameIn(PLATFORMS),
+        "-p", "--platform", type=NameIn(PLATFORMS, platforms.OTHER_NAMES),
         help="Where workers run.  [default: $MUSTER_PLATFORM, or the workbench in its sessions, or else local]",
     ),
     click.option(
@@ -251,24 +302,22 @@ def make_request(
 @click.option(
     "--timeout",
     "timeout_seconds",
-    type=Number(min=0),
+    type=TimeSpan(min=0),
     default=60,
     show_default=True,
-    metavar="SECONDS",
-    help="How long workers that have a place to run may take to come up; 0 for as long as it takes.",
+    help="How long workers that have a place to run may take to come up, such as 90, which is seconds, or 15m; 0 for "
+    "as long as it takes.",
 )
 @click.option(
     "--queue-timeout",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
+    type=TimeSpan(min=0, min_open=True),
     help="How long workers may wait for a place to run.",
 )
-@click.option("--run-timeout", type=Number(min=0, min_open=True), metavar="SECONDS", help="How long the run may take.")
+@click.option("--run-timeout", type=TimeSpan(min=0, min_open=True), help="How long the run may take.")
 @click.option(
     "--stall",
     "stall_seconds",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
+    type=TimeSpan(min=0, min_open=True),
     help="End the run when nothing has moved for so long, and show where every process hangs.",
 )
 @click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
@@ -297,7 +346,7 @@ def make_request(
 @click.option("--from-scratch", is_flag=True, help="A script without a checkpoint may begin again from nothing.")
 @click.option(
     "--detach",
-    metavar="TIME",
+    type=TimeSpan(min=0, min_open=True),
     help="Return once the run has begun; it lives on by itself for so long at most, such as 8h, 90m or 600, "
     "which is seconds.",
 )

@@ -22,6 +22,25 @@ PLATFORMS = {
     "slurm": "muster.platforms.slurm.platform:SlurmPlatform",
 }
 
+OTHER_NAMES = {
+    "docker": "containers",
+    "podman": "containers",
+    "container": "containers",
+    "k8s": "kubernetes",
+    "kube": "kubernetes",
+    "kubectl": "kubernetes",
+    "pods": "kubernetes",
+    "ssh": "hosts",
+    "machines": "hosts",
+    "nodes": "hosts",
+    "sbatch": "slurm",
+    "srun": "slurm",
+    "cdsw": "workbench",
+    "cml": "workbench",
+    "cloudera": "workbench",
+    "localhost": "local",
+}  # what people call them besides
+
 OWN = "one of your own is given in Python, as an object: platform=YourPlatform()"
 
 
@@ -69,7 +88,8 @@ def platform_name(platform: str | None) -> str:
         )
     name = platform or os.environ.get("MUSTER_PLATFORM") or ("workbench" if is_session(os.environ) else "local")
     if name not in PLATFORMS:
-        near = difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
+        meant = OTHER_NAMES.get(name.lower())
+        near = [meant] if meant else difflib.get_close_matches(name.lower(), PLATFORMS, n=1)
         known = f" one of {', '.join(sorted(PLATFORMS))}; {OWN}"
         advice = ArgumentText(Argument("platform", near[0])) if near else ArgumentText(Argument("platform", ""), known)
         raise JobError(f"There is no platform {name!r}.", advice=advice)

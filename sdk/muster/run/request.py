@@ -495,6 +495,8 @@ def _job(request: RunRequest, platform: Platform) -> Job:
     of_function = callable(request.script) or (isinstance(request.script, Script) and request.script.kind == "function")
     args, env = plain_args(request.args, of_function=of_function), plain_env(request.env)
     python, name = plain_path("python", request.python), plain_text("name", request.name)
+    if name and not name.strip():
+        raise JobError(f"name is {name!r}; it must say something.", advice="leave it out for the script's name")
     cwd = request.cwd or _working_directory()
     script = request.script
     if script is not None and not isinstance(script, Script):

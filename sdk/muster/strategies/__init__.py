@@ -27,6 +27,7 @@ OTHER_NAMES = {
     "openmpi": "mpi",
     "mpirun": "mpi",
     "mpiexec": "mpi",
+    "mw": "multi_worker",
     "mwms": "multi_worker",
     "multiworkermirroredstrategy": "multi_worker",
     "mirrored": "multi_worker",
