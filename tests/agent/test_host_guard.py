@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from muster.agent import frames, linux
@@ -18,7 +19,9 @@ def test_a_guard_sweeps_no_folder_that_is_not_a_guards() -> None:
     """Folders of the user's own may begin like a guard's."""
     kept = ["muster-host-keys", "muster-host-training", "muster-host-ab12cd34x", "other"]
     with tempfile.TemporaryDirectory(dir="/tmp") as around:  # of whose path sockets can be
-        left = Path(tempfile.mkdtemp(prefix="muster-host-", dir=around))
+        here = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+        left = Path(tempfile.mkdtemp(prefix=f"muster-host-{here}-", dir=around))
+        elsewhere = Path(tempfile.mkdtemp(prefix="muster-host-01234567-", dir=around))  # which shares the folder
         for name in kept:
             Path(around, name).mkdir()
             Path(around, name, "file").touch()
@@ -27,7 +30,7 @@ def test_a_guard_sweeps_no_folder_that_is_not_a_guards() -> None:
             stdout=subprocess.DEVNULL, timeout=30, check=True,
         )  # fmt: skip
         assert not left.exists()
-        assert sorted(os.listdir(around)) == sorted(kept)
+        assert sorted(os.listdir(around)) == sorted([*kept, elsewhere.name])
 
 
 def test_a_guard_whose_name_is_taken_serves_its_platform_all_the_same(tmp_path: Path) -> None:

@@ -135,6 +135,14 @@ def test_of_folders_alike_those_are_removed_that_nobody_uses(tmp_path: Path) -> 
     assert not used.exists()
 
 
+def test_a_folder_that_cannot_be_listed_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("muster.agent.removal.os.listdir", refuse)
+    remove_unused(str(tmp_path / "muster-agent-abcdefgh"))
+
+
 def test_where_there_are_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks")

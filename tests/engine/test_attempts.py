@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from muster.checks.planning import member_names
 from muster.dashboard.replay import replay
-from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled
-from muster.events import Event, Progress
+from muster.errors import JobError, LaunchRefused, MusterError, RunStalled, RunStopped, WorkerKilled, WorkerLost
+from muster.events import Event, Listening, Progress
 from muster.failure.causes import Failure, FailureKind
 from muster.job import Limits, Script, WorkerSpec
 from muster.records.runs import Run
@@ -363,3 +363,14 @@ def test_processes_that_are_started_again_alone_count_as_restarts() -> None:
 def test_alone_only_where_the_cause_is_no_crash() -> None:
     assert not Attempts(RestartPolicy(2)).alone(failure(FailureKind.SIGNAL, signal.SIGSEGV))
     assert Attempts(RestartPolicy(2, ("crashed",))).alone(failure(FailureKind.SIGNAL, signal.SIGSEGV))
+
+
+@pytest.mark.parametrize("came_back", [False, True])
+def test_a_worker_that_is_lost_with_its_process_is_counted_once(came_back: bool) -> None:
+    attempts = Attempts(RestartPolicy(1))
+    assert attempts.alone(Failure(FailureKind.SIGNAL, 0.0, "worker-1", signal=signal.SIGKILL))
+    if came_back:
+        attempts(Event.of(Listening(1234), "worker-1"))
+    lost = Failure(FailureKind.LOST, 0.1, "worker-1")
+    another = attempts.another(WorkerLost("worker-1 is lost", worker="worker-1"), lost)
+    assert (another is None) == came_back

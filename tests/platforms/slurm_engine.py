@@ -375,7 +375,8 @@ class Engine:
         around = Path(tempfile.gettempdir())
 
         def is_swept() -> bool:
-            remove_unused(str(around / f"{UNPACKED}{'0' * NAMED}"))
+            for node in around.glob(f"{UNPACKED}????????-*"):
+                remove_unused(str(node)[:-NAMED] + "0" * NAMED)
             return not [*around.glob(f"{UNPACKED}*")]
 
         if around != Path("/tmp"):  # which others use, too

@@ -24,9 +24,9 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
         agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
         with contextlib.suppress(ValueError):  # an engine that does not run this in its main thread
             signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
-        from agent.removal import remove_unused  # type: ignore[import-not-found]
+        from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 
-        remove_unused(folder)
+        begin_to_remove_unused(folder)
         status = agent.wait()
     if status:
         sys.exit("muster: this worker's agent ended with status {}".format(status))

@@ -45,6 +45,13 @@ def lock(folder: str) -> int:
     return found
 
 
+def begin_to_remove_unused(own: str) -> None:
+    """Call ``remove_unused`` without waiting for it: what others have left may be large, and its disk slow."""
+    import threading  # only here, as every launch waits for a guard's imports
+
+    threading.Thread(target=remove_unused, args=(own,), daemon=True).start()
+
+
 def remove_unused(own: str) -> None:
     """Remove the folders like one's own, and beside it, of which nobody holds a lock: their users have been killed.
 
@@ -54,7 +61,11 @@ def remove_unused(own: str) -> None:
     around, name = os.path.split(own)
     like_it = re.compile(re.escape(name[:-NAMED]) + MADE)
     deadline = time.monotonic() + SWEEP_SECONDS
-    for other in os.listdir(around):
+    try:
+        others = os.listdir(around)
+    except OSError:  # it may be written to, and not read
+        return
+    for other in others:
         if time.monotonic() > deadline:
             return
         if other != name and like_it.match(other):

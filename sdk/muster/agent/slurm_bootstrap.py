@@ -32,7 +32,8 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
 
     def end(*_: object) -> None:
         if agents:
-            os.kill(agents[0], signal.SIGTERM)  # it ends its processes first, then itself
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(agents[0], signal.SIGTERM)  # it ends its processes first, then itself
         else:
             early.append(True)
 
@@ -45,10 +46,11 @@ def become_worker(unpacked: "ContextManager[str]", folder: str, session: str) ->
         agents.append(start_agent(path + ".launch", environment(address)))
         if early:
             os.kill(agents[0], signal.SIGTERM)
-        from agent.removal import remove_unused  # type: ignore[import-not-found]
+        from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 
-        remove_unused(package)
+        begin_to_remove_unused(package)
         status = status_of(agents[0])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only the folder is left to be removed
         if status < 0:
             reason = "Its agent was ended by signal {}.".format(-status)
             tell(path, status="failed", exit_code=None, signal=-status, reason=reason)

@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def unpacked(packed: bytes, prefix: str) -> "Iterator[str]":
     around = tempfile.gettempdir()
     if len(around) > LONGEST or " " in around:
         around = "/tmp"
+    # Folders may be shared with other machines, whose locks are not seen on every file system: theirs have other names.
+    prefix += "{:08x}-".format(zlib.crc32(os.uname().nodename.encode()))
     try:
         folder, lock = _make_folder(prefix, around)
     except OSError as error:

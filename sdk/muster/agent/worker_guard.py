@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+LONGEST = 78  # characters of a folder with the scratch folders of runs, in which sockets need paths of less than 108
+
 
 class WorkerGuard(Guard):
     """The guard of one worker of a pool.
@@ -47,7 +49,8 @@ class WorkerGuard(Guard):
             lack = self._lack_of(config["needs"])
             if lack:
                 return {"refused": config["name"], "why": lack.rstrip(".")}
-            settled.append(dict(settle(config, self._runs), address=self._address, cache=self._cache))
+            around = self._runs if len(self._runs) <= LONGEST else ""
+            settled.append(dict(settle(config, around), address=self._address, cache=self._cache))
         return super()._do_launch(
             run_key=run_key,
             workers=settled,

@@ -39,7 +39,7 @@ def first_step(events: Iterable[Event]) -> str:
         if not isinstance(data, (ProcessStarted, Stage, Progress)):
             continue
         source = (event.worker, data.rank)
-        if isinstance(data, ProcessStarted):
+        if isinstance(data, ProcessStarted) and (source not in processes or processes[source].stepped is None):
             processes[source] = _Process(event.time)
         process = processes.get(source)
         if process is None or process.stepped is not None:

@@ -31,6 +31,7 @@ def make_scratch() -> Path:
     """
     sweep()
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temporary_folder()))
+    (path / OWNER).touch(mode=0o600)
     (path / OWNER).write_text(json.dumps(sessions.this_session()))
     return path
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from muster.checks.arguments import whole_number
 from muster.errors import JobError, LaunchRefused, MusterError, RunStalled
-from muster.events import Event, Progress
-from muster.failure.causes import CRASHES, Failure, FailureKind
+from muster.events import Event, Listening, Progress
+from muster.failure.causes import CRASHES, OF_WORKER, Failure, FailureKind
 from muster.job import Script
 from muster.text.arguments import Argument, ArgumentText
 
@@ -98,9 +98,12 @@ class Attempts:
         self._steps: dict[str | None, int] = {}  # the furthest of each worker, in any attempt
         self._met: tuple[str | None, str | None, int] | None = None
         self._alone = 0  # processes that were started again while the others went on
+        self._returning: set[str | None] = set()  # workers of those that are not back yet
 
     def __call__(self, event: Event) -> None:
         """Remember how far each worker has come."""
+        if type(event.data) is Listening:
+            self._returning.discard(event.worker)
         step = event.data.step if type(event.data) is Progress else None
         if step is not None:
             self._steps[event.worker] = max(step, self._steps.get(event.worker, step))
@@ -113,6 +116,9 @@ class Attempts:
         Args:
             error, failure: what ended the last one, and its cause, where there is one.
         """
+        if failure is not None and failure.kind in OF_WORKER and failure.worker in self._returning:
+            self._alone -= 1  # its process was not lost by itself: all of the worker was
+        self._returning.clear()
         cause, step = _cause_of(error, failure), self._steps.get(error.worker)
         if cause not in self.policy.causes or not self._left:
             return None
@@ -134,6 +140,7 @@ class Attempts:
         if _cause_of_failure(failure) not in self.policy.causes or not self._left:
             return False
         self._alone += 1
+        self._returning.add(failure.worker)
         return True
 
     @property

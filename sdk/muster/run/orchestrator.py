@@ -258,7 +258,9 @@ class Orchestrator:
         if plan is None or worker is None or worker not in plan.restarted_alone or worker not in self.pool.connected:
             return False
         is_killed = failure.kind in (FailureKind.SIGNAL, FailureKind.MEMORY)
-        if self._stop_reason or not is_killed or self.state.failures or not is_allowed(failure):
+        # Who ends a worker with all that is on it signals all of that: its agent goes, too, in a moment.
+        is_going = failure.was_asked_to_end or worker in self.state.preempted
+        if self._stop_reason or not is_killed or is_going or self.state.failures or not is_allowed(failure):
             return False
         self._start_process(worker, failure.rank, plan.processes[worker])
         self.pool.send(worker, wire.Watch(plan.servers[worker]))
