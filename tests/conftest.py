@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from muster.platforms.local import LocalPlatform
@@ -119,6 +120,34 @@ def ends_its_guards() -> Iterator[None]:
         eventually(has_ended, "all guards and logins have ended", 30)
     except AssertionError:
         pytest.fail(f"left running: {left}")
+
+
+class UsualFolder:
+    """Has what several tests share made in the usual temporary folder, whichever test needs it first.
+
+    A plugin: hooks of this file are not called for fixtures of the whole session.
+    """
+
+    def __init__(self) -> None:
+        self._usual = os.environ.get("TMPDIR")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Make a fixture, in the usual folder where it outlives a test."""
+        if fixturedef.scope == "function":
+            return (yield)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", None)
+            if self._usual is None:
+                patch.delenv("TMPDIR", raising=False)
+            else:
+                patch.setenv("TMPDIR", self._usual)
+            return (yield)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the plugin."""
+    config.pluginmanager.register(UsualFolder())
 
 
 @pytest.fixture
