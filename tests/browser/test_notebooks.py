@@ -95,7 +95,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 def test_it_is_live_while_the_cell_runs_and_static_from_then_on(
     open_notebook: Open, page: Page, server: Server, accessibility: Any
 ) -> None:
-    notebook = open_notebook(server, run_cell(12))
+    notebook = open_notebook(server, run_cell(25))
     notebook.run()
     await_training(page)
 
