@@ -131,6 +131,8 @@ def test_it_ends_with_its_engine(engines: Engines, run: Run, stub_session: StubS
     engine.send_signal(signum)
     stub_session.wait_for("hung_up")
     eventually(lambda: is_gone(agent), "the agent is gone")
+    engine.wait(10)  # it removes the folder where it can
+    eventually(lambda: not [*run.scratch.glob("muster-agent-*")], "its folder is gone")
 
 
 def test_what_a_worker_that_is_killed_whole_has_left_goes_with_the_next(
