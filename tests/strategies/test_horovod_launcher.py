@@ -48,11 +48,11 @@ if __name__ == "__main__":
 def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A program that logs in twice as horovodrun does: the first login says who has started it, the second stays."""
     pytest.importorskip("horovod")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "f").mkdir()  # whose path is short enough for a socket in it
     shutil.copy(LAUNCHER, tmp_path)
     (tmp_path / "logins.py").write_text(LOGINS)
     argv = [sys.executable, str(tmp_path / "logins.py"), str(tmp_path)]
-    with subprocess.Popen(argv, cwd=tmp_path / "folder", stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, cwd=tmp_path / "f", stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 

@@ -17,6 +17,7 @@ import tempfile
 import types
 
 PR_SET_PDEATHSIG = 1
+LONGEST = 75  # characters of a folder with the server's socket in a folder of its own, whose path has less than 108
 
 
 def main():
@@ -67,7 +68,10 @@ def fork_what_logs_in():
     """
     from horovod.runner.common.util import safe_shell_exec
 
-    tempfile.tempdir = os.getcwd()
+    folder = os.getcwd()
+    while len(folder) > LONGEST:  # a folder around it is this worker's, too
+        folder = os.path.dirname(folder)
+    tempfile.tempdir = folder
     # Some releases of Python 3.9 to 3.11 would listen where everybody on the machine can connect.
     setattr(multiprocessing.util, "abstract_sockets_supported", False)  # noqa: B010  it is Final
     context = multiprocessing.get_context("forkserver")
