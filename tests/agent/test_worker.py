@@ -63,7 +63,8 @@ class Engines:
 
 
 @pytest.fixture
-def engines(run: Run) -> Iterator[Engines]:
+def engines(run: Run, stub_session: StubSession) -> Iterator[Engines]:
+    """Is killed before the session hangs up, which agents outlive; an engine killed as it removes its folder leaves it."""
     engines = Engines(run)
     yield engines
     for engine in engines.processes:

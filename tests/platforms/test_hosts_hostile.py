@@ -103,8 +103,10 @@ def test_a_hello_that_makes_no_sense_is_an_error_of_that_host(host: Host) -> Non
     host.answers()
     text = host._program.read_text().replace("'cores': 9", "'cores': 'many'")
     host._program.write_text(text)
+    platform = HostsPlatform(hosts=("h1",))
     with pytest.raises(HostUnreachable, match="cores must be a whole number"):
-        HostsPlatform(hosts=("h1",)).check()
+        platform.check()
+    platform.close()
 
 
 def test_a_handle_names_no_options_of_ssh(host: Host) -> None:
