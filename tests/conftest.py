@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from muster.platforms.local import LocalPlatform
 
 from tests.lanes import pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_make_scheduler
@@ -146,8 +147,10 @@ class UsualFolder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the plugin."""
+    """Add the plugin; let examples take as long as a busy machine needs."""
     config.pluginmanager.register(UsualFolder())
+    settings.register_profile("muster", deadline=None)
+    settings.load_profile("muster")
 
 
 @pytest.fixture

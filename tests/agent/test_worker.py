@@ -64,7 +64,7 @@ class Engines:
 
 @pytest.fixture
 def engines(run: Run, stub_session: StubSession) -> Iterator[Engines]:
-    """Is killed before the session hangs up, which agents outlive; an engine killed as it removes its folder leaves it."""
+    """Killed before their session hangs up: an engine that is killed as it removes its folder leaves it."""
     engines = Engines(run)
     yield engines
     for engine in engines.processes:

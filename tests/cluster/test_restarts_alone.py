@@ -6,12 +6,10 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import muster
 import pytest
 from muster.dashboard.replay import replay
-from muster.errors import WorkerKilled
 from muster.events import Listening, Note, ProcessStarted, Progress, RunAttempt
 from muster.records import runs
 from muster.records.runs import Run
@@ -89,21 +87,20 @@ def weight_of(cluster: muster.Cluster) -> float:
     return float(cluster.logs("chief-0").rpartition("weight ")[2].split()[0])
 
 
-def trained(killed: str, **options: Any) -> muster.Cluster:
+def trained(killed: str) -> muster.Cluster:
     """Train with two workers and a server, of which one is killed after some steps."""
 
     def kill() -> None:
         eventually(lambda: bool(runs.list_runs()) and steps_of(runs.open_run()) >= 20, "the first steps", timeout=120)
         os.kill(processes_of(runs.open_run(), killed)[0], signal.SIGKILL)
-        if options["restarts"]:
-            eventually(lambda: times_listening(runs.open_run(), killed) > 1, "it is back", timeout=120)
+        eventually(lambda: times_listening(runs.open_run(), killed) > 1, "it is back", timeout=120)
         Path("waits").unlink()
 
     killing = threading.Thread(target=kill)
     killing.start()
     try:
         cluster: muster.Cluster = muster.run_cluster(
-            2, n_ps=1, worker_script="train.py", dashboard=False, run_timeout=200, **options
+            2, n_ps=1, worker_script="train.py", dashboard=False, run_timeout=200, restarts=2
         ).cluster
         return cluster
     finally:
@@ -111,7 +108,7 @@ def trained(killed: str, **options: Any) -> muster.Cluster:
 
 
 def test_a_killed_worker_is_started_again_and_the_others_go_on() -> None:
-    cluster = trained("worker-1", restarts=2)
+    cluster = trained("worker-1")
     run = runs.open_run()
     assert weight_of(cluster) == pytest.approx(3, abs=0.3)
     started = [len(processes_of(run, name)) for name in ("chief-0", "ps-0", "worker-0", "worker-1")]
@@ -129,7 +126,7 @@ def test_a_killed_worker_is_started_again_and_the_others_go_on() -> None:
 
 
 def test_all_start_again_from_the_checkpoint_without_a_server() -> None:
-    cluster = trained("ps-0", restarts=2)
+    cluster = trained("ps-0")
     run = runs.open_run()
     (reason,) = [event.data.reason for event in run.events() if type(event.data) is RunAttempt]
     assert "ps-0 was ended by signal 9" in reason
@@ -137,8 +134,3 @@ def test_all_start_again_from_the_checkpoint_without_a_server() -> None:
     log = cluster.logs("chief-0")
     assert int(log.rpartition("attempt 2 goes on after ")[2].split()[0]) >= 20
     assert weight_of(cluster) == pytest.approx(3, abs=0.3)
-
-
-def test_without_restarts_a_killed_worker_ends_the_run() -> None:
-    with pytest.raises(WorkerKilled, match="worker-1"):
-        trained("worker-1", restarts=0)

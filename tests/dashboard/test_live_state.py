@@ -49,7 +49,7 @@ class Browser:
         return seen == (snapshot["names"], snapshot["columns"], snapshot["curves"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @example(asked={136}, opened={145}, backwards=True)  # a value that has changed and changed back
 @given(st.sets(st.integers(0, len(failing(4)))), st.sets(st.integers(0, len(failing(4))), max_size=3), st.booleans())
 def test_diffs_taken_at_any_time_add_up_to_the_snapshot(asked: set[int], opened: set[int], backwards: bool) -> None:

@@ -276,7 +276,7 @@ _EVENTS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(_EVENTS, max_size=30))
 def test_no_order_is_too_strange(events: list[Event]) -> None:
     check(events)

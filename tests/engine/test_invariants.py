@@ -212,7 +212,5 @@ class Runs(RuleBasedStateMachine):
             assert outcome.events[-1].kind != "run_phase" or outcome.events[-1].data["phase"] == "ending"
 
 
-Runs.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Runs.TestCase.settings = settings(max_examples=40, stateful_step_count=12, suppress_health_check=[HealthCheck.too_slow])
 test_every_run = Runs.TestCase

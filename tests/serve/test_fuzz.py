@@ -15,7 +15,6 @@ from tests.serve.service import Client, Service, serving
 pytestmark = pytest.mark.slow
 BOUNDED = settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],

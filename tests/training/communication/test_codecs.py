@@ -79,7 +79,7 @@ def test_sent_and_left_make_the_tensor(code: Compressor, name: str) -> None:
 
 
 @every_code
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(tensor=tensors)
 def test_sent_and_left_make_any_tensor(code: Compressor, tensor: npt.NDArray[Any]) -> None:
     assert_conserves(code, tensor)
@@ -108,7 +108,7 @@ def test_the_same_check_finds_a_value_that_is_lost() -> None:
             assert_conserves(code, np.array([[0.1, 1.0]], np.float32))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(tensor=tensors, ratio=st.floats(1e-6, 1))
 def test_top_k_is_the_k_largest(tensor: npt.NDArray[Any], ratio: float) -> None:
     values, indices = (part.numpy() for part in TopK(ratio).compress(tf.constant(tensor)))
@@ -154,7 +154,7 @@ def test_a_stripe_says_the_same_by_itself_as_in_the_whole(code: Compressor) -> N
     np.testing.assert_array_equal(code.decompress(stripe, (rows, 7)), whole[:, :7])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(tensor=tensors, threshold=st.floats(0, 1e5, width=32, allow_subnormal=False))
 def test_threshold_is_all_that_reach_it(tensor: npt.NDArray[Any], threshold: float) -> None:
     _, indices = Threshold(threshold).compress(tf.constant(tensor))
@@ -167,7 +167,7 @@ def test_a_threshold_may_be_a_scalar_of_another_type() -> None:
     assert len(indices) == pytest.approx(0.01 * len(values), rel=0.01)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(tensor=tensors)
 def test_one_bit_is_the_means_of_both_signs(tensor: npt.NDArray[Any]) -> None:
     expected = np.empty_like(tensor, dtype=np.float64)
@@ -181,7 +181,7 @@ def test_one_bit_is_the_means_of_both_signs(tensor: npt.NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(tensor=tensors)
 def test_k_bit_is_the_nearest_level(bits: int, tensor: npt.NDArray[Any]) -> None:
     half = (tensor.max(0) - tensor.min(0)) / (2**bits - 1) / 2
