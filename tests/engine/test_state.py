@@ -14,7 +14,8 @@ from muster.failure.causes import FailureKind, root_cause
 from muster.failure.diagnosis import explain
 from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
-from muster.run.state import MOST_METRICS, NOTES_OF_EACH, RunState
+from muster.run.bounds import MOST_METRICS, NOTES_OF_EACH
+from muster.run.state import RunState
 from muster.testing import SimulatedLoop
 
 HELLO = wire.Hello(wire.VERSION, "", "worker-0", 100, "10.0.0.1", cores=2)

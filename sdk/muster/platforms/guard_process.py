@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from muster.agent import frames
 from muster.errors import PlatformError
-from muster.runtime.forks import in_forked_children
+from muster.runtime.forks import close_in_children
 
 AGENT_PROGRAM = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
 REPLY_TIMEOUT = 20.0  # seconds that the guard may take to answer
@@ -42,7 +41,7 @@ class GuardProcess:
         self._socket.settimeout(REPLY_TIMEOUT)
         with theirs:
             self._process = self._start(theirs.fileno())
-        _close_in_children(self._socket)
+        close_in_children(self._socket)
 
     @property
     def pid(self) -> int:
@@ -147,15 +146,3 @@ def _uninterrupted(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     if failure:
         raise failure[0]
     return result[0]
-
-
-def _close_in_children(sock: socket.socket) -> None:
-    """Close ``sock`` in every child that this process forks, so that the guard sees when this process is gone."""
-    reference = weakref.ref(sock)
-
-    def close() -> None:
-        inherited = reference()
-        if inherited is not None:
-            inherited.close()
-
-    in_forked_children(close)

@@ -5,7 +5,6 @@ It takes no decisions: :mod:`muster.run.orchestrator` reads it and takes them.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import Counter
@@ -20,22 +19,15 @@ from muster.failure.causes import LATE, Failure, FailureKind
 from muster.failure.diagnosis import join_names, process_label, signal_name
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
+from muster.run.bounds import MOST_NOTES, Bounds, Metrics
 from muster.run.changes import Changes
+from muster.run.waits import Waits
 from muster.runtime import clock
 from muster.text.traceback import with_cells
-
-logger = logging.getLogger("muster")
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
 RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
-MOST_NOTES = 20  # of what processes say about themselves,
-NOTES_OF_EACH = 8  # and of what those of one worker say: others are to be heard, too
-WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
-MOST_METRICS = 1000  # names that are kept of what all processes report
-MOST_STAGES = 16  # that an agent may tell of for each process
-SPARE_PROCESSES = 64  # that an agent may tell of beyond those that its worker is to have
-FAILURES_OF_EACH = 4  # that an agent may tell of for each of them
 
 
 @dataclass
@@ -81,7 +73,6 @@ class RunState:
         disconnected_at: when the connections of workers ended, on the monotonic clock.
         stacks: answers to the last question for stacks, by process.
         usage: what each worker uses, as its agent last told.
-        metrics: values last reported, by name: of several ranks those of the lowest that reports it.
         lost_threads: which threads of scripts have ended by an exception, in words.
         first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
         is_planned: whether the plan has been made, or is being made, of the workers that are there.
@@ -98,9 +89,6 @@ class RunState:
         self._spare = spare
         self._emit = emit
         self.workers: dict[str, Worker] = {}
-        self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
-        self._waits: dict[str, str] = {}  # what workers that are not there yet wait for, as was last told
-        self._waits_due = float("-inf")  # from when on a change of that is told
         self.members: dict[str, Member] = {}
         self.agents: dict[str, int] = {}
         self.preempted: set[str] = set()
@@ -117,24 +105,16 @@ class RunState:
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
         self.usage: dict[str, wire.Usage] = {}
-        self.metrics: dict[str, float] = {}
-        self._reported_by: dict[str, int] = {}
-        self._names_of: dict[str, list[str]] = {name: [] for name in self.specs}  # of metrics that each told of first
+        self._metrics = Metrics(self.specs)
         self.first_step_at: float | None = None
-        self._noted: set[str] = set()
-        self._notes_of: Counter[str] = Counter()
-        self._doubted: set[tuple[str, str]] = set()
-        self._failures_told: Counter[str] = Counter()
-        self._stages_told: Counter[str] = Counter()
-        self._reporting: dict[str, set[int | None]] = {
-            name: set() for name in self.specs
-        }  # ranks that tell of progress
+        self._bounds = Bounds(lambda worker: self.expected.get(worker, 1))
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.restarts: Callable[[Failure], bool] = lambda failure: False
         self._restarted: dict[str, Failure] = {}  # what became of processes that are being started again, by worker
         self.ending = False
         self.changed = Changes()
+        self._waits = Waits(self.emit, self.changed.set)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             wire.Hello: self._on_hello,
             ClockOffset: self._on_clock,
@@ -156,6 +136,11 @@ class RunState:
         }
 
     # -- queries ------------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values last reported, by name: of several ranks those of the lowest that reports it."""
+        return self._metrics.values
 
     @property
     def missing(self) -> list[str]:
@@ -243,7 +228,7 @@ class RunState:
         Until it says otherwise it counts as placed ``since`` then, on the monotonic clock.
         """
         self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
-        self._placed_at[name] = since
+        self._waits.submitted(name, since)
         self.emit(events.WorkerState(status=str(worker.status), address=worker.address), name)
         self.changed.set()
 
@@ -271,52 +256,25 @@ class RunState:
     @property
     def queued(self) -> list[str]:
         """Names of the workers that the platform has no place for yet."""
-        return [name for name in self.missing if self._placed_at.get(name, 0.0) is None]
+        return [name for name in self.missing if self._waits.is_queued(name)]
 
     def placed_at(self, worker: str) -> float:
         """Return the monotonic time at which a worker that is not queued was found to be placed."""
-        return self._placed_at.get(worker) or clock.now()
-
-    def _note_place(self, worker: Worker) -> None:
-        """Count workers as placed from their submission on, until the platform says that they are not."""
-        if worker.placed_at is None and worker.status is Status.SCHEDULING:
-            if self._placed_at.get(worker.name) is not None:  # its limit is another one from now on
-                self.changed.set()
-            self._placed_at[worker.name] = None
-        elif self._placed_at.get(worker.name) is None:
-            self._placed_at[worker.name] = clock.now()
-            self.changed.set()
+        return self._waits.placed_at(worker)
 
     def waits_of(self, workers: Iterable[str]) -> list[str]:
         """Return what these workers wait for, as the platform says: each text once, with names where they differ."""
-        texts: dict[str, list[str]] = {}
-        for name in workers:
-            if self._waits.get(name):
-                texts.setdefault(self._waits[name], []).append(name)
-        return [text if len(texts) == 1 else f"{join_names(names)}: {text}" for text, names in texts.items()]
-
-    def _note_waits(self, reasons: Mapping[str, str]) -> None:
-        """Tell what workers wait for, where that has changed; not more often than people can read."""
-        changed = {name: text for name, text in reasons.items() if text != self._waits.get(name, "")}
-        if not changed or clock.now() < self._waits_due:
-            return
-        told = {*self._waits.values()}
-        self._waits.update(changed)
-        self._waits_due = clock.now() + WAITS_SECONDS
-        for name, text in changed.items():
-            self.emit(events.WorkerState(status=str(self.workers[name].status), reason=text), name)
-        for text in dict.fromkeys(changed.values()):
-            if text and text not in told:
-                self.emit(events.Note(text))
+        return self._waits.of(workers)
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
         """Take the platform's answer to a poll. A worker that has ended unasked, with nobody connected, has failed."""
         workers = [worker for worker in workers if worker.name not in self.left_out]
         coming = [worker for worker in workers if worker.name not in self.members and not worker.status.is_final]
         for worker in coming:
-            self._note_place(worker)
+            self._waits.polled(worker)
             self.move(worker.name, worker.status)
-        self._note_waits({worker.name: worker.reason or "" for worker in coming})
+        statuses = {worker.name: self.workers[worker.name].status for worker in coming}
+        self._waits.tell({worker.name: worker.reason or "" for worker in coming}, statuses)
         ended = [worker for worker in workers if worker.status.is_final]
         known = self.ends_known() | set(connected) if ended else set()
         for worker in ended:
@@ -376,14 +334,13 @@ class RunState:
         self._heard_at[worker] = clock.now()
         handler = self._handlers.get(type(message))
         if handler is None:
-            self._doubt(worker, f"sent a {type(message).__name__}, which no run expects")
+            self._bounds.doubt(worker, f"sent a {type(message).__name__}, which no run expects")
         else:
             handler(worker, message)
 
     def _on_hello(self, worker: str, hello: wire.Hello) -> None:
         spec = self.specs[worker]
-        if self._placed_at.get(worker) is None:  # it has a place, whatever the platform still says
-            self._placed_at[worker] = clock.now()
+        self._waits.came(worker)
         self.agents[worker] = hello.pid
         member = Member(
             worker,
@@ -412,11 +369,10 @@ class RunState:
 
     def _on_started(self, worker: str, started: wire.Started) -> None:
         processes = self.processes[worker]
-        if started.rank in processes or len(processes) >= self._most_processes(worker):
-            self._doubt(worker, "tells of more processes than anybody has asked for")
+        if not self._bounds.allow_process(worker, started.rank, processes):
             return
         if self._is_anothers(worker, started.rank):
-            self._doubt(worker, "tells of a rank that is another worker's")
+            self._bounds.doubt(worker, "tells of a rank that is another worker's")
             return
         if started.rank is not None:
             before = self._rank_on.get(started.rank, worker)
@@ -431,13 +387,13 @@ class RunState:
         rank, code, signal, reason = exited.rank, exited.exit_code, exited.signal, exited.reason
         process = self.processes[worker].get(rank)
         if process is None or process.exit_status is not None:
-            self._doubt(worker, "says that a process has ended which does not run")
+            self._bounds.doubt(worker, "says that a process has ended which does not run")
             return
         process.exit_status = -signal if signal else code or 0  # it has one of the two
         process.was_stopped = reason == "stopped"
         self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
         kind = self._kind_of_failure(worker, exited)
-        if kind and self._may_fail(worker):
+        if kind and self._bounds.allow_failure(worker):
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
@@ -467,13 +423,13 @@ class RunState:
         self.changed.set()
 
     def _on_hung_up(self, worker: str, hung_up: wire.HungUp) -> None:
-        if self._may_fail(worker):
+        if self._bounds.allow_failure(worker):
             self.fail(Failure(FailureKind.HUNG_UP, clock.now(), worker, hung_up.rank))
 
     def _on_broken(self, worker: str, broken: wire.Broken) -> None:
         code = broken.code
         signal, exit_code = (code - 128, None) if code > 128 else (None, code)
-        if self._may_fail(worker):
+        if self._bounds.allow_failure(worker):
             self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
@@ -527,16 +483,10 @@ class RunState:
 
     def _on_progress(self, worker: str, progress: wire.Progress) -> None:
         metrics = progress.metrics or {}
-        reporting = self._reporting[worker]
-        if progress.rank not in reporting:
-            if len(reporting) >= self._most_processes(worker):
-                self._doubt(worker, "tells of the progress of more ranks than it has")
-                return
-            reporting.add(progress.rank)
+        if not self._bounds.allow_progress(worker, progress.rank):
+            return
         if not self._is_anothers(worker, progress.rank):
-            for name, value in metrics.items():
-                if name in self.metrics or self._has_room_for_name(worker, name):
-                    self._metric(name, value, progress.rank or 0)
+            self._metrics.take(worker, progress.rank or 0, metrics)
         self._touch(worker, progress.rank)
         told = events.Progress(
             progress.rank,
@@ -560,32 +510,12 @@ class RunState:
                     name,
                 )
 
-    def _metric(self, name: str, value: float, rank: int) -> None:
-        """Keep a value, unless a lower rank reports it, too: which comes last would be chance."""
-        if rank <= self._reported_by.get(name, rank):
-            self._reported_by[name] = rank
-            self.metrics[name] = value
-
-    def _has_room_for_name(self, worker: str, name: str) -> bool:
-        """Return whether one more name is kept: of a worker with less than its share another's gives way to it."""
-        if len(self.metrics) >= MOST_METRICS:
-            share = max(1, MOST_METRICS // len(self.specs))
-            greediest = max(self._names_of.values(), key=len)
-            if len(self._names_of[worker]) >= share or len(greediest) <= share:
-                return False
-            given_up = greediest.pop()
-            del self.metrics[given_up], self._reported_by[given_up]
-        self._names_of[worker].append(name)
-        return True
-
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
         process = self.processes[worker].get(stage.rank)
         if process is not None and process.stage == stage.stage:  # it only says that it goes on
             return
-        self._stages_told[worker] += 1
-        if self._stages_told[worker] > MOST_STAGES * self._most_processes(worker):
-            self._doubt(worker, "tells of more stages than anybody reads")
+        if not self._bounds.allow_stage(worker):
             return
         if process is not None:
             process.stage = stage.stage
@@ -602,7 +532,7 @@ class RunState:
         self.changed.set()
 
     def _on_raised(self, worker: str, raised: wire.Raised) -> None:
-        if not self._may_fail(worker):
+        if not self._bounds.allow_failure(worker):
             return
         if raised.status is not None:
             self._exits(worker, raised, raised.status)
@@ -622,7 +552,7 @@ class RunState:
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         if stacks.rank is not None and stacks.rank not in self.processes[worker]:
-            self._doubt(worker, "tells of stacks of a process that it has not")
+            self._bounds.doubt(worker, "tells of stacks of a process that it has not")
             return
         if (worker, stacks.rank) in self.stacks:  # which are forgotten when they are asked for again
             return
@@ -631,34 +561,14 @@ class RunState:
         self.changed.set()
 
     def _on_error(self, worker: str, error: wire.Error) -> None:
-        if self._may_fail(worker):
+        if self._bounds.allow_failure(worker):
             self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
-
-    # -- agents that tell too much ------------------------------------------------------------------------------------
-
-    def _most_processes(self, worker: str) -> int:
-        """Return how many processes an agent may tell of: what it tells is kept, and looked through at every change."""
-        return self.expected.get(worker, 1) + SPARE_PROCESSES
 
     def _is_anothers(self, worker: str, rank: int | None) -> bool:
         """Return whether a rank is another worker's, as far as is known: an agent must not speak for it."""
         if rank is None or self.ranks.get(rank, worker) == worker:
             return False
         return self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker
-
-    def _may_fail(self, worker: str) -> bool:
-        """Count a failure that an agent tells of, and return whether it is recorded: there is a limit to them."""
-        self._failures_told[worker] += 1
-        has_room = self._failures_told[worker] <= FAILURES_OF_EACH * self._most_processes(worker)
-        if not has_room:
-            self._doubt(worker, "tells of more failures than its processes can have")
-        return has_room
-
-    def _doubt(self, worker: str, what: str) -> None:
-        """Log something that makes no sense, once for each worker: whoever says it once may say it without end."""
-        if (worker, what) not in self._doubted:
-            self._doubted.add((worker, what))
-            logger.warning("%s %s", worker, what)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -683,10 +593,7 @@ class RunState:
 
     def _note(self, worker: str, text: str, subject: str) -> None:
         """Tell the user of something about a worker, once for each subject."""
-        has_room = len(self._noted) < MOST_NOTES and self._notes_of[worker] < NOTES_OF_EACH
-        if subject not in self._noted and has_room:
-            self._noted.add(subject)
-            self._notes_of[worker] += 1
+        if self._bounds.allow_note(worker, subject):
             self.emit(events.Note(text))
 
     def emit(self, data: EventData, worker: str | None = None) -> None:

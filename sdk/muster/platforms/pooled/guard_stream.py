@@ -10,7 +10,6 @@ import contextlib
 import socket
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from muster.agent.places import symbol
 from muster.errors import PlatformError
 from muster.job import Worker
 from muster.records.control import open_stream, wait_until
-from muster.runtime.forks import in_forked_children
+from muster.runtime.forks import close_in_children
 from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2  # channels of the command
@@ -70,7 +69,7 @@ class GuardStream:
         argv = [symbol("python"), "-I", "-S", symbol("agent"), "pool", worker.address]
         with _openings:
             self._connection, answer = open_stream(run_dir, "exec", worker=worker.name, argv=argv)
-        _close_in_children(self._connection)
+        close_in_children(self._connection)
         if "closed" in answer:
             self._connection.close()
             raise PlatformError(
@@ -186,15 +185,3 @@ class GuardStream:
                 self._credit += message.size
             elif isinstance(message, wire.Closed):
                 raise ConnectionResetError(message.text or "it has ended")
-
-
-def _close_in_children(connection: socket.socket) -> None:
-    """Close a stream in every child that this process forks: two that talk to one guard would mix up its answers."""
-    reference = weakref.ref(connection)
-
-    def close() -> None:
-        inherited = reference()
-        if inherited is not None:
-            inherited.close()
-
-    in_forked_children(close)

@@ -1,0 +1,78 @@
+"""Since when workers are placed, and what those that are not there yet wait for, as their platform says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from muster import events
+from muster.events import EventData
+from muster.failure.diagnosis import join_names
+from muster.job import Status, Worker
+from muster.runtime import clock
+
+WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
+
+
+class Waits:
+    """The workers that are to come.
+
+    Args:
+        emit: takes events, each with the name of its worker.
+        changed: called where a limit begins or no longer counts.
+    """
+
+    def __init__(self, emit: Callable[[EventData, str | None], None], changed: Callable[[], None]) -> None:
+        self._emit = emit
+        self._changed = changed
+        self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
+        self._texts: dict[str, str] = {}  # as was last told
+        self._due = float("-inf")  # from when on a change of that is told
+
+    def submitted(self, worker: str, since: float) -> None:
+        """Count a worker as placed since then, on the monotonic clock, until the platform says that it is not."""
+        self._placed_at[worker] = since
+
+    def came(self, worker: str) -> None:
+        """Count a worker that has said hello as placed, whatever the platform still says."""
+        if self._placed_at.get(worker) is None:
+            self._placed_at[worker] = clock.now()
+
+    def is_queued(self, worker: str) -> bool:
+        """Return whether the platform has no place for a worker yet."""
+        return self._placed_at.get(worker, 0.0) is None
+
+    def placed_at(self, worker: str) -> float:
+        """Return the monotonic time at which a worker that is not queued was found to be placed."""
+        return self._placed_at.get(worker) or clock.now()
+
+    def polled(self, worker: Worker) -> None:
+        """Take the platform's word about the place of a worker that has not come yet."""
+        if worker.placed_at is None and worker.status is Status.SCHEDULING:
+            if self._placed_at.get(worker.name) is not None:  # its limit is another one from now on
+                self._changed()
+            self._placed_at[worker.name] = None
+        elif self._placed_at.get(worker.name) is None:
+            self._placed_at[worker.name] = clock.now()
+            self._changed()
+
+    def tell(self, reasons: Mapping[str, str], statuses: Mapping[str, Status]) -> None:
+        """Tell what workers wait for, where that has changed; not more often than people can read."""
+        changed = {name: text for name, text in reasons.items() if text != self._texts.get(name, "")}
+        if not changed or clock.now() < self._due:
+            return
+        told = {*self._texts.values()}
+        self._texts.update(changed)
+        self._due = clock.now() + WAITS_SECONDS
+        for name, text in changed.items():
+            self._emit(events.WorkerState(status=str(statuses[name]), reason=text), name)
+        for text in dict.fromkeys(changed.values()):
+            if text and text not in told:
+                self._emit(events.Note(text), None)
+
+    def of(self, workers: Iterable[str]) -> list[str]:
+        """Return what these workers wait for: each text once, with names where they differ."""
+        texts: dict[str, list[str]] = {}
+        for name in workers:
+            if self._texts.get(name):
+                texts.setdefault(self._texts[name], []).append(name)
+        return [text if len(texts) == 1 else f"{join_names(names)}: {text}" for text, names in texts.items()]
