@@ -308,7 +308,9 @@ def test_what_most_workers_are_at_before_the_first_step_is_what_the_run_is_at() 
         return at(when, "stage", f"worker-{worker}", rank=worker, stage=name)
 
     started = [at(9, "process_started", f"worker-{rank}", pid=1, rank=rank) for rank in range(3)]
-    events = [*starting(3), *started, at(10, "run_phase", phase="training")]
+    trains = at(10, "run_phase", phase="training")
+    assert view_of([*starting(3), trains]).doing == "starting"
+    events = [*starting(3), *started, trains]
     assert view_of(events).doing == "training"
     events += [stage(11, worker, "importing tensorflow") for worker in range(3)]
     events += [stage(12, 2, "building the first step")]
