@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.job import Resources
-from muster.platforms.kubernetes.client import Client
+from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.platform import KubernetesPlatform
 
 from benchmarks.measuring import Figure, Unavailable, by_turns, main, private_home
@@ -52,7 +52,7 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
         platform = platform_in(cluster, namespace, folder)
         session.listen_for(platform)
         specs = [run.spec(f"worker-{number}", session=session.address, resources=RESOURCES) for number in range(COUNT)]
-        client: Client = platform._client()
+        client: ApiClient = platform._client()
         before, began = client.requests, time.monotonic()
         platform.submit(specs, run.id)
         session.wait_for("hello", count=COUNT, timeout=SECONDS)
@@ -68,7 +68,7 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
 def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
     """The platform, in a namespace of the cluster's."""
     platform = KubernetesPlatform(image=IMAGE, namespace=namespace, overlay=folder / "overlay.json")
-    platform._asked = Client(cluster.client.access)
+    platform._asked = ApiClient(cluster.client.access)
     return platform
 
 

@@ -11,7 +11,7 @@ from muster.errors import LaunchRefused, PlatformError
 from muster.job import Resources, Status, WorkerSpec
 from muster.pools.endpoint import Endpoint
 from muster.pools.leases import LeaseHeld
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 LEASE = 15.0
@@ -30,7 +30,7 @@ class Pooled:
 
     async def launch(self) -> None:
         await self.endpoint.open(self._folder, "127.0.0.1")
-        self.pool = Pool("test", self.platform, self.endpoint, owns_platform=True)
+        self.pool = AgentPool("test", self.platform, self.endpoint, owns_platform=True)
         ignore = lambda *_: None  # noqa: E731
         self.pool.listen(self._hear, self.lost.append, ignore, ignore, ignore)
         address = self.endpoint.address_for("worker-0")

@@ -20,12 +20,12 @@ from muster.agent import removal
 from muster.errors import JobError
 from muster.job import Resources
 from muster.platforms.slurm.platform import SlurmPlatform
-from muster.platforms.slurm.script import Site, batch_script, check_raw, variables
+from muster.platforms.slurm.script import SiteOptions, batch_script, check_raw, variables
 from muster.platforms.workbench import agent_files
 
 
 def script_of(folder: str = "/shared/muster", **flags: str) -> str:
-    site = Site(flags=flags)
+    site = SiteOptions(flags=flags)
     return batch_script(folder, "muster-a", "me", [Resources(1, 1)] * 2, site)
 
 
@@ -74,7 +74,7 @@ def test_raw_options_that_are_muster_s_to_say_are_refused(word: str) -> None:
     with pytest.raises(JobError, match="sbatch_args has"):
         check_raw(["--exclusive", word])
     with pytest.raises(JobError, match="sbatch_args has"):
-        batch_script("/shared", "muster-a", "me", [], Site(raw=[word]))
+        batch_script("/shared", "muster-a", "me", [], SiteOptions(raw=[word]))
 
 
 def test_other_raw_options_are_the_user_s() -> None:
@@ -83,7 +83,7 @@ def test_other_raw_options_are_the_user_s() -> None:
 
 def test_workers_of_several_sizes_are_parts_of_one_job() -> None:
     wanted = [Resources(1, 1), Resources(4, 2, 1), Resources(4, 2, 1)]
-    text = batch_script("/shared", "muster-a", "me", wanted, Site(flags={"partition": "main", "nodes": "2"}))
+    text = batch_script("/shared", "muster-a", "me", wanted, SiteOptions(flags={"partition": "main", "nodes": "2"}))
     first, second = text.split("#SBATCH hetjob\n")
     assert [line.removeprefix("#SBATCH --") for line in first.splitlines() if "ntasks" in line or "node" in line] == [
         "ntasks=1", "nodes=1",
@@ -164,5 +164,5 @@ def test_variables_that_sbatch_would_take_for_options_do_not_undo_the_script_s()
         "PATH": "/bin", "SBATCH_PARTITION": "other", "SBATCH_ACCOUNT": "mine", "SBATCH_ARRAY_INX": "1-4",
         "SBATCH_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "1", "SBATCH_EXCLUSIVE": "1",
     }  # fmt: skip
-    kept = variables(environ, Site(flags={"partition": "main"}))
+    kept = variables(environ, SiteOptions(flags={"partition": "main"}))
     assert sorted(kept) == ["PATH", "SBATCH_ACCOUNT", "SBATCH_EXCLUSIVE"]

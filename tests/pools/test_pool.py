@@ -12,7 +12,7 @@ from muster.agent import linux, wire
 from muster.platforms.local import LocalPlatform
 from muster.pools.endpoint import Endpoint
 from muster.pools.leases import LeaseHeld
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.runtime.background import background_loop, call_in_background
 
 from tests.listening import eventually
@@ -28,7 +28,7 @@ def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
 class Heard:
     """Record of what a run that borrows the workers is told."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: AgentPool) -> None:
         self.messages: list[Any] = []
         self.lost: list[str] = []
         pool.listen(self._on_message, self.lost.append, lambda worker: None, lambda worker: None, lambda error: None)
@@ -47,7 +47,7 @@ def test_a_worker_is_replaced_once_it_has_ended_and_nothing_is_left(
     platform = LocalPlatform()
     endpoint = Endpoint(["worker-0"])
     wait_for(endpoint.open(tmp_path, "127.0.0.1"))
-    pool = Pool("test", platform, endpoint, owns_platform=owns_platform)
+    pool = AgentPool("test", platform, endpoint, owns_platform=owns_platform)
     heard = Heard(pool)
     try:
         spec = run.spec(session=endpoint.address_for("worker-0"))

@@ -44,7 +44,7 @@ def main(script: str, folder: str) -> "dict[str, Any]":
             message = getattr(error, "msg", str(error))
             return {"problem": {"file": path, "line": line, "message": message, "text": text}, "missing": []}
         touches_path = touches_path or any(map(is_sys_path, ast.walk(tree)))
-        finder = Imports(is_run)
+        finder = ImportFinder(is_run)
         finder.visit(tree)
         for names, line, is_certain in finder.found:
             if names[0] in ("horovod", "muster"):
@@ -100,7 +100,7 @@ def files_of(names: "list[str]", folder: str) -> "list[str]":
     return [file for file in candidates if os.path.isfile(file)]
 
 
-class Imports(ast.NodeVisitor):
+class ImportFinder(ast.NodeVisitor):
     """Finds the imports of a module: their names, their lines, and whether they are run in any case.
 
     Those whose failure is caught, or that are there for type checkers alone, count as none.

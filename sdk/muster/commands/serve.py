@@ -65,10 +65,10 @@ def serve(
         import IPython  # noqa: F401  (for the workers)
 
         from muster.serve.engines import ServeLimits
-        from muster.serve.server import Options, Tls
+        from muster.serve.server import ServeOptions, Tls
         from muster.serve.server import serve as serve_until_told
     serve_until_told(
-        Options(
+        ServeOptions(
             host=host,
             port=PORT if port is None else port,
             tls=Tls(tls_cert.resolve(), tls_key.resolve()) if tls_cert and tls_key else None,

@@ -18,7 +18,7 @@ BURST = 0.2  # seconds of a core's time that one may cost the session at once
 LONGEST_REST = 1.0  # seconds; who is not read is not seen to hang up, either
 
 
-class Place:
+class GenerationState:
     """State of one generation of a worker, kept across its connections.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
     """
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.connection: AgentConnection | None = None
         self.hello: wire.Hello | None = None
         self.outbox = Outbox()
         self.inbox = Inbox()
@@ -42,7 +42,7 @@ class Place:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Connection(asyncio.Protocol):
+class AgentConnection(asyncio.Protocol):
     """One agent's connection.
 
     Attributes:
@@ -54,7 +54,10 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, guest: Guest, on_data: Callable[[Connection, bytes], None], on_lost: Callable[[Connection], None]
+        self,
+        guest: Guest,
+        on_data: Callable[[AgentConnection, bytes], None],
+        on_lost: Callable[[AgentConnection], None],
     ) -> None:
         self.guest = guest
         self._on_data = on_data
@@ -62,7 +65,7 @@ class Connection(asyncio.Protocol):
         self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)
         self.clock = ClockMeasurement()
         self.worker: str | None = None
-        self.place: Place | None = None
+        self.place: GenerationState | None = None
         self.is_dismissed = False
         self._owed = 0.0  # seconds of a core's time that it has cost beyond its share
         self._charged_at = 0.0

@@ -19,7 +19,7 @@ from typing import Any
 from muster.agent import frames, wire
 from muster.errors import JobError
 from muster.job import SessionAddress
-from muster.pools.connection import Connection, Place
+from muster.pools.connection import AgentConnection, GenerationState
 from muster.pools.leases import Leases
 from muster.pools.listener import Guest, Listener
 from muster.runtime import clock
@@ -72,11 +72,11 @@ class Endpoint:
         self._host = ""
         self._port = 0
         self._listens_on = ""
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, GenerationState] = {}
         for worker in workers:
             self.leases.add(worker)
-            self._places[worker] = Place()
-        self._inbox: list[tuple[Connection, bytes, float]] = []
+            self._places[worker] = GenerationState()
+        self._inbox: list[tuple[AgentConnection, bytes, float]] = []
         self._warned: set[str] = set()
         self._is_closed = False
         self._connected: set[str] = set()  # as to count them among ten thousand, for each that comes, takes long
@@ -125,7 +125,7 @@ class Endpoint:
             LeaseHeld: the one before may still act.
         """
         generation = self.leases.renew(worker)
-        self._places[worker] = Place()
+        self._places[worker] = GenerationState()
         self._connected.discard(worker)
         return generation
 
@@ -175,7 +175,7 @@ class Endpoint:
         return True
 
     @staticmethod
-    def _end_deaf(worker: str, place: Place, why: str) -> None:
+    def _end_deaf(worker: str, place: GenerationState, why: str) -> None:
         """End the connection of an agent that does not take what is sent to it."""
         if place.connection is not None and not place.connection.is_dismissed:
             logger.warning("the connection of %s was ended: %s", worker, why)
@@ -191,21 +191,21 @@ class Endpoint:
             if place.connection is not None:
                 place.connection.abort()
 
-    def _connect(self, guest: Guest) -> Connection:
-        return Connection(guest, self._received, self._connection_lost)
+    def _connect(self, guest: Guest) -> AgentConnection:
+        return AgentConnection(guest, self._received, self._connection_lost)
 
     def _missing(self) -> int:
         """Return the number of agents that are still to come."""
         return len(self._places) - len(self._connected)
 
-    def _may_come_back(self, place: Place) -> bool:
+    def _may_come_back(self, place: GenerationState) -> bool:
         return place.timer is not None
 
     def _token(self, worker: str, generation: int) -> str:
         """Return a worker's own token, so that none can speak for another, and none for what has taken its place."""
         return hmac.new(self._secret, f"{generation}/{worker}".encode(), "sha256").hexdigest()
 
-    def _received(self, connection: Connection, data: bytes) -> None:
+    def _received(self, connection: AgentConnection, data: bytes) -> None:
         """Buffer bytes. They are handled once all connections that have any were read: in turns would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
@@ -213,7 +213,7 @@ class Endpoint:
 
     def _take_inbox(self) -> None:
         inbox, self._inbox = self._inbox, []
-        to_acknowledge: set[Connection] = set()
+        to_acknowledge: set[AgentConnection] = set()
         for connection, data, came_at in inbox:
             began = time.thread_time()
             is_free = connection.place is not None and connection.place.granted > 0
@@ -237,12 +237,12 @@ class Endpoint:
         for connection in to_acknowledge:
             connection.acknowledge()
 
-    def _charge(self, connection: Connection, seconds: float) -> None:
+    def _charge(self, connection: AgentConnection, seconds: float) -> None:
         """Note what a worker's messages have cost."""
         if connection.place is not None and not connection.place.is_unpaced:
             connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._places)))
 
-    def _take(self, connection: Connection, fields: dict[str, Any], came_at: float) -> None:
+    def _take(self, connection: AgentConnection, fields: dict[str, Any], came_at: float) -> None:
         """Handle a message: the hello of a new connection, or anything of an identified one."""
         if connection.is_dismissed:
             return
@@ -282,7 +282,7 @@ class Endpoint:
         except Exception as error:
             self.on_defect(error)
 
-    def _identify(self, connection: Connection, fields: dict[str, Any]) -> None:
+    def _identify(self, connection: AgentConnection, fields: dict[str, Any]) -> None:
         """Handle what must be a hello."""
         try:
             hello = wire.from_agent(fields)
@@ -327,7 +327,7 @@ class Endpoint:
             self._warned.add(worker)
             logger.warning("a message of %s is dropped, and so are others like it: %s", worker, error)
 
-    def _connection_lost(self, connection: Connection) -> None:
+    def _connection_lost(self, connection: AgentConnection) -> None:
         """Handle the end of a connection."""
         self._listener.forget(connection.guest)
         worker, place = connection.worker, connection.place
@@ -344,7 +344,7 @@ class Endpoint:
         place.timer = asyncio.get_running_loop().call_later(left, self._lose, worker, place)
         self._call(self.on_cut, worker)
 
-    def _lose(self, worker: str, place: Place) -> None:
+    def _lose(self, worker: str, place: GenerationState) -> None:
         """Give a worker up: nothing of it acts any more."""
         place.timer = None
         if self._places[worker] is place:

@@ -55,7 +55,7 @@ class PlatformCalls(BlockingCalls):
         self.close()
 
 
-class Pool:
+class AgentPool:
     """Some workers of one platform.
 
     Its methods are called on one event loop. The platform's own calls block, and are made one after the other on a

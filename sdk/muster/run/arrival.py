@@ -7,7 +7,7 @@ import logging
 
 from muster.errors import PlatformError
 from muster.pools.leases import LeaseHeld
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.request import RunContext
 from muster.run.state import RunState
 from muster.run.watch import PlatformWatch
@@ -30,7 +30,7 @@ class Arrival:
         not_counted: seconds that do not count as those of the start.
     """
 
-    def __init__(self, context: RunContext, pool: Pool, state: RunState, watch: PlatformWatch) -> None:
+    def __init__(self, context: RunContext, pool: AgentPool, state: RunState, watch: PlatformWatch) -> None:
         self._key = context.submission
         self._limits = context.limits
         self._pool = pool

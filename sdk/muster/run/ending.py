@@ -10,7 +10,7 @@ from muster import events
 from muster.agent import wire
 from muster.errors import MusterError
 from muster.job import Plan, Status
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.launcher import RunLauncher
 from muster.run.state import RunState
 from muster.runtime import clock
@@ -35,7 +35,7 @@ class Ending:
         is_urgent: whether processes get no time to end by themselves; may be set while they have it.
     """
 
-    def __init__(self, pool: Pool, state: RunState, launcher: RunLauncher) -> None:
+    def __init__(self, pool: AgentPool, state: RunState, launcher: RunLauncher) -> None:
         self.is_urgent = False
         self.collect: Callable[[], Awaitable[None]] | None = None
         self._pool = pool

@@ -15,7 +15,7 @@ from muster.agent.places import resolve
 from muster.errors import LaunchRefused
 from muster.job import SESSION, Launcher, Plan, Process
 from muster.platforms.agents import default_log_cap
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.exchange import WorkerLog
 from muster.run.tasks import Tasks
 from muster.runtime.background import in_thread
@@ -36,7 +36,7 @@ class RunLauncher:
         tasks: those of the run, for the one that waits for its end.
     """
 
-    def __init__(self, log: Path, facts: Facts, pool: Pool, on_exit: Callable[[int], None], tasks: Tasks) -> None:
+    def __init__(self, log: Path, facts: Facts, pool: AgentPool, on_exit: Callable[[int], None], tasks: Tasks) -> None:
         self._log = log
         self._facts = facts
         self._pool = pool
@@ -214,7 +214,7 @@ class WorkerLauncher(_Running):
         on_exit: called with its return code when it has ended.
     """
 
-    def __init__(self, worker: str, pool: Pool, log: WorkerLog, on_exit: Callable[[int], None]) -> None:
+    def __init__(self, worker: str, pool: AgentPool, log: WorkerLog, on_exit: Callable[[int], None]) -> None:
         self.worker = worker
         self._send = partial(pool.send, worker)
         self._pool = pool

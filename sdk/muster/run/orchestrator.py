@@ -23,7 +23,7 @@ from muster.failure.causes import Failure, FailureKind
 from muster.failure.diagnosis import process_label
 from muster.job import SESSION, Plan, Process, Status
 from muster.platforms.base import Storage
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.arrival import Arrival
 from muster.run.copying import copy
 from muster.run.ending import Ending
@@ -75,7 +75,7 @@ class Orchestrator:
     def __init__(
         self,
         context: RunContext,
-        pool: Pool,
+        pool: AgentPool,
         state: RunState,
         exchange: Exchange | None = None,
         *,

@@ -18,7 +18,7 @@ from muster.events import Event
 from muster.job import Imports, Job, Needs, Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
-from muster.pools.pool import PlatformCalls, Pool
+from muster.pools.pool import AgentPool, PlatformCalls
 from muster.records import runs
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
@@ -124,10 +124,10 @@ def _write_plan(run_dir: Path, job: Job, plan: Plan) -> None:
     runs.write_json(run_dir / "plan.json", describe(plan, job))
 
 
-def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> Pool:
+def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> AgentPool:
     """The pool that the run makes for itself, and that ends with it; ``calls`` as it takes them."""
     checked = context.checked
-    return Pool(
+    return AgentPool(
         context.run_id,
         checked.platform,
         endpoint,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from muster.failure import causes
 from muster.failure.causes import Bearing, Failure, FailureKind
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.state import RunState
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
@@ -24,7 +24,7 @@ class Settling:
         watch: asks the platform why workers have hung up.
     """
 
-    def __init__(self, state: RunState, pool: Pool, watch: PlatformWatch) -> None:
+    def __init__(self, state: RunState, pool: AgentPool, watch: PlatformWatch) -> None:
         self._state = state
         self._pool = pool
         self._watch = watch

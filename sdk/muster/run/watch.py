@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from muster.job import Worker
 from muster.platforms.base import PollBackoff
-from muster.pools.pool import Pool
+from muster.pools.pool import AgentPool
 from muster.run.changes import Changes
 from muster.run.state import RunState
 from muster.runtime import clock
@@ -43,7 +43,7 @@ class PlatformWatch:
         trouble: why the platform could not be asked at the last poll; empty where it could.
     """
 
-    def __init__(self, pool: Pool, state: RunState) -> None:
+    def __init__(self, pool: AgentPool, state: RunState) -> None:
         self._pool = pool
         self._platform = pool.platform
         self._state = state

@@ -75,7 +75,7 @@ def trust(
     if not HOST.fullmatch(host):
         raise JobError(f"{host!r} is no name or address of a host.")
     files = SshFolder(folder)
-    login = Login(host, port, user or getpass.getuser(), accept, files)
+    login = TrustedLogin(host, port, user or getpass.getuser(), accept, files)
     identity, public = files.identity()
     try:
         login.attempt(key_filename=str(identity)).close()
@@ -184,7 +184,7 @@ class SshFolder:
         return write_private(private, pair.private)
 
 
-class Login(paramiko.MissingHostKeyPolicy):
+class TrustedLogin(paramiko.MissingHostKeyPolicy):
     """Logins to one host, whose key must be known or accepted first."""
 
     def __init__(self, host: str, port: int, user: str, accept: Accept, files: SshFolder) -> None:
@@ -247,7 +247,7 @@ class Login(paramiko.MissingHostKeyPolicy):
 
 
 def _first_login(
-    login: Login, keys: list[Path], ask_password: Callable[[str], str] | None, refused: LoginRefused
+    login: TrustedLogin, keys: list[Path], ask_password: Callable[[str], str] | None, refused: LoginRefused
 ) -> paramiko.SSHClient:
     """A login by whatever else there is: the agent, other keys, a password."""
     try:
@@ -258,7 +258,7 @@ def _first_login(
     return login.attempt(password=ask_password(f"{login.user}@{login.host}"))
 
 
-def _install(login: Login, public: str, client: paramiko.SSHClient) -> None:
+def _install(login: TrustedLogin, public: str, client: paramiko.SSHClient) -> None:
     """Have the host accept the public key, beside those that it accepts already."""
     problem = f"The key could not be installed on {login.host}"
     try:

@@ -26,7 +26,7 @@ from muster.platforms import get_platform
 from muster.records.folders import make_folder
 from muster.records.runs import muster_home, write_json
 from muster.records.sessions import is_alive, is_out_of_sight, this_session
-from muster.serve.site import Site
+from muster.serve.site import ServiceAddress
 from muster.text.reading import read_json
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
@@ -48,7 +48,7 @@ class Record:
         self.keys = self.folder / "keys"
         self._owner = self.folder / "service.json"
 
-    def announce(self, platform: str, site: Site, keys: Path) -> None:
+    def announce(self, platform: str, site: ServiceAddress, keys: Path) -> None:
         """Record who serves, with which platform, where, and where its keys are."""
         who = {"session": this_session(), "host": socket.gethostname()}
         write_json(self._owner, {**who, "platform": platform, "site": vars(site), "keys": str(keys)})
@@ -120,7 +120,7 @@ def client_environment(port: int | None) -> str:
         urls = ", ".join(facts["site"]["url"] for facts in running)
         raise JobError(f"It is not clear which of the services is meant: {urls}.", advice="--port PORT")
     (facts,) = found
-    site = Site(**facts["site"])
+    site = ServiceAddress(**facts["site"])
     engine_id = secrets.token_hex(8)
     variables = {
         **site.environment(engine_id),

@@ -23,7 +23,7 @@ from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, ServeLimits
 from muster.serve.keys import make_key, make_key_file, read_keys
 from muster.serve.record import Record, clean_up
-from muster.serve.site import Site
+from muster.serve.site import ServiceAddress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 3  # seconds that requests under way get at the end
@@ -47,7 +47,7 @@ class Tls:
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """Options of ``muster serve``. Without a file of keys it makes a key, for as long as it lives."""
 
     host: str
@@ -59,7 +59,7 @@ class Options:
     limits: ServeLimits
 
 
-def serve(options: Options) -> None:
+def serve(options: ServeOptions) -> None:
     """Serve until a signal comes; then end all workers.
 
     Raises:
@@ -77,7 +77,7 @@ def serve(options: Options) -> None:
         click.echo(trouble, err=True)
     with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
         record = Record()
-        site = Site(
+        site = ServiceAddress(
             url=url_of(options, listener),
             project=options.project.name,
             address=platform.reach().advertise,
@@ -103,7 +103,7 @@ def serve(options: Options) -> None:
             record.close()
 
 
-def make_server(options: Options, app: FastAPI) -> uvicorn.Server:
+def make_server(options: ServeOptions, app: FastAPI) -> uvicorn.Server:
     """A server that ends in order when a signal comes."""
     config = uvicorn.Config(
         app,
@@ -127,7 +127,7 @@ def make_server(options: Options, app: FastAPI) -> uvicorn.Server:
     return server
 
 
-def listen(options: Options) -> socket.socket:
+def listen(options: ServeOptions) -> socket.socket:
     """A socket on the host and port of the options.
 
     Raises:
@@ -148,7 +148,7 @@ def listen(options: Options) -> socket.socket:
         ) from error
 
 
-def url_of(options: Options, listener: socket.socket) -> str:
+def url_of(options: ServeOptions, listener: socket.socket) -> str:
     """Return the address where clients find the service."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:

@@ -10,7 +10,7 @@ ENGINES_PATH = "/api/v1/engines"
 
 
 @dataclass(frozen=True)
-class Site:
+class ServiceAddress:
     """The address of a service.
 
     Attributes:

@@ -33,7 +33,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from muster.platforms.kubernetes.client import Client, Refused
+from muster.platforms.kubernetes.client import ApiClient, ApiRefused
 from muster.platforms.kubernetes.kubeconfig import find_access
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: str, image: str, is_own: bool, node: int = 0) -> None:
         self.kubeconfig, self.image, self.is_own, self.node = kubeconfig, image, is_own, node
-        self.client = Client(find_access(environ={"KUBECONFIG": kubeconfig}))
+        self.client = ApiClient(find_access(environ={"KUBECONFIG": kubeconfig}))
 
     @contextlib.contextmanager
     def namespace(self) -> Iterator[str]:
@@ -102,11 +102,11 @@ class Cluster:
         return str(self.client.create(path, body)["status"]["token"])
 
 
-def is_there(client: Client, path: str) -> bool:
+def is_there(client: ApiClient, path: str) -> bool:
     """Return whether the cluster has something."""
     try:
         client.get(path)
-    except Refused:
+    except ApiRefused:
         return False
     return True
 
@@ -169,7 +169,7 @@ def own_cluster() -> Iterator[Cluster]:
         holder.stdout.close()
 
 
-def _is_ready(client: Client) -> bool:
+def _is_ready(client: ApiClient) -> bool:
     try:
         node = client.get("/api/v1/nodes/node1")
     except Exception:  # it may not even listen yet

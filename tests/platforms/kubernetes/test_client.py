@@ -16,7 +16,7 @@ import pytest
 from muster.errors import LaunchRefused, PlatformUnsupported
 from muster.platforms.kubernetes import client as clients
 from muster.platforms.kubernetes import credentials
-from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
+from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.credentials import Credential, Credentials
 from muster.platforms.kubernetes.guard import way_of
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
@@ -34,8 +34,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def client(fake: Fake) -> Iterator[Client]:
-    client = Client(Access(fake.url, "ml", "a test", user={"token": "secret"}))
+def client(fake: Fake) -> Iterator[ApiClient]:
+    client = ApiClient(Access(fake.url, "ml", "a test", user={"token": "secret"}))
     yield client
     client.close()
 
@@ -51,13 +51,13 @@ def write_config(path: Path, user: dict[str, Any], **cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("trouble", [Answer(0), Answer(500), Answer(503), Answer(429, headers={"Retry-After": "0"})])
-def test_what_may_pass_is_tried_again(fake: Fake, client: Client, trouble: Answer) -> None:
+def test_what_may_pass_is_tried_again(fake: Fake, client: ApiClient, trouble: Answer) -> None:
     fake.answers = [trouble, trouble, Answer(201, {"kind": "Pod"})]
     assert client.create("/pods", {}) == {"kind": "Pod"}
     assert len(fake.asked) == 3
 
 
-def test_a_server_says_how_long_to_wait(fake: Fake, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_says_how_long_to_wait(fake: Fake, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
     monkeypatch.setattr("muster.platforms.kubernetes.client.time.sleep", paused.append)
     fake.answers = [Answer(429, headers={"Retry-After": "7"}), Answer(200)]
@@ -65,27 +65,27 @@ def test_a_server_says_how_long_to_wait(fake: Fake, client: Client, monkeypatch:
     assert paused == [7.0]
 
 
-def test_what_does_not_pass_ends(fake: Fake, client: Client) -> None:
+def test_what_does_not_pass_ends(fake: Fake, client: ApiClient) -> None:
     fake.answers = [Answer(0)] * 9
     with pytest.raises(ClusterGone, match="does not answer"):
         client.get("/pods")
     assert len(fake.asked) == 3
     fake.answers = [Answer(500, {"message": "etcdserver: request timed out"})] * 9
-    with pytest.raises(Refused, match="etcdserver: request timed out"):
+    with pytest.raises(ApiRefused, match="etcdserver: request timed out"):
         client.get("/pods")
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
-def test_a_no_is_a_no(fake: Fake, client: Client, status: int) -> None:
+def test_a_no_is_a_no(fake: Fake, client: ApiClient, status: int) -> None:
     fake.answers = [Answer(status, {"message": "because", "reason": "So"})]
-    with pytest.raises(Refused, match="because") as refused:
+    with pytest.raises(ApiRefused, match="because") as refused:
         client.create("/pods", {})
     assert (refused.value.code, refused.value.reason, len(fake.asked)) == (status, "So", 1)
 
 
 @pytest.mark.parametrize("asked_for", ["0", "0.0", "-3", "nan"])
 def test_a_server_that_wants_no_pause_gets_one(
-    fake: Fake, client: Client, monkeypatch: pytest.MonkeyPatch, asked_for: str
+    fake: Fake, client: ApiClient, monkeypatch: pytest.MonkeyPatch, asked_for: str
 ) -> None:
     now, paused = [0.0], list[float]()
 
@@ -97,7 +97,7 @@ def test_a_server_that_wants_no_pause_gets_one(
     monkeypatch.setattr("muster.platforms.kubernetes.client.time.sleep", sleep)
     monkeypatch.setattr("muster.platforms.kubernetes.client.time.monotonic", lambda: now[0])
     fake.otherwise = lambda method, path: Answer(429, {"message": "slow down"}, {"Retry-After": asked_for})
-    with pytest.raises(Refused, match="slow down"):
+    with pytest.raises(ApiRefused, match="slow down"):
         client.get("/pods")
     assert paused[:5] == [0.2, 0.5, 1.0, 2.0, 4.0]
     assert sum(paused) <= clients.PATIENCE
@@ -118,7 +118,7 @@ PAGE = Answer(200, "<html>Please log in</html>", {"Content-Type": "text/html; ch
     ],
 )
 def test_what_answers_in_the_place_of_the_cluster_is_no_success(
-    fake: Fake, client: Client, answer: Answer, words: str
+    fake: Fake, client: ApiClient, answer: Answer, words: str
 ) -> None:
     methods = ("GET", "POST", "DELETE")
     for method in methods:
@@ -129,7 +129,7 @@ def test_what_answers_in_the_place_of_the_cluster_is_no_success(
     assert [method for method, _, _ in fake.asked] == [*methods]
 
 
-def test_a_page_is_no_log(fake: Fake, client: Client) -> None:
+def test_a_page_is_no_log(fake: Fake, client: ApiClient) -> None:
     fake.answers = [PAGE]
     with pytest.raises(ClusterGone, match="page for a browser"):
         client.text("/log")
@@ -140,14 +140,14 @@ def test_a_page_is_no_log(fake: Fake, client: Client) -> None:
     assert [client.text("/log"), client.text("/log")] == ["one\ntwo\n", "three\n"]
 
 
-def test_what_is_refused_by_a_page_shows_no_page(fake: Fake, client: Client) -> None:
+def test_what_is_refused_by_a_page_shows_no_page(fake: Fake, client: ApiClient) -> None:
     fake.answers = [Answer(403, "<html>a page of a proxy's</html>", {"Content-Type": "text/html"})]
-    with pytest.raises(Refused, match="status 403") as refused:
+    with pytest.raises(ApiRefused, match="status 403") as refused:
         client.get("/pods")
     assert "<html>" not in str(refused.value)
 
 
-def test_of_a_log_so_much_is_read_and_no_more(fake: Fake, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_log_so_much_is_read_and_no_more(fake: Fake, client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.otherwise = lambda method, path: Answer(200, "x" * 5000, {"Content-Type": "text/plain"})
     assert client.text("/log", 3000) == "x" * 3000
     assert client.text("/log", 5000, container="worker") == "x" * 5000
@@ -174,7 +174,7 @@ def test_logins_that_are_refused_at_the_same_time_are_made_anew_once(fake: Fake,
         "args": ["-c", program],
         "env": [{"name": "CALLS", "value": str(calls)}],
     }
-    client = Client(Access(fake.url, "ml", "a test", user={"exec": described}))
+    client = ApiClient(Access(fake.url, "ml", "a test", user={"exec": described}))
     client.get("/pods")
     together = threading.Barrier(6)  # all requests are under way before the first is refused
 
@@ -277,10 +277,10 @@ def test_what_needs_no_proxy_is_told_as_to_kubectl(server: str, exceptions: str,
 def test_requests_go_by_the_proxy_with_its_login(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     login = fake.url.replace("//", "//me:a%40b@")
     monkeypatch.setenv("http_proxy", login)
-    client = Client(Access("http://cluster.invalid:6443", "ml", "a test", user={"token": "secret"}))
+    client = ApiClient(Access("http://cluster.invalid:6443", "ml", "a test", user={"token": "secret"}))
     client.get("/pods")
     monkeypatch.delenv("http_proxy")
-    other = Client(Access("http://other.invalid:6443", "ml", "a test", proxy=login))
+    other = ApiClient(Access("http://other.invalid:6443", "ml", "a test", proxy=login))
     other.get("/nodes")
     assert [path for _, path, _ in fake.asked] == [
         "http://cluster.invalid:6443/pods",
@@ -290,16 +290,16 @@ def test_requests_go_by_the_proxy_with_its_login(fake: Fake, monkeypatch: pytest
     for each in (client, other):
         each.close()
     with pytest.raises(PlatformUnsupported, match=r"proxy socks5://proxy, of a kind") as refused:
-        Client(Access("https://cluster", "ml", "a test", proxy="socks5://me:secret@proxy:1")).get("/pods")
+        ApiClient(Access("https://cluster", "ml", "a test", proxy="socks5://me:secret@proxy:1")).get("/pods")
     assert "secret" not in str(refused.value)
 
 
-def test_deleting_what_is_gone_is_fine(fake: Fake, client: Client) -> None:
+def test_deleting_what_is_gone_is_fine(fake: Fake, client: ApiClient) -> None:
     fake.answers = [Answer(404), Answer(409), Answer(200)]
     assert [client.delete("/pods/a") for _ in range(3)] == [False, False, True]
 
 
-def test_a_list_that_is_too_old_is_asked_for_afresh(fake: Fake, client: Client) -> None:
+def test_a_list_that_is_too_old_is_asked_for_afresh(fake: Fake, client: ApiClient) -> None:
     fake.answers = [Answer(410, {"reason": "Expired"}), Answer(200, {"items": [1]})]
     assert client.get("/pods", resourceVersion="0", labelSelector="a")["items"] == [1]
     assert [path for _, path, _ in fake.asked] == ["/pods?resourceVersion=0&labelSelector=a", "/pods?labelSelector=a"]
@@ -308,19 +308,19 @@ def test_a_list_that_is_too_old_is_asked_for_afresh(fake: Fake, client: Client) 
 def test_a_token_that_has_ended_is_read_again_once(fake: Fake, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
-    client = Client(Access(fake.url, "ml", "a test", user={"tokenFile": str(token)}))
+    client = ApiClient(Access(fake.url, "ml", "a test", user={"tokenFile": str(token)}))
     client.get("/pods")
     token.write_text("new\n")
     fake.answers = [Answer(401), Answer(200)]
     client.get("/pods")
     fake.answers = [Answer(401), Answer(401)]
-    with pytest.raises(Refused):
+    with pytest.raises(ApiRefused):
         client.get("/pods")
     assert [shown for _, _, shown in fake.asked] == ["Bearer old", "Bearer old", *["Bearer new"] * 3]
     client.close()
 
 
-def test_refusals_say_what_they_mean_and_no_token(fake: Fake, client: Client) -> None:
+def test_refusals_say_what_they_mean_and_no_token(fake: Fake, client: ApiClient) -> None:
     said = 'pods "a" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
     fake.answers = [Answer(403, {"message": said})]
     words = "worker-0 was refused: the namespace's quota does not allow it"

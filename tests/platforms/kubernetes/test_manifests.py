@@ -55,7 +55,9 @@ def faults(pod: dict[str, Any]) -> Iterator[str]:
 
 
 def pod_of(run: Run, **changes: Any) -> dict[str, Any]:
-    setting = pods.Setting("owner", "session", "key", "image:1", "python3", changes.pop("user", 1000), 1000, **changes)
+    setting = pods.PodSetting(
+        "owner", "session", "key", "image:1", "python3", changes.pop("user", 1000), 1000, **changes
+    )
     (pod,) = pods.pods([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], setting)
     return pod
 

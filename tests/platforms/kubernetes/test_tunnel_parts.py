@@ -18,7 +18,7 @@ import pytest
 from muster.agent import pod_tunnel
 from muster.agent.pod_tunnel import BEAT, END, Frames, frame
 from muster.platforms.kubernetes import tunnels
-from muster.platforms.kubernetes.client import Refused
+from muster.platforms.kubernetes.client import ApiRefused
 from muster.platforms.kubernetes.exec_stream import OUTPUT
 from muster.platforms.kubernetes.pods import pod_name
 from muster.platforms.kubernetes.tunnels import Tunnels
@@ -189,10 +189,10 @@ def test_a_stream_without_a_word_is_torn_on_both_sides(rig: Rig, monkeypatch: py
 
 
 def test_a_cluster_that_is_busy_is_asked_again_and_one_that_refuses_is_not(rig: Rig) -> None:
-    rig.answers += [Refused("exec", 500, {"message": "busy"}), OSError("torn")]
+    rig.answers += [ApiRefused("exec", 500, {"message": "busy"}), OSError("torn")]
     rig.tunnels.see({rig.pod: RUNS})
     agent, _ = rig.dial()
-    rig.answers += [Refused("exec", 403, {"message": "no"})] * 50
+    rig.answers += [ApiRefused("exec", 403, {"message": "no"})] * 50
     agent.close()  # and a stream for the next is opened at once
     eventually(lambda: rig.tunnels.refusal(rig.pod) is not None, "it is told", 30)
     assert len(rig.answers) == 49
@@ -217,7 +217,7 @@ def test_a_refusal_counts_only_once_an_agent_that_may_dial_has_had_its_time(
     monkeypatch.setattr(tunnels, "DIALS_SECONDS", 0.0)
     rig = Rig(run, tmp_path, always=False)
     try:
-        rig.answers += [Refused("exec", 403, {"message": "no"})]
+        rig.answers += [ApiRefused("exec", 403, {"message": "no"})]
         rig.tunnels.see({rig.pod: RUNS})
         eventually(lambda: not rig.answers, "it was refused", 30)
         assert rig.tunnels.refusal(rig.pod) is None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.platforms.kubernetes.exec_stream import OUTCOME, OUTPUT, Stream, open_exec, outcome
+from muster.platforms.kubernetes.exec_stream import OUTCOME, OUTPUT, ExecStream, open_exec, outcome
 
 from tests.platforms.kubernetes.cluster import Cluster, until
 from tests.platforms.kubernetes.conftest import Space
@@ -48,7 +48,7 @@ def test_a_stream_that_breaks_is_made_again(space: Space) -> None:
     assert running.result.status == "succeeded"
 
 
-def said(stream: Stream) -> tuple[str, str]:
+def said(stream: ExecStream) -> tuple[str, str]:
     """Return what a program prints, and what becomes of it, once it has ended."""
     printed, ends = bytearray(), []
 

@@ -23,7 +23,7 @@ TIMEOUT = 30.0  # seconds that an engine may take to answer
 
 
 @dataclass(frozen=True)
-class Found:
+class EngineAddress:
     """An address at which an engine may listen, and how it was found."""
 
     url: str
@@ -59,23 +59,23 @@ class Engine:
         return f"{self.product} {self.version} ({self.url}, {self.source})"
 
 
-def candidates(asked: str | None, environ: Mapping[str, str]) -> list[Found]:
+def candidates(asked: str | None, environ: Mapping[str, str]) -> list[EngineAddress]:
     """Addresses at which an engine may listen, in the order in which Docker's and Podman's own tools look."""
     if asked:
-        return [Found(asked, "engine=")]
+        return [EngineAddress(asked, "engine=")]
     for name in ("DOCKER_HOST", "CONTAINER_HOST"):
         if environ.get(name):
-            return [Found(environ[name], name)]
+            return [EngineAddress(environ[name], name)]
     context = _context(environ)
     if context:
         return [context]
     folders = [environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"]
     paths = [Path("/var/run/docker.sock"), Path(folders[0], "docker.sock")]
     paths += [Path("/run/podman/podman.sock"), Path(folders[0], "podman", "podman.sock")]
-    return [Found(f"unix://{path}", "its usual place") for path in paths if path.exists()]
+    return [EngineAddress(f"unix://{path}", "its usual place") for path in paths if path.exists()]
 
 
-def _context(environ: Mapping[str, str]) -> Found | None:
+def _context(environ: Mapping[str, str]) -> EngineAddress | None:
     """The address of the context that ``docker context use`` has chosen; None for the default one."""
     from docker.context import ContextAPI
     from docker.errors import DockerException
@@ -87,7 +87,7 @@ def _context(environ: Mapping[str, str]) -> Found | None:
         return None
     if context is None or context.Name == "default" or not context.Host:
         return None
-    return Found(context.Host, f"Docker's context {context.Name}")
+    return EngineAddress(context.Host, f"Docker's context {context.Name}")
 
 
 def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -> Engine:
@@ -119,7 +119,7 @@ def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -
     raise troubles[0]
 
 
-def _ask(found: Found, environ: Mapping[str, str]) -> Engine:
+def _ask(found: EngineAddress, environ: Mapping[str, str]) -> Engine:
     from docker import APIClient
     from docker.constants import DEFAULT_DOCKER_API_VERSION
     from docker.errors import DockerException
@@ -169,7 +169,7 @@ def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[s
     }
 
 
-def _not_reached(found: Found, error: Exception) -> PlatformUnsupported:
+def _not_reached(found: EngineAddress, error: Exception) -> PlatformUnsupported:
     """The error for an engine that does not answer, or not to this user."""
     where = f"{found.url} ({found.source})"
     cause = system_error(error)

@@ -42,7 +42,7 @@ def remove_orphaned_homes() -> None:
                 remove_folder(folder)
 
 
-class Guard(SessionGuard):
+class ContainerGuard(SessionGuard):
     """The session's end of it, which this object starts. Raises OSError."""
 
     def __init__(self, url: str, label: str) -> None:

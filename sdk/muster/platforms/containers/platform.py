@@ -23,7 +23,13 @@ from muster.platforms.base import Cleaned, Platform, Reach, Storage, cores_in_wo
 from muster.platforms.containers import states
 from muster.platforms.containers import worker as containers
 from muster.platforms.containers.engine import Engine, connect
-from muster.platforms.containers.guard import OWNER, Guard, make_homes, remove_everything, remove_orphaned_homes
+from muster.platforms.containers.guard import (
+    OWNER,
+    ContainerGuard,
+    make_homes,
+    remove_everything,
+    remove_orphaned_homes,
+)
 from muster.platforms.containers.images import (
     has_image,
     own_folders,
@@ -73,7 +79,7 @@ class ContainersPlatform(Platform):
         self._network: Network | None = None
         self._has_network = False
         self._homes = ""
-        self._guard: Guard | None = None
+        self._guard: ContainerGuard | None = None
         self._lock = threading.Lock()
         self._specs: dict[str, WorkerSpec] = {}
         self._workers: dict[str, Worker] = {}
@@ -190,7 +196,7 @@ class ContainersPlatform(Platform):
         """Make and start containers, all or none. Raises PlatformError."""
         if self._guard is None:
             self._sweep(engine)
-            self._guard = Guard(engine.url, self._label)
+            self._guard = ContainerGuard(engine.url, self._label)
         setting = self._setting(engine)
         made: list[str] = []
         try:
@@ -229,7 +235,7 @@ class ContainersPlatform(Platform):
             found[spec.name] = taken.devices
         return found
 
-    def _setting(self, engine: Engine) -> containers.Setting:
+    def _setting(self, engine: Engine) -> containers.ContainerSetting:
         network = self._planned_network()
         if network.is_own and not self._has_network:
             make_network(engine, network, {OWNER: self._label})
@@ -238,7 +244,7 @@ class ContainersPlatform(Platform):
             with contextlib.suppress(OSError):  # then they are put into the containers
                 self._homes = make_homes(self._label)
         image = self.image or tiny_image(engine)
-        return containers.Setting(
+        return containers.ContainerSetting(
             image=image,
             python="python3" if self.image else sys.executable,
             network=network.name,

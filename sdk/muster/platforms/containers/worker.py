@@ -49,7 +49,7 @@ ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESS
 
 
 @dataclass(frozen=True)
-class Setting:
+class ContainerSetting:
     """Everything that the containers of one submission have in common.
 
     Attributes:
@@ -84,7 +84,7 @@ def container_name(spec: WorkerSpec) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]", "_", name)
 
 
-def create(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequence[str] = ()) -> str:
+def create(engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices: Sequence[str] = ()) -> str:
     """Make a worker's container, with all that its agent needs, and return its name. It does not run yet.
 
     Raises:
@@ -112,7 +112,7 @@ def create(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequence
     return name
 
 
-def lay_out(spec: WorkerSpec, setting: Setting) -> str:
+def lay_out(spec: WorkerSpec, setting: ContainerSetting) -> str:
     """Write what a worker's home holds into a folder of this machine, and return that; empty where it is put there.
 
     Raises:
@@ -129,7 +129,7 @@ def lay_out(spec: WorkerSpec, setting: Setting) -> str:
     return f"{target}{HOME}"
 
 
-def _environment(setting: Setting) -> dict[str, str]:
+def _environment(setting: ContainerSetting) -> dict[str, str]:
     found = {"PYTHONPATH": os.pathsep.join(setting.python_path)} if setting.python_path else {}
     return {**found, "HOME": f"{HOME}/home"} if setting.owner[0] else found
 
@@ -140,7 +140,9 @@ def start(engine: Engine, spec: WorkerSpec) -> None:
         engine.client.start(container_name(spec))
 
 
-def _limits(engine: Engine, spec: WorkerSpec, setting: Setting, devices: Sequence[str], home: str) -> dict[str, Any]:
+def _limits(
+    engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices: Sequence[str], home: str
+) -> dict[str, Any]:
     from docker.types import Mount
 
     memory = spec.resources.memory_bytes + AGENT_MEMORY
@@ -193,7 +195,7 @@ def _labels(spec: WorkerSpec) -> dict[str, str]:
     }
 
 
-def archive(spec: WorkerSpec, setting: Setting) -> bytes:
+def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
     """The files that are put into a container before it starts, as a tar: the config among them, for its owner only."""
     config = {
         **agent_config(spec, setting.log_cap, places_of(spec)),
@@ -223,7 +225,7 @@ def places_of(spec: WorkerSpec) -> dict[str, str]:
     return {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
 
 
-def _folders(spec: WorkerSpec, setting: Setting) -> list[str]:
+def _folders(spec: WorkerSpec, setting: ContainerSetting) -> list[str]:
     """Return the folders that a worker needs and could not make by itself: it may write into few."""
     if is_symbolic(str(spec.scratch)):
         return []

@@ -39,7 +39,7 @@ class ClusterGone(PlatformError):
     """The cluster's API does not answer, or something else does in its place."""
 
 
-class Refused(PlatformError):
+class ApiRefused(PlatformError):
     """The cluster's API says no.
 
     Attributes:
@@ -55,7 +55,7 @@ class Refused(PlatformError):
         super().__init__(f"{what}: {self.said}", advice=advice)
 
 
-class Client:
+class ApiClient:
     """Asks a cluster's API.
 
     Args:
@@ -87,11 +87,11 @@ class Client:
             most: bytes of it that are read.
 
         Raises:
-            ClusterGone, Refused, PlatformUnsupported: as ``ask``.
+            ClusterGone, ApiRefused, PlatformUnsupported: as ``ask``.
         """
         try:
             answer = self._asked("GET", path, None, query, Wanted("text", most))
-        except Refused as error:
+        except ApiRefused as error:
             if error.code in (400, 404):
                 return ""
             raise
@@ -105,7 +105,7 @@ class Client:
         """Delete what is there; return whether there was anything. Raises as ``ask``."""
         try:
             self.ask("DELETE", path, body, query)
-        except Refused as error:
+        except ApiRefused as error:
             if error.code in (404, 409):  # gone, or somebody else is at it
                 return False
             raise
@@ -118,7 +118,7 @@ class Client:
 
         Raises:
             ClusterGone: there is no answer, or none of a cluster's API.
-            Refused: it says no.
+            ApiRefused: it says no.
             PlatformUnsupported: there are no credentials to show.
         """
         content = self._asked(method, path, body, query or {}, Wanted("json", LARGEST_ANSWER)).content()
@@ -146,7 +146,7 @@ class Client:
             if answer.status < 400:
                 self._check_is_cluster_s(answer, wanted)
                 return answer
-            error = Refused(f"{method} {path}", answer.status, answer.content() or answer.shown(), _advice(answer))
+            error = ApiRefused(f"{method} {path}", answer.status, answer.content() or answer.shown(), _advice(answer))
             if answer.status == 401 and not has_new_credentials and self.credentials.renew(credential):
                 has_new_credentials = True
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from muster.errors import PlatformUnsupported
-from muster.platforms.kubernetes.client import Client, ClusterGone, Refused, proxy_for, tls_context
+from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone, proxy_for, tls_context
 from muster.platforms.kubernetes.credentials import Credential
 from muster.platforms.kubernetes.kubeconfig import SET_UP
 from muster.platforms.kubernetes.proxies import credentials_of
@@ -24,7 +24,7 @@ RECORD = 1 << 14  # bytes in one record of TLS
 AT_ONCE = 1 << 18  # bytes that are read until what they say has been taken
 
 
-class Stream:
+class ExecStream:
     """Input and output of a program in a pod; never waits for either.
 
     Args:
@@ -141,11 +141,11 @@ def outcome(data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
 
-def open_exec(client: Client, namespace: str, pod: str, container: str, command: Sequence[str]) -> Stream:
+def open_exec(client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str]) -> ExecStream:
     """Have a cluster run a program in a pod.
 
     Raises:
-        Refused: it says no: 404 without such a pod, 403 without the right to.
+        ApiRefused: it says no: 404 without such a pod, 403 without the right to.
         ClusterGone: it does not answer.
         PlatformUnsupported: there are no credentials, or the way to it is by a proxy that cannot be used for this.
     """
@@ -154,13 +154,13 @@ def open_exec(client: Client, namespace: str, pod: str, container: str, command:
     credential = client.credentials.current()
     try:
         return _open(client, path, credential)
-    except Refused as error:
+    except ApiRefused as error:
         if error.code != 401 or not client.credentials.renew(credential):
             raise
     return _open(client, path, client.credentials.current())
 
 
-def _open(client: Client, path: str, credential: Credential) -> Stream:
+def _open(client: ApiClient, path: str, credential: Credential) -> ExecStream:
     with extra("kubernetes"):
         import websocket
     server = client.access.server
@@ -179,13 +179,13 @@ def _open(client: Client, path: str, credential: Credential) -> Stream:
             redirect_limit=0,
         )
     except websocket.WebSocketBadStatusException as error:
-        raise Refused(f"GET {path.partition('?')[0]}", error.status_code, _said(error.resp_body)) from error
+        raise ApiRefused(f"GET {path.partition('?')[0]}", error.status_code, _said(error.resp_body)) from error
     except (websocket.WebSocketException, HTTPException, OSError) as error:
         raise ClusterGone(
             f"The cluster's API at {server} ({client.access.source}) opens no stream: {error}.", advice=SET_UP
         ) from error
     assert isinstance(asking.sock, socket.socket)
-    return Stream(asking.sock)
+    return ExecStream(asking.sock)
 
 
 def _said(body: bytes | None) -> dict[str, str]:
@@ -196,7 +196,7 @@ def _said(body: bytes | None) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _connect(client: Client, credential: Credential) -> socket.socket:
+def _connect(client: ApiClient, credential: Credential) -> socket.socket:
     """Connect to a cluster's API, by a proxy where there is one on the way. Raises OSError, PlatformUnsupported."""
     access = client.access
     parts = urlsplit(access.server)

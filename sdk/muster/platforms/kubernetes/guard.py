@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from muster.platforms.kubernetes import notes
-from muster.platforms.kubernetes.client import Client
+from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
 from muster.platforms.kubernetes.pods import OWNER
 from muster.platforms.session_guard import SessionGuard, serve
 
 
-class Guard(SessionGuard):
+class PodGuard(SessionGuard):
     """The session's end of it, which this object starts. Raises OSError.
 
     Args:
@@ -44,7 +44,7 @@ class Guard(SessionGuard):
         super().close()
 
 
-def remove_everything(client: Client, namespace: str, owner: str, secrets: Iterable[str]) -> None:
+def remove_everything(client: ApiClient, namespace: str, owner: str, secrets: Iterable[str]) -> None:
     """Delete the pods with an owner's label, and Secrets. Does not wait until they are gone.
 
     Raises:
@@ -79,7 +79,7 @@ def way_of(facts: Mapping[str, Any]) -> Access:
 
 def clean_up(facts: dict[str, Any]) -> None:
     """Remove what the session has made that these facts are about. Raises PlatformError."""
-    with contextlib.closing(Client(way_of(facts))) as client:
+    with contextlib.closing(ApiClient(way_of(facts))) as client:
         remove_everything(client, facts["namespace"], facts["owner"], facts["secrets"])
     notes.remove(facts["owner"])
 

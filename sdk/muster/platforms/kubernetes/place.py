@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from muster.errors import JobError, PlatformUnsupported
-from muster.platforms.kubernetes.client import Client, Refused
+from muster.platforms.kubernetes.client import ApiClient, ApiRefused
 from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 
@@ -20,7 +20,7 @@ ORDINARY_USER = 1000  # whose pods run where the session is root's
 LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # what pods have of the session's own pod
 
 
-class Options(Protocol):
+class PlaceOptions(Protocol):
     """The options of the platform that say where pods are made."""
 
     image: str | None
@@ -34,7 +34,7 @@ class Options(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class PodPlace:
     """The place that pods are made in, and what all of them have.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place:
             )
 
 
-def find_place(client: Client, options: Options) -> Place:
+def find_place(client: ApiClient, options: PlaceOptions) -> PodPlace:
     """Find out where pods are made.
 
     Raises:
@@ -82,7 +82,7 @@ def find_place(client: Client, options: Options) -> Place:
     user = options.user
     if user is None:
         user = os.getuid() or ORDINARY_USER
-    return Place(
+    return PodPlace(
         namespace=namespace,
         image=image,
         python=sys.executable if mine and not options.image else "python3",
@@ -140,7 +140,7 @@ def read_overlay(path: Path | None) -> dict[str, Any]:
     return data
 
 
-def _asked_for(options: Options) -> dict[str, Any]:
+def _asked_for(options: PlaceOptions) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.service_account:
         found["serviceAccountName"] = options.service_account
@@ -162,7 +162,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (text.partition("=") for text in texts)}
 
 
-def _own_pod(client: Client) -> dict[str, Any] | None:
+def _own_pod(client: ApiClient) -> dict[str, Any] | None:
     """Return the pod that this session is; None where that may not be looked at."""
     name = os.environ.get("HOSTNAME") or socket.gethostname()
     try:
@@ -171,7 +171,7 @@ def _own_pod(client: Client) -> dict[str, Any] | None:
             "apiVersion": "v1",
             "kind": "Pod",
         }
-    except Refused:
+    except ApiRefused:
         return None
 
 

@@ -21,11 +21,11 @@ from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
 from muster.platforms.kubernetes.causes import Cause, end_of_events, pull_trouble
-from muster.platforms.kubernetes.client import Client, ClusterGone, Refused
-from muster.platforms.kubernetes.exec_stream import Stream, open_exec
-from muster.platforms.kubernetes.guard import Guard, remove_everything, secrets_of
+from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
+from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
+from muster.platforms.kubernetes.guard import PodGuard, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
-from muster.platforms.kubernetes.place import Place, find_place
+from muster.platforms.kubernetes.place import PodPlace, find_place
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.session_guard import is_orphaned, owner
@@ -90,9 +90,9 @@ class KubernetesPlatform(Platform):
     python = "python3"
 
     def __post_init__(self) -> None:
-        self._asked: Client | None = None
-        self._found: Place | None = None
-        self._guard: Guard | None = None
+        self._asked: ApiClient | None = None
+        self._found: PodPlace | None = None
+        self._guard: PodGuard | None = None
         self._process = owner()
         self._owner = secrets.token_hex(5)
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class KubernetesPlatform(Platform):
         place, client = self._place(), self._client()
         command = command_of(place.python, pods.HOME)
 
-        def open_stream(pod: str) -> Stream:
+        def open_stream(pod: str) -> ExecStream:
             return open_exec(client, place.namespace, pod, pods.CONTAINER, command)
 
         self._relays.append(Tunnels(open_stream, (host, port), always=self._is_tunnelled))
@@ -158,13 +158,13 @@ class KubernetesPlatform(Platform):
         """Return whether no agent can dial the session: as the user says, or as the cluster sees a loopback address."""
         return bool(self.tunnel) or (self.tunnel is None and self._place().address.startswith("127."))
 
-    def _client(self) -> Client:
+    def _client(self) -> ApiClient:
         with self._lock:
             if self._asked is None:
-                self._asked = Client(find_access(self.context))
+                self._asked = ApiClient(find_access(self.context))
             return self._asked
 
-    def _place(self) -> Place:
+    def _place(self) -> PodPlace:
         if self._found is None:
             self._found = find_place(self._client(), self)
         return self._found
@@ -183,7 +183,7 @@ class KubernetesPlatform(Platform):
             for verb in verbs
         ]
 
-    def _check_rights(self, client: Client, namespace: str) -> None:
+    def _check_rights(self, client: ApiClient, namespace: str) -> None:
         """Refuse to begin what could not be brought to its end. Raises LaunchRefused."""
         wanted = {**rights.RUNS, **(rights.TUNNELS_BEFORE_LAUNCH if self._is_tunnelled else {})}
         lacks: dict[str, list[str]] = {}
@@ -217,7 +217,7 @@ class KubernetesPlatform(Platform):
         if self._guard is None:
             self._check_rights(client, place.namespace)
             self._sweep(client, place.namespace)
-            self._guard = Guard(client.access, place.namespace, self._owner)
+            self._guard = PodGuard(client.access, place.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
         self._secrets += [pods.name_of_agent(self._owner, run_key), *(each["metadata"]["name"] for each in made)]
         self._guard.watch(self._secrets)
@@ -245,9 +245,9 @@ class KubernetesPlatform(Platform):
     def _relay_of(self, spec: WorkerSpec) -> Tunnels | None:
         return next((relay for relay in self._relays if relay.has(pods.pod_name(spec))), None)
 
-    def _setting(self, run_key: str) -> pods.Setting:
+    def _setting(self, run_key: str) -> pods.PodSetting:
         place = self._place()
-        return pods.Setting(
+        return pods.PodSetting(
             owner=self._owner,
             session=self._process,
             submission=run_key,
@@ -267,7 +267,7 @@ class KubernetesPlatform(Platform):
         with asking("A Secret with the workers' agent could not be made", "the agent"):
             try:
                 return client.create(path, secret)
-            except Refused as error:
+            except ApiRefused as error:
                 if error.code != 409:
                     raise
                 client.delete(f"{path}/{secret['metadata']['name']}")
@@ -282,7 +282,7 @@ class KubernetesPlatform(Platform):
                 try:
                     client.create(path, pod)
                     return
-                except Refused as error:
+                except ApiRefused as error:
                     if error.code != 409 or time.monotonic() > deadline:
                         raise
                     taken_by = self._pod(f"{path}/{pod['metadata']['name']}")
@@ -295,13 +295,13 @@ class KubernetesPlatform(Platform):
     def _pod(self, path: str) -> dict[str, Any] | None:
         try:
             return self._client().get(path)
-        except Refused as error:
+        except ApiRefused as error:
             if error.code == 404:
                 return None
             raise
 
     def _remove(
-        self, client: Client, path: str, names: Sequence[str], made: Sequence[Mapping[str, Any]], run_key: str
+        self, client: ApiClient, path: str, names: Sequence[str], made: Sequence[Mapping[str, Any]], run_key: str
     ) -> None:
         """Delete what a submission that was refused has made."""
 
@@ -472,7 +472,7 @@ class KubernetesPlatform(Platform):
                 time.sleep(CLOSING_LOOK_SECONDS)
 
     @staticmethod
-    def _sweep(client: Client, namespace: str) -> None:
+    def _sweep(client: ApiClient, namespace: str) -> None:
         """Remove what sessions have left that were killed together with their guards."""
         with asking("The pods could not be listed"):
             listed = client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]
@@ -489,7 +489,7 @@ class KubernetesPlatform(Platform):
                 notes.remove(label)
 
 
-def _no_way(refusal: Refused) -> dict[str, str]:
+def _no_way(refusal: ApiRefused) -> dict[str, str]:
     """Return the reason for which a worker that cannot dial the session does not come to it, and what to try."""
     lacks = rights.refused(refusal.said)
     reason = "Its agent cannot dial this session, and the cluster does not let the session come to it"

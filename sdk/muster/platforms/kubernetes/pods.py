@@ -34,7 +34,7 @@ ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESS
 
 
 @dataclass(frozen=True)
-class Setting:
+class PodSetting:
     """Everything that the pods of one submission have in common.
 
     Attributes:
@@ -88,7 +88,7 @@ def pod_name(spec: WorkerSpec) -> str:
     return f"muster-{slug(spec.run_id, LARGEST_NAME - len(worker) - 8)}-{worker}"
 
 
-def secret_names(owner: str, submission: str, specs: Sequence[WorkerSpec], setting: Setting) -> list[str]:
+def secret_names(owner: str, submission: str, specs: Sequence[WorkerSpec], setting: PodSetting) -> list[str]:
     """Names of the Secrets of a submission: of the agent first, which owns all the rest, then of the configs."""
     return [name_of_agent(owner, submission), *(name for name, _ in _shares(specs, setting))]
 
@@ -98,7 +98,7 @@ def name_of_agent(owner: str, submission: str) -> str:
     return f"muster-{owner}-{hashlib.sha256(submission.encode()).hexdigest()[:8]}"
 
 
-def agent_secret(setting: Setting) -> dict[str, Any]:
+def agent_secret(setting: PodSetting) -> dict[str, Any]:
     """The Secret with the agent's source. All else of its submission is owned by it, and goes with it."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -108,12 +108,12 @@ def agent_secret(setting: Setting) -> dict[str, Any]:
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 
 
-def config_secrets(specs: Sequence[WorkerSpec], setting: Setting) -> list[dict[str, Any]]:
+def config_secrets(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[dict[str, Any]]:
     """The Secrets with the agents' configs; each pod sees its own only. Few have room for many."""
     return [_secret(name, data, setting) for name, data in _shares(specs, setting)]
 
 
-def pods(specs: Sequence[WorkerSpec], setting: Setting) -> list[dict[str, Any]]:
+def pods(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[dict[str, Any]]:
     """The pods of a submission, in the order of their workers."""
     secret_of = {key: name for name, data in _shares(specs, setting) for key in data}
     return [_pod(spec, setting, secret_of[spec.name], len(specs)) for spec in specs]
@@ -159,7 +159,7 @@ def merged(below: Any, above: Any) -> Any:
     return above
 
 
-def _shares(specs: Sequence[WorkerSpec], setting: Setting) -> list[tuple[str, dict[str, bytes]]]:
+def _shares(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[tuple[str, dict[str, bytes]]]:
     """The configs of the workers, by Secret and worker."""
     shares: list[tuple[str, dict[str, bytes]]] = []
     size = LARGEST_SECRET
@@ -174,7 +174,7 @@ def _shares(specs: Sequence[WorkerSpec], setting: Setting) -> list[tuple[str, di
     return shares
 
 
-def _config(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
+def _config(spec: WorkerSpec, setting: PodSetting) -> dict[str, Any]:
     places = {}
     if is_symbolic(str(spec.scratch)):
         places = {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
@@ -183,7 +183,7 @@ def _config(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
     return {**config, **known, "tunnel": setting.has_tunnel}
 
 
-def _secret(name: str, data: Mapping[str, bytes], setting: Setting) -> dict[str, Any]:
+def _secret(name: str, data: Mapping[str, bytes], setting: PodSetting) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -193,14 +193,14 @@ def _secret(name: str, data: Mapping[str, bytes], setting: Setting) -> dict[str,
     }
 
 
-def _marks(setting: Setting) -> dict[str, Any]:
+def _marks(setting: PodSetting) -> dict[str, Any]:
     return {
         "labels": {"app.kubernetes.io/managed-by": "muster", OWNER: setting.owner},
         "annotations": {SESSION: setting.session, SUBMISSION: setting.submission},
     }
 
 
-def _pod(spec: WorkerSpec, setting: Setting, config: str, workers: int) -> dict[str, Any]:
+def _pod(spec: WorkerSpec, setting: PodSetting, config: str, workers: int) -> dict[str, Any]:
     marks = _marks(setting)
     labels = {
         **marks["labels"],
@@ -237,11 +237,11 @@ def _pod(spec: WorkerSpec, setting: Setting, config: str, workers: int) -> dict[
     return overlaid
 
 
-def _group(setting: Setting) -> str:
+def _group(setting: PodSetting) -> str:
     return name_of_agent(setting.owner, setting.submission)
 
 
-def _security(setting: Setting) -> dict[str, Any]:
+def _security(setting: PodSetting) -> dict[str, Any]:
     allowed: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if setting.user is None:
         return {**allowed, "runAsNonRoot": True}
@@ -249,7 +249,7 @@ def _security(setting: Setting) -> dict[str, Any]:
     return {**allowed, **ids, "runAsNonRoot": setting.user != 0}
 
 
-def _container(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
+def _container(spec: WorkerSpec, setting: PodSetting) -> dict[str, Any]:
     cpu, memory = f"{round(spec.resources.cpu * 1000)}m", str(spec.resources.memory_bytes + AGENT_MEMORY)
     amounts = {"cpu": cpu, "memory": memory}
     if spec.resources.gpu:
@@ -275,7 +275,7 @@ def _container(spec: WorkerSpec, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _volumes(spec: WorkerSpec, setting: Setting, config: str) -> list[dict[str, Any]]:
+def _volumes(spec: WorkerSpec, setting: PodSetting, config: str) -> list[dict[str, Any]]:
     agent = {"name": name_of_agent(setting.owner, setting.submission)}
     own = {"name": config, "items": [{"key": spec.name, "path": "config"}]}
     return [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from muster.errors import LaunchRefused, PlatformError
 from muster.platforms.kubernetes import rights
-from muster.platforms.kubernetes.client import Refused
+from muster.platforms.kubernetes.client import ApiRefused
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
@@ -67,7 +67,7 @@ def asking(what: str, worker: str | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except Refused as error:
+    except ApiRefused as error:
         refusal = find_refusal(REFUSALS, error.said, error.code)
         kind = LaunchRefused if worker else PlatformError
         advice = refusal.advice if refusal else error.advice

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from muster.platforms.kubernetes.client import Client
+from muster.platforms.kubernetes.client import ApiClient
 
 Rights = Mapping[str, Sequence[str]]  # verbs by resource
 
@@ -30,7 +30,7 @@ def review(namespace: str, resource: str, verb: str) -> dict[str, Any]:
     }
 
 
-def missing(client: Client, namespace: str, wanted: Rights) -> dict[str, list[str]]:
+def missing(client: ApiClient, namespace: str, wanted: Rights) -> dict[str, list[str]]:
     """Ask the cluster which of these rights its user does not have.
 
     Raises:

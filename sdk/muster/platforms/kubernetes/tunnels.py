@@ -23,8 +23,8 @@ from muster.errors import MusterError
 from muster.job import WorkerSpec
 from muster.platforms.base import Relay
 from muster.platforms.kubernetes import causes, exec_stream
-from muster.platforms.kubernetes.client import Refused
-from muster.platforms.kubernetes.exec_stream import Stream
+from muster.platforms.kubernetes.client import ApiRefused
+from muster.platforms.kubernetes.exec_stream import ExecStream
 from muster.platforms.kubernetes.pods import pod_name
 
 logger = logging.getLogger("muster")
@@ -34,7 +34,7 @@ TURN_SECONDS = 0.1  # between two looks at what is due
 DIALS_SECONDS = 5.0  # that a pod's agent gets for reaching the session by itself, where it may be able to
 PAUSES = (0.1, 0.3, 0.6, 1.0, 2.0)  # seconds until a stream is opened again, and the last of them from then on
 
-Opener = Callable[[str], Stream]  # given a pod's name; as ``open_exec``
+Opener = Callable[[str], ExecStream]  # given a pod's name; as ``open_exec``
 
 
 class Tunnels(Relay):
@@ -53,7 +53,7 @@ class Tunnels(Relay):
         self._lock = threading.Lock()
         self._pods: dict[str, _Pod] = {}
         self._is_closed = False
-        self._opened: queue.SimpleQueue[tuple[_Pod, Stream | None]] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[tuple[_Pod, ExecStream | None]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -80,7 +80,7 @@ class Tunnels(Relay):
                 if pod.worker == worker:
                     pod.has_come = True
 
-    def refusal(self, pod: str) -> Refused | None:
+    def refusal(self, pod: str) -> ApiRefused | None:
         """Return the cluster's refusal to let the session into a pod that needs it; None where there is none.
 
         An agent that may be able to dial the session by itself is given as long as its pod waits for a tunnel: on a
@@ -172,7 +172,7 @@ class Tunnels(Relay):
         stream = None
         try:
             stream = self._open_stream(pod.name)
-        except Refused as error:
+        except ApiRefused as error:
             if error.code == 403:
                 pod.refusal = error
             elif error.code == 404:
@@ -217,7 +217,7 @@ class _Pod:
         self.runs_since: float | None = None
         self.is_busy = False  # a stream is being opened, or carries
         self.tunnel: _Tunnel | None = None
-        self.refusal: Refused | None = None
+        self.refusal: ApiRefused | None = None
         self.trouble = ""
         self._tries = 0
         self._due_at = 0.0
@@ -247,7 +247,9 @@ class _Pod:
 class _Tunnel:
     """One stream, and the connection to the session that it carries."""
 
-    def __init__(self, selector: selectors.BaseSelector, stream: Stream, session: tuple[str, int], pod: _Pod) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, stream: ExecStream, session: tuple[str, int], pod: _Pod
+    ) -> None:
         self.is_over = False
         self.has_carried = False
         self.trouble = ""

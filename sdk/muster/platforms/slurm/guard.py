@@ -25,7 +25,7 @@ STEP_SECONDS = 5.0  # that agents get to end their processes and remove their fi
 LATE_SECONDS = 10.0  # for which jobs are looked for that were being submitted when the session ended
 
 
-class Guard(SessionGuard):
+class JobGuard(SessionGuard):
     """The session's end of a guard of jobs. Raises OSError."""
 
     def __init__(self) -> None:

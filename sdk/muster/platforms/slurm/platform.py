@@ -22,7 +22,7 @@ from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Storage, read_log
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.platforms.slurm import commands, script
-from muster.platforms.slurm.guard import Guard
+from muster.platforms.slurm.guard import JobGuard
 from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitions
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
@@ -80,7 +80,7 @@ class SlurmPlatform(Platform):
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._steps: dict[str, subprocess.Popen[bytes]] = {}  # what has started steps, by folder
-        self._guard: Guard | None = None
+        self._guard: JobGuard | None = None
         self._may_be_left = False  # whether there may be a job whose submission was not answered
         self._known_at = float("-inf")
         self._partitions: dict[str, Partition] = {}
@@ -157,10 +157,10 @@ class SlurmPlatform(Platform):
         }
         return {name: value for name, value in named.items() if value}
 
-    def _site(self) -> script.Site:
+    def _site(self) -> script.SiteOptions:
         places = self._places()
         is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
-        return script.Site(
+        return script.SiteOptions(
             flags=self._flags(),
             raw=self.sbatch_args,
             has_memory=all(node.memory > 1 for place in places for node in place.nodes),
@@ -182,7 +182,7 @@ class SlurmPlatform(Platform):
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
-            self._guard = Guard()
+            self._guard = JobGuard()
         made = Submission(self._home() / f"{_word(specs[0].run_id)}-{secrets.token_hex(4)}")
         self._guard.watch_folder(made.folder)
         try:

@@ -23,7 +23,7 @@ End = tuple[str, dict[str, str]]  # a job's state, and what else is said of it
 
 
 @dataclass(frozen=True)
-class Job:
+class QueuedJob:
     """A job as the queue shows it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, QueuedJob] = {}
         self._looked_at = float("-inf")  # when that was so
         self._asked_at = float("-inf")  # when Slurm was last asked for anything
         self._ends: dict[str, tuple[float, End | None]] = {}  # of jobs, and when they were asked for
@@ -71,13 +71,13 @@ class Queue:
         self._again_at = float("-inf")
         self.looks = 0
 
-    def look(self) -> Mapping[str, Job]:
+    def look(self) -> Mapping[str, QueuedJob]:
         """Look now, and return this user's jobs by id. Raises PlatformError where Slurm cannot be asked."""
         with self._lock:
             self._look()
             return self._jobs
 
-    def jobs(self) -> tuple[Mapping[str, Job], float]:
+    def jobs(self) -> tuple[Mapping[str, QueuedJob], float]:
         """Return this user's jobs by id, and the monotonic time at which that was so.
 
         Raises:
@@ -150,9 +150,9 @@ class Queue:
             self._ahead = ahead
 
 
-def _job(line: str) -> Job:
+def _job(line: str) -> QueuedJob:
     number, state, reason, start, partition, comment = line.split("|", 5)
-    return Job(number, state, reason, float(start) if start.isdecimal() else None, partition, comment)
+    return QueuedJob(number, state, reason, float(start) if start.isdecimal() else None, partition, comment)
 
 
 def end_of(job: str) -> End | None:

@@ -35,7 +35,7 @@ VARIABLES = {
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteOptions:
     """Options of a site, beside the workers' own.
 
     Attributes:
@@ -91,13 +91,13 @@ def _fits_in_a_line(word: str) -> bool:
     return word.isprintable() and "\\" not in word
 
 
-def variables(environ: Mapping[str, str], site: Site) -> dict[str, str]:
+def variables(environ: Mapping[str, str], site: SiteOptions) -> dict[str, str]:
     """Return the environment of sbatch, without what would count more there than what the script says."""
     ours = {VARIABLES.get(name) for name in (*OWN, "mem", "gpus-per-task", *site.flags)}
     return {name: value for name, value in environ.items() if name not in ours}
 
 
-def worker_arguments(count: int, resources: Resources, site: Site) -> list[str]:
+def worker_arguments(count: int, resources: Resources, site: SiteOptions) -> list[str]:
     """Return the options, of sbatch and srun alike, for so many workers of this size."""
     cpus = max(math.ceil(resources.cpu), 1)
     found = [f"--ntasks={count}", f"--cpus-per-task={cpus}"]
@@ -141,7 +141,7 @@ def launch_command(folder: str, parts: Sequence[Sequence[str]], label: str) -> l
     return command
 
 
-def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources], site: Site) -> str:
+def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources], site: SiteOptions) -> str:
     """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it.
 
     Workers of several sizes are a heterogeneous job, whose parts all start together.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 CONNECTIONS = 16  # that are kept open
 
 
-class Client(Protocol):
+class WorkbenchClient(Protocol):
     """The part of the workbench's API that the platform uses. Workers are dicts, as the workbench describes them."""
 
     def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:

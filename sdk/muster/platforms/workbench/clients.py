@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
-from muster.platforms.workbench.client import CONNECTIONS, Client
+from muster.platforms.workbench.client import CONNECTIONS, WorkbenchClient
 from muster.platforms.workbench.detection import LIBRARIES, REST_VARIABLES, find_library
 from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
@@ -49,7 +49,7 @@ SAFE = Retry(
 LAUNCH = SAFE.new(total=3, read=0, other=0, status_forcelist=(429,), respect_retry_after_header=False)
 
 
-def find_client(environ: Mapping[str, str]) -> Client:
+def find_client(environ: Mapping[str, str]) -> WorkbenchClient:
     """The client for the session with this environment.
 
     Raises:
@@ -70,18 +70,18 @@ class LibraryClient:
         self._library = library
 
     def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Launch one worker; see :class:`Client`."""
+        """Launch one worker; see :class:`WorkbenchClient`."""
         with self._translated("launch_workers"):
             (worker,) = self._library.launch_workers(1, **request)
         return _launched(worker)
 
     def list(self) -> list[dict[str, Any]]:
-        """The session's workers; see :class:`Client`."""
+        """The session's workers; see :class:`WorkbenchClient`."""
         with self._translated("list_workers"):
             return _checked(self._library.list_workers())
 
     def stop(self, worker_id: str) -> None:
-        """Ask a worker to end; see :class:`Client`."""
+        """Ask a worker to end; see :class:`WorkbenchClient`."""
         with self._translated("stop_workers"):
             answers = self._library.stop_workers(worker_id)
         for answer in answers or ():
@@ -134,7 +134,7 @@ class RestClient:
         return cls(project, engine, key, environ.get("CDSW_MASTER_ID") or environ.get("CDSW_ENGINE_ID", ""))
 
     def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Launch one worker; see :class:`Client`."""
+        """Launch one worker; see :class:`WorkbenchClient`."""
         with _translated():
             asked = {**request, "master_id": self._master_id}
             response = self._launching.post(self._dashboards, json=asked, timeout=LAUNCH_TIMEOUT)
@@ -143,11 +143,11 @@ class RestClient:
             raise _refusal(response, is_launch=True)
 
     def list(self) -> list[dict[str, Any]]:
-        """The session's workers; see :class:`Client`."""
+        """The session's workers; see :class:`WorkbenchClient`."""
         return self._ask("GET", self._workers, _workers)
 
     def stop(self, worker_id: str) -> None:
-        """Ask a worker to end; see :class:`Client`. One that is not there has ended."""
+        """Ask a worker to end; see :class:`WorkbenchClient`. One that is not there has ended."""
         self._ask("PUT", f"{self._dashboards}/{worker_id}/stop", _check_stopped)
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:

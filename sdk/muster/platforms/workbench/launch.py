@@ -10,10 +10,10 @@ from typing import Any
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import WorkerSpec
 from muster.platforms.workbench.agent_files import launch_request
-from muster.platforms.workbench.client import CONNECTIONS, Client
+from muster.platforms.workbench.client import CONNECTIONS, WorkbenchClient
 
 
-class Launch:
+class WorkbenchLaunch:
     """One launch of several workers.
 
     Attributes:
@@ -22,7 +22,7 @@ class Launch:
         failed: why another was not, by name: LaunchRefused, or PlatformError where it may have been all the same.
     """
 
-    def __init__(self, client: Client, specs: Sequence[WorkerSpec]) -> None:
+    def __init__(self, client: WorkbenchClient, specs: Sequence[WorkerSpec]) -> None:
         self._client = client
         self.specs = specs
         self._changed = threading.Condition()

@@ -16,8 +16,8 @@ from muster.job import Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.base import Platform, Reach, Storage, read_log
 from muster.platforms.workbench import agent_files
-from muster.platforms.workbench.client import Client
-from muster.platforms.workbench.launch import Launch
+from muster.platforms.workbench.client import WorkbenchClient
+from muster.platforms.workbench.launch import WorkbenchLaunch
 from muster.text.arguments import Argument, ArgumentText
 
 STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
@@ -55,7 +55,7 @@ class WorkbenchPlatform(Platform):
     explain_seconds = 3.0
     storage = Storage.PROJECT
 
-    client: Client | None = None
+    client: WorkbenchClient | None = None
     lease_seconds: float = option(
         Platform.lease_seconds,
         "How long workers go on without the session until they end",
@@ -89,7 +89,7 @@ class WorkbenchPlatform(Platform):
         """
         if run_key in self._submitted:
             return self._submitted[run_key]
-        launch = Launch(self._client, specs)
+        launch = WorkbenchLaunch(self._client, specs)
         undone = ""
         try:
             for spec in specs:
@@ -116,7 +116,7 @@ class WorkbenchPlatform(Platform):
         self._unlisted[worker.id] = time.monotonic()
         return worker
 
-    def _undo(self, launch: Launch, workers: Sequence[Worker]) -> str:
+    def _undo(self, launch: WorkbenchLaunch, workers: Sequence[Worker]) -> str:
         """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
         late = []
         for spec in launch.specs:
@@ -225,7 +225,7 @@ class WorkbenchPlatform(Platform):
         return sorted([*own, *self._others.values()], key=lambda worker: worker.created_at or 0.0)
 
 
-def _find_client() -> Client:
+def _find_client() -> WorkbenchClient:
     from muster.platforms.workbench.clients import find_client  # needs packages that only sessions of a workbench need
 
     return find_client(os.environ)
@@ -240,7 +240,7 @@ def _prepare(spec: WorkerSpec) -> None:
         raise LaunchRefused(f"The files of {spec.name} cannot be written: {error}.", worker=spec.name) from error
 
 
-def _refusal(launch: Launch, undone: str) -> PlatformError:
+def _refusal(launch: WorkbenchLaunch, undone: str) -> PlatformError:
     """The error for a launch in which at least one worker failed, the refused before those without an answer."""
     name, cause = min(launch.failed.items(), key=lambda item: not isinstance(item[1], LaunchRefused))
     what = "was refused" if isinstance(cause, LaunchRefused) else "could not be launched"
