@@ -10,6 +10,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_look_at_everybody_s_jobs_says_nothing_new_of_one_s_own(fake: StandIn)
 def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", looked := Queue())
     made = Submission(Path("/nowhere"))
-    made.job, made.names = "7", ["worker-0"]
+    made.job, made.names, made.known_at = "7", ["worker-0"], float("-inf")
     worker = Worker("7.0@/nowhere", "worker-0", created_at=1.0)
     fake.says("scontrol", "JobId=7 JobState=RUNNING Reason=None\n")
     assert state_of(worker, made, None, None) == worker
@@ -86,6 +87,28 @@ def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypat
     before = len(fake.asked("scontrol"))
     assert looked.end_of("8") == looked.end_of("8")
     assert len(fake.asked("scontrol")) - before == 1
+
+
+@pytest.mark.parametrize("set_by", [3600.0, -3600.0])
+def test_a_clock_that_is_set_changes_nothing_about_jobs(
+    fake: StandIn, monkeypatch: pytest.MonkeyPatch, set_by: float
+) -> None:
+    """Neither of one that the queue does not show yet, nor of one that has gone, nor of a task that has ended."""
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    worker = Worker("7.0@/nowhere", "worker-0", created_at=time.time())
+    task = Task(node="n1", at=time.time(), outcome={"status": Status.STOPPED, "signal": 15}, told_at=time.time())
+    clock = types.SimpleNamespace(time=lambda: time.time() + set_by, monotonic=time.monotonic)
+    monkeypatch.setattr("muster.platforms.slurm.states.time", clock)
+    made = Submission(Path("/nowhere"))
+    made.job, made.names = "7", ["worker-0"]
+    fake.queue()
+    fake.says("scontrol", "", complains="Invalid job id specified", status=1)
+    assert state_of(worker, made, None, None) == worker
+    made.known_at = float("-inf")
+    assert state_of(worker, made, None, None).status is Status.FAILED
+    fake.queue("7|RUNNING|None|N/A|main|none")
+    assert state_of(worker, made, replace(task, seen_at=time.monotonic()), None).status is Status.RUNNING
+    assert state_of(worker, made, task, None).status is Status.STOPPED
 
 
 def test_a_job_whose_processes_end_as_slurm_asks_them_to_has_made_way(
@@ -154,6 +177,7 @@ def test_what_slurm_says_of_a_job_s_end_becomes_an_error_of_its_own(
 ) -> None:
     monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
     made = Submission(Path("/nowhere"))
+    made.known_at = float("-inf")
     made.job, made.names = "7", ["worker-0"]
     if shown:
         fake.says("scontrol", shown)

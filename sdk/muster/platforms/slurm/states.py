@@ -83,14 +83,12 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
     number = made.job_of(task_of(worker.id))
     job = jobs.get(number)
     if job is None:
-        age = time.time() - (worker.created_at or 0.0)
-        is_late = age > LATE_SECONDS and time.time() - (time.monotonic() - looked_at) > (worker.created_at or 0.0)
+        is_late = time.monotonic() > made.known_at + LATE_SECONDS and looked_at > made.known_at
         return _ended(worker, made, task, "") if is_late else worker
     if job.is_over:
         return _ended(worker, made, task, job.state)
     if task.outcome:
-        is_newer = time.time() - (time.monotonic() - looked_at) > task.told_at + SETTLE_SECONDS
-        is_going_on = is_newer and job.state not in ("COMPLETING", "STOPPED")
+        is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
         return worker.moved(**task.outcome, finished_at=task.told_at) if is_going_on else worker
     if job.is_waiting:
         if NEVER.match(job.reason):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -48,6 +49,7 @@ class Task:
         node, address, pid, at: where it runs, and since when, once it has said so.
         outcome: its end as its agent told it, once it has.
         told_at: when it last told anything, in seconds since the epoch.
+        seen_at: when that was first read here, on the monotonic clock.
         was_stopped: whether somebody asked for its end.
     """
 
@@ -58,6 +60,7 @@ class Task:
     at: float | None = None
     outcome: dict[str, Any] = field(default_factory=dict)
     told_at: float = 0.0
+    seen_at: float = 0.0
     was_stopped: bool = False
 
 
@@ -67,6 +70,7 @@ class Submission:
     Attributes:
         folder: its folder.
         job: id of its job; empty until Slurm has taken it.
+        known_at: when that was first known here, on the monotonic clock.
         names: its workers', by task.
         logs: paths of their logs; those that lie elsewhere are symbols.
         parts: how many workers each part of a heterogeneous job has, in order; of another job there is one.
@@ -77,6 +81,7 @@ class Submission:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.job = ""
+        self.known_at = time.monotonic()
         self.names: list[str] = []
         self.logs: list[str] = []
         self.parts: list[int] = []
@@ -114,7 +119,7 @@ class Submission:
 
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
         """Note the job, for other processes as well, and return the workers' handles. Raises OSError."""
-        self.job, self.is_step = job, is_step
+        self.job, self.known_at, self.is_step = job, time.monotonic(), is_step
         facts = {"job": job, "names": self.names, "logs": self.logs, "parts": self.parts, "is_step": is_step}
         write_private(self.folder / "job.json", json.dumps(facts))
         return self.handles
@@ -170,7 +175,7 @@ class Submission:
         if known is None or known[0] != size:
             with open(entry.path, "rb") as file:
                 data = file.read(LARGEST_NEWS)
-            task = Task(outcome=outcome_of(data), told_at=entry.stat().st_mtime)
+            task = Task(outcome=outcome_of(data), told_at=entry.stat().st_mtime, seen_at=time.monotonic())
             for line in news_of(data):
                 if isinstance(line.get("node"), str) and isinstance(line.get("pid"), int):
                     task.node, task.address, task.pid = line["node"], str(line.get("address")), line["pid"]
