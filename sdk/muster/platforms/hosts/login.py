@@ -18,7 +18,7 @@ from typing import Any
 
 from muster.agent import frames
 from muster.errors import HostUnreachable, MusterError, PlatformError, PlatformUnsupported
-from muster.platforms.hosts.answers import HELLO, checked
+from muster.platforms.guard_answers import HELLO, checked
 from muster.platforms.hosts.failures import host_error
 from muster.runtime.forks import in_forked_children
 from muster.security.ssh import CONNECT_SECONDS, ssh_client

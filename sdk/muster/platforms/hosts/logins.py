@@ -6,20 +6,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from muster.agent.removal import remove_folder
 from muster.errors import MusterError
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.login import Login
+from muster.platforms.parallel import for_all
 from muster.records.scratch import make_scratch
 
-T = TypeVar("T")
-
-AT_ONCE = 32  # hosts that are logged in to at the same time
 PAUSE = 1.0  # seconds between two attempts to log in again
 
 
@@ -110,23 +106,3 @@ def _close_all(logins: dict[str, Login], folders: list[Path], owner: int) -> Non
         login.finish_close()
     while folders:
         remove_folder(folders.pop())
-
-
-def for_all(call: Callable[[str], T], hosts: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
-    """Call for all hosts at once; return what it returned for each, and what it raised for the others."""
-    done: dict[str, T] = {}
-    failed: dict[str, MusterError] = {}
-
-    def attempt(host: str) -> None:
-        try:
-            done[host] = call(host)
-        except MusterError as error:
-            failed[host] = error
-
-    if len(hosts) == 1:
-        attempt(hosts[0])
-    elif hosts:
-        with ThreadPoolExecutor(min(AT_ONCE, len(hosts)), "muster-hosts") as pool:
-            list(pool.map(attempt, hosts))
-    in_order = [host for host in hosts if host in done]
-    return {host: done[host] for host in in_order}, {host: failed[host] for host in hosts if host in failed}

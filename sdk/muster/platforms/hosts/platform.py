@@ -21,13 +21,14 @@ from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Cleaned, Platform, Reach, Relay, Storage, cores_in_words, memory_in_words
-from muster.platforms.hosts.answers import workers_of
+from muster.platforms.guard_answers import workers_of
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
 from muster.platforms.hosts.login import Login
-from muster.platforms.hosts.logins import Logins, for_all
-from muster.platforms.hosts.placement import Key, Placement
+from muster.platforms.hosts.logins import Logins
 from muster.platforms.hosts.ways import PoolRelay, Ways
+from muster.platforms.parallel import for_all
+from muster.platforms.placement import Key, Placement
 from muster.text.arguments import Argument, ArgumentText
 
 HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
@@ -163,8 +164,8 @@ class HostsPlatform(Platform):
         self.check()
         try:
             by_host: dict[str, list[WorkerSpec]] = {}
-            for spec in specs:
-                by_host.setdefault(self._placement.host_of(spec), []).append(spec)
+            for spec, host in zip(specs, self._placement.place(specs), strict=True):
+                by_host.setdefault(host, []).append(spec)
                 _make_log_folder(spec)
             for host, here in by_host.items():
                 for spec in here:

@@ -13,7 +13,8 @@ from muster.errors import MusterError
 from muster.job import WorkerSpec
 from muster.platforms.base import Reach, Relay
 from muster.platforms.hosts.failures import together
-from muster.platforms.hosts.logins import Logins, for_all
+from muster.platforms.hosts.logins import Logins
+from muster.platforms.parallel import for_all
 
 ANY, HERE = "0.0.0.0", "127.0.0.1"
 DIAL_SECONDS = 2.0  # after which a host counts as one that cannot dial the session

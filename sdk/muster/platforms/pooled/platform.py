@@ -19,9 +19,9 @@ from muster.errors import LaunchRefused, MusterError, PlatformError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Reach, Relay
-from muster.platforms.hosts.answers import Check, checked, workers_of
-from muster.platforms.hosts.logins import for_all
-from muster.platforms.hosts.placement import Key, Placement
+from muster.platforms.guard_answers import Check, checked, workers_of
+from muster.platforms.parallel import for_all
+from muster.platforms.placement import Key, Placement
 from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardSilent, GuardStream
 
 BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once a run needs it
@@ -128,7 +128,7 @@ class PooledPlatform(Platform):
         with contextlib.suppress(PlatformError):  # some may have ended whose guard was silent before
             self.poll(list(self._workers))
         try:
-            places = {self._place_for(spec): spec for spec in specs}
+            places = dict(zip(self._places_for(specs), specs, strict=True))
             return self._launch(places, specs, run_key)
         except BaseException:
             for spec in specs:
@@ -169,18 +169,18 @@ class PooledPlatform(Platform):
         self._submitted[run_key] = [by_name[spec.name] for spec in specs]
         return self._submitted[run_key]
 
-    def _place_for(self, spec: WorkerSpec) -> str:
-        """Return the pool's worker that a worker is in: the one that it had before, or else one that is free.
+    def _places_for(self, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Return the pool's workers that workers are in: those that they had before, or else ones that are free.
 
         Raises:
-            LaunchRefused: none is free.
+            LaunchRefused: there are too few.
         """
         try:
-            return self._placement.host_of(spec)
-        except LaunchRefused:
+            return self._placement.place(specs)
+        except LaunchRefused as refused:
             raise LaunchRefused(
-                f"No worker of the pool is free for {spec.name}.",
-                worker=spec.name,
+                f"No worker of the pool is free for {refused.worker}.",
+                worker=refused.worker,
                 advice="wait for the run that has them, or make a larger pool",
             ) from None
 
@@ -297,7 +297,7 @@ class PooledPlatform(Platform):
 
     def _own_spec(self, spec: WorkerSpec) -> WorkerSpec:
         """Return a worker's spec as that of the pool's own worker in whose place it is."""
-        return replace(spec, run_id=self._run_dir.name, name=self._place_for(spec))
+        return replace(spec, run_id=self._run_dir.name, name=self._places_for([spec])[0])
 
 
 class _RelayOfPool(Relay):

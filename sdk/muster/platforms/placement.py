@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from muster.errors import LaunchRefused, ResourceError
 from muster.job import WorkerSpec
@@ -24,20 +25,30 @@ class Placement:
         self._has_ended = has_ended
         self._placed: dict[Key, str] = {}
 
+    def place(self, specs: Sequence[WorkerSpec]) -> list[str]:
+        """The hosts of some workers, which are theirs from now on. Raises LaunchRefused where one finds no slot."""
+        keys = [(spec.run_id, spec.name) for spec in specs]
+        if not all(key in self._placed for key in keys):
+            taken = Counter(host for worker, host in self._placed.items() if not self._has_ended(worker))
+            free = (host for host, slots in self._slots.items() for _ in range(slots - taken[host]))
+            for key, spec in zip(keys, specs, strict=True):
+                if key not in self._placed:
+                    self._placed[key] = self._next(free, spec)
+        return [self._placed[key] for key in keys]
+
+    def _next(self, free: Iterator[str], spec: WorkerSpec) -> str:
+        host = next(free, None)
+        if host is None:
+            raise LaunchRefused(
+                f"There is no slot for {spec.name}: all {sum(self._slots.values())} of the hosts are taken.",
+                worker=spec.name,
+                advice=ArgumentText("more slots: host:slots in ", Argument("hosts", "")),
+            )
+        return host
+
     def host_of(self, spec: WorkerSpec) -> str:
-        """The host of a worker. Raises LaunchRefused where none has a slot for it."""
-        key = (spec.run_id, spec.name)
-        if key not in self._placed:
-            taken = [host for worker, host in self._placed.items() if not self._has_ended(worker)]
-            free = [host for host, slots in self._slots.items() if taken.count(host) < slots]
-            if not free:
-                raise LaunchRefused(
-                    f"There is no slot for {spec.name}: all {sum(self._slots.values())} of the hosts are taken.",
-                    worker=spec.name,
-                    advice=ArgumentText("more slots: host:slots in ", Argument("hosts", "")),
-                )
-            self._placed[key] = free[0]
-        return self._placed[key]
+        """The host of one worker, as ``place`` has it."""
+        return self.place([spec])[0]
 
     def free(self, spec: WorkerSpec) -> None:
         """Take back the slot of a worker that was not launched."""
