@@ -264,7 +264,7 @@ def test_an_interrupt_ends_a_controller_that_has_not_begun(here: Path, monkeypat
     monkeypatch.setattr(controller, "PROGRAM", program)
 
     def interrupt() -> None:
-        eventually(told.exists, "it hangs", 60)
+        eventually(lambda: told.exists() and told.read_text(), "it hangs", 60)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
