@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 logger = logging.getLogger("muster")
 
@@ -42,9 +42,8 @@ class Bounds:
         """Return how many processes an agent may tell of."""
         return self._expected(worker) + SPARE_PROCESSES
 
-    def allow_process(self, worker: str, rank: int | None, known: Iterable[int | None]) -> bool:
+    def allow_process(self, worker: str, rank: int | None, known: Collection[int | None]) -> bool:
         """Return whether an agent may tell that a process has started, beside those that are known of its worker."""
-        known = {*known}
         has_room = rank not in known and len(known) < self.most_processes(worker)
         if not has_room:
             self.doubt(worker, "tells of more processes than anybody has asked for")
