@@ -32,7 +32,7 @@ def digits() -> None:
 def test_tensorflow_1_15_on_python_3_7_trains_under_the_same_cluster() -> None:
     script = SCRIPTS / "mnist_ps_tf1.py"
     cluster = muster.run_cluster(
-        2, 1, worker_script=script, args=["--epochs", 4], python=TF1_PYTHON, run_timeout=180
+        2, 1, worker_script=script, args=["--epochs", 4], python=TF1_PYTHON, timeout_seconds=120, run_timeout=120
     ).cluster
     accuracy = cluster.result.metrics["test_accuracy"]
     assert accuracy >= 0.9
