@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from muster.job import EndCause, Resources, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_METRICS, NOTES_OF_EACH
 from muster.run.state import RunState
+from muster.run.waits import WAITS_SECONDS
 from muster.testing import SimulatedLoop
 
 HELLO = wire.Hello(wire.VERSION, "", "worker-0", 100, "10.0.0.1", cores=2)
@@ -251,6 +253,17 @@ def test_what_workers_wait_for_is_said_once(told: Told) -> None:
     assert told.state.waits_of(["worker-0"]) == ["The queue is full."]
     assert [data["text"] for kind, data in told.said() if kind == "note"] == ["The queue is full."]
     assert [data.get("reason") for kind, data in told.said() if kind == "worker_state"] == ["The queue is full."]
+
+
+def test_what_workers_wait_for_is_said_no_more_often_than_people_can_read(told: Told) -> None:
+    def poll(reason: str) -> list[str]:
+        waits = Worker("worker-0", "worker-0", Status.SCHEDULING, reason=reason)
+        told.call(told.state.polled, [waits], [])
+        return [data["text"] for kind, data in told.said() if kind == "note"]
+
+    assert poll("8 jobs are before it.") == poll("7 jobs are before it.") == ["8 jobs are before it."]
+    told.loop.run(asyncio.sleep(WAITS_SECONDS))
+    assert poll("6 jobs are before it.") == ["8 jobs are before it.", "6 jobs are before it."]
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,20 @@ class Bounds:
 
     def allow_failure(self, worker: str) -> bool:
         """Count a failure that an agent tells of, and return whether it is recorded."""
-        self._failures[worker] += 1
-        has_room = self._failures[worker] <= FAILURES_OF_EACH * self.most_processes(worker)
-        if not has_room:
-            self.doubt(worker, "tells of more failures than its processes can have")
-        return has_room
+        return self._count(
+            self._failures, worker, FAILURES_OF_EACH, "tells of more failures than its processes can have"
+        )
 
     def allow_stage(self, worker: str) -> bool:
         """Count a stage that an agent tells of, and return whether it is told on."""
-        self._stages[worker] += 1
-        has_room = self._stages[worker] <= MOST_STAGES * self.most_processes(worker)
+        return self._count(self._stages, worker, MOST_STAGES, "tells of more stages than anybody reads")
+
+    def _count(self, told: Counter[str], worker: str, of_each: int, too_much: str) -> bool:
+        """Count one more of a worker's, and return whether its processes may have as many."""
+        told[worker] += 1
+        has_room = told[worker] <= of_each * self.most_processes(worker)
         if not has_room:
-            self.doubt(worker, "tells of more stages than anybody reads")
+            self.doubt(worker, too_much)
         return has_room
 
     def allow_progress(self, worker: str, rank: int | None) -> bool:
@@ -86,13 +88,13 @@ class Bounds:
 
 
 class Metrics:
-    """The values last reported: of several ranks those of the lowest that reports it, as which comes last is chance.
+    """Values last reported, of the lowest rank that reports each: which of several comes last is chance.
 
     Args:
         workers: names of all that may report.
 
     Attributes:
-        values: them, by name.
+        values: the value of each metric, by its name.
     """
 
     def __init__(self, workers: Iterable[str]) -> None:
