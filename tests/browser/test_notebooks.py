@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -218,25 +219,66 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
 
 
 def test_a_log_of_many_lines_shows_its_end_and_what_was_before_it(open_notebook: Open, page: Page, lab: Server) -> None:
-    many = "import time\nfor number in range(400_000): print('line', number)\nprint('end', flush=True)\ntime.sleep(600)"
-    (lab.root / "many.py").write_text(many)
+    many = """
+        import time
+        for number in range(400_000):
+            print("line", number)
+        print("all said", flush=True)
+        time.sleep(600)
+    """
+    (lab.root / "many.py").write_text(textwrap.dedent(many))
     notebook = open_notebook(lab, run_cell().replace("train.py", "many.py"))
     notebook.run()
-    expect(page.locator(".muster-body")).to_contain_text("end", timeout=30_000)
+    expect(page.locator(".muster-body")).to_contain_text("all said", timeout=30_000)
 
     page.click(".muster-body >> text=worker-1")
     log = page.locator(".muster-log pre")
-    expect(log).to_contain_text("line 399999\nend")
+    expect(log).to_contain_text("line 399999\nall said")
     lines = log.inner_text().strip().split("\n")
-    assert lines == [*(f"line {number}" for number in range(400_001 - len(lines), 400_000)), "end"], "none is torn"
+    assert lines == [*(f"line {number}" for number in range(400_001 - len(lines), 400_000)), "all said"], "none is torn"
     note = page.locator(".muster-log .muster-muted")
     expect(note).to_have_text(f"the last {len(lines):,} lines, {400_001 - len(lines):,} before them")
 
     log.evaluate("log => { log.scrollTop = 0 }")
     expect(note).not_to_contain_text(f"last {len(lines):,} ")
     older = log.inner_text().strip().split("\n")
-    assert older == [*(f"line {number}" for number in range(400_001 - len(older), 400_000)), "end"]
+    assert older == [*(f"line {number}" for number in range(400_001 - len(older), 400_000)), "all said"]
     assert len(older) > 1.5 * len(lines)
+
+
+def test_lines_that_went_from_an_open_log_come_again_where_they_are_scrolled_to(
+    open_notebook: Open, page: Page, lab: Server
+) -> None:
+    script = """
+        import pathlib, time
+        for number in range(60_000):
+            print("line", number, flush=number % 1000 == 999)
+            while number == 999 and not pathlib.Path("go").exists():
+                time.sleep(0.1)
+            if number % 1000 == 999:  # slower than what the page leaves out
+                time.sleep(0.1)
+        print("all said", flush=True)
+        time.sleep(600)
+    """
+    (lab.root / "steady.py").write_text(textwrap.dedent(script))
+    notebook = open_notebook(lab, run_cell().replace("train.py", "steady.py"))
+    notebook.run()
+    expect(page.locator(".muster-body")).to_contain_text("line 999", timeout=30_000)
+    page.click(".muster-body >> text=worker-1")
+    log = page.locator(".muster-log pre")
+    expect(log).to_contain_text("line 999")
+    (lab.root / "go").touch()
+    expect(log).to_contain_text("line 59999\nall said", timeout=30_000)
+    note = page.locator(".muster-log .muster-muted")
+    expect(note).to_contain_text("before them")
+
+    first = int(log.inner_text().split("\n")[0].split()[1])
+    while first > 20_000:
+        log.evaluate("log => { log.scrollTop = 0 }")
+        expect(note).not_to_contain_text(f" {first:,} before them")
+        lines = log.inner_text().strip().split("\n")
+        assert lines == [*(f"line {number}" for number in range(60_001 - len(lines), 60_000)), "all said"]
+        first = 60_001 - len(lines)
 
 
 def test_a_run_of_another_process_is_stopped_where_it_is_shown(open_notebook: Open, page: Page, lab: Server) -> None:

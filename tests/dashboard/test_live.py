@@ -99,17 +99,23 @@ def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
     with log.open("ab") as file:
         file.write(b"1%\r2%\ra\r")
         file.flush()
-        assert window.read()["text"] == "1%\r2%\ra", "the page has lines overwritten"
+        news = window.read()
+        assert news["text"] == "1%\r2%\ra", "the page has lines overwritten"
+        assert news["line"] == news["start"]
         file.write("\nunfinished €".encode()[:-1])
         file.flush()
         news = window.read()
         assert (news["text"], news["before"], news["fresh"]) == ("\nunfinished ", 1030, False)
+        assert (news["line"], window.older(news["line"])["text"][-5:]) == (log.read_bytes().index(b"unf"), "2%\ra\n")
+        file.write(b"still")
+        file.flush()
+        assert window.read()["line"] is None, "no line begins in it"
         file.write("€".encode()[-1:] + b"".join(b"%d\n" % number for number in range(5000)))
     news = window.read()
     assert (news["fresh"], news["text"].splitlines()[-1]) == (True, "4999"), "it goes on with the newest"
     assert news["before"] + len(news["text"].splitlines()) == 1030 + 1 + 5000
     log.write_text("new\n")
-    assert window.read() == {"text": "new\n", "start": 0, "before": 30, "fresh": True}
+    assert window.read() == {"text": "new\n", "start": 0, "line": 0, "before": 30, "fresh": True}
 
 
 def record(events: list[Event]) -> Run:

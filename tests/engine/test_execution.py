@@ -95,7 +95,7 @@ def test_whatever_raises_wherever_it_does_the_run_ends(
         assert "run_ended" in (made.run_dir / "events.jsonl").read_text()
 
 
-@pytest.mark.parametrize("where", ["make_specs", "Pool", "RunState", "Orchestrator"])
+@pytest.mark.parametrize("where", ["make_specs", "AgentPool", "RunState", "Orchestrator"])
 def test_what_raises_once_the_session_listens_leaves_no_socket(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -63,7 +63,7 @@ def refusal(platform: WorkbenchPlatform, run: Run, n: int = 3) -> str:
         ("500", "the proxy says no .HTTP 500"),
         ("slow", "does not answer: .*timed out"),
         ("drop", "answer cannot be read: IncompleteRead"),
-        ("garble", "answer cannot be read: Unterminated string"),
+        ("garble", "answer cannot be read: (Unterminated|Expecting) "),
     ],
 )
 def test_a_launch_without_an_answer_is_never_repeated_and_leaves_nobody(

@@ -27,34 +27,45 @@ class LogWindow:
         self._older = path.with_name(path.name + ".1")
         self._position: int | None = None
         self._lines = 0  # before the position
+        self._in_line = False  # what was read last has not ended its line
 
     def read(self) -> dict[str, Any]:
         """Return the text appended since the last call.
 
-        ``text``; ``start``, the place of its first byte; ``before``, how many lines there are before it; and ``fresh``:
-        whether it does not follow what was read before, since that was left out, or the file has begun anew.
+        ``text``; ``start``, the place of its first byte; ``line``, the place of the first line that begins in it, if
+        any does; ``before``, how many lines are before it; and ``fresh``: whether it does not follow what was read
+        before, since that was left out, or the file has begun anew.
         """
         try:
             with open_regular(self.path) as file:
                 size = file.seek(0, 2)
                 fresh = self._position is None or size < self._position
                 if self._position is None or size < self._position:
-                    self._position, self._lines = 0, _lines_of(self._older)
+                    self._position, self._lines, self._in_line = 0, _lines_of(self._older), False
                 if size - self._position > MOST_BYTES:
                     fresh = True
                     self._skip(file, size - MOST_BYTES)
                 file.seek(self._position)
                 data = file.read(MOST_BYTES)
         except FileNotFoundError:
-            return {"text": "", "start": 0, "before": 0, "fresh": True}
+            return {"text": "", "start": 0, "line": 0, "before": 0, "fresh": True}
         whole = _TORN.sub(b"", data) if len(data) < MOST_BYTES else data
-        told = {"text": _shown(whole), "start": self._position, "before": self._lines, "fresh": fresh}
+        first = whole.find(b"\n") + 1 if self._in_line else 0
+        told = {
+            "text": _shown(whole),
+            "start": self._position,
+            "line": self._position + first if first or not self._in_line else None,
+            "before": self._lines,
+            "fresh": fresh,
+        }
         self._position += len(whole)
+        if whole:
+            self._in_line = not whole.endswith(b"\n")
         self._lines += _count(whole)
         return told
 
     def older(self, start: int) -> dict[str, Any]:
-        """The lines that end at the place ``start``: ``text``, and the ``start`` of that; nothing at the beginning."""
+        """The lines that end at the place ``start``, as ``end``: ``text``, and its ``start``; none at the beginning."""
         path, end, base = self.path, start, 0
         try:
             if start <= 0:
@@ -65,11 +76,11 @@ class LogWindow:
                 file.seek(begin)
                 data = file.read(max(0, end - begin))
         except OSError:
-            return {"text": "", "start": start}
+            return {"text": "", "start": start, "end": start}
         if begin:
             torn = data.find(b"\n") + 1
             begin, data = begin + torn, data[torn:]
-        return {"text": _shown(data), "start": begin + base}
+        return {"text": _shown(data), "start": begin + base, "end": start}
 
     def _skip(self, file: Any, wanted: int) -> None:
         """Go on at the first line that begins after ``wanted``."""
@@ -81,7 +92,7 @@ class LogWindow:
         rest = file.read(MOST_BYTES)
         torn = rest.find(b"\n") + 1
         self._lines += _count(rest[:torn])
-        self._position = wanted + torn
+        self._position, self._in_line = wanted + torn, False
 
 
 def _shown(data: bytes) -> str:

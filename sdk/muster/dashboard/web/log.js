@@ -1,6 +1,7 @@
 // The log of one worker: its end, live, with search; older parts as they are scrolled to.
 
-const MAX_LOG_LINES = 20000; // in the page; the oldest go, and come again when they are scrolled to
+const LIVE_LINES = 20000; // kept of a log that grows; the oldest go, and come again when they are scrolled to
+const MOST_LINES = 60000; // while older ones are read
 const NEAR = 40; // pixels from an end of what is shown
 
 // A line as a terminal leaves it: what follows a carriage return overwrites what was there. One at its end still has
@@ -32,11 +33,16 @@ class Log {
   }
 
   open(worker) {
-    Object.assign(this, { worker, lines: [], unfinished: "", start: 0, before: 0, dropped: false, asked: false });
+    this.begin(worker);
     this.element.hidden = worker == null;
     setText(this.title, worker ?? "");
     setText(this.note, "…");
     setText(this.text, "");
+  }
+
+  // Marks are the places in the file where lines that are here begin, each with the number of lines before it.
+  begin(worker, start = 0, before = 0) {
+    Object.assign(this, { worker, lines: [], unfinished: "", before, marks: [[start, 0]], asked: false });
   }
 
   say(text) {
@@ -44,56 +50,62 @@ class Log {
   }
 
   // Takes what was printed since the last time, or, if fresh, the end of the log without all that was left out.
-  append({ worker, text, start, before, fresh }) {
+  append({ worker, text, start, line, before, fresh }) {
     if (worker !== this.worker) return;
-    if (fresh) Object.assign(this, { lines: [], unfinished: "", start: start ?? 0, before: before ?? 0, dropped: false });
+    const atEnd = fresh || this.isAtEnd();
+    if (fresh) this.begin(worker, start, before);
+    else if (line != null) this.marks.push([line, this.lines.length + (line > start ? 1 : 0)]);
     const lines = (this.unfinished + text).split("\n");
     this.unfinished = overwritten(lines.pop());
     this.lines.push(...lines.map(ended));
-    const dropped = this.lines.length - MAX_LOG_LINES;
-    if (dropped > 0) {
-      this.lines.splice(0, dropped);
-      this.before += dropped;
-      this.dropped = true; // where they begin in the file is no longer known
-    }
-    this.paint(fresh);
+    this.drop(this.lines.length - (atEnd ? LIVE_LINES : MOST_LINES));
+    this.paint(atEnd);
   }
 
-  // Takes the lines before those that are here, and leaves what is read where it is.
-  prepend({ worker, text, start }) {
-    if (worker !== this.worker || !this.asked) return;
+  // Drops about that many of the oldest lines, up to a mark, since those before it are asked for by its place.
+  drop(count) {
+    const kept = this.marks.findLastIndex(([, lines]) => lines <= count);
+    if (kept <= 0) return;
+    const dropped = this.marks[kept][1];
+    this.lines.splice(0, dropped);
+    this.before += dropped;
+    this.marks = this.marks.slice(kept).map(([place, lines]) => [place, lines - dropped]);
+  }
+
+  // Takes the lines that end where those begin that are here, and leaves what is read where it is.
+  prepend({ worker, text, start, end }) {
+    if (worker !== this.worker) return;
     this.asked = false;
-    if (text) {
-      const lines = text.split("\n");
-      if (lines[lines.length - 1] === "") lines.pop();
-      this.lines.unshift(...lines.map(ended));
-      this.before = Math.max(0, this.before - lines.length);
-    } else {
-      this.before = 0;
-    }
-    this.start = start;
+    if (end !== this.marks[0][0]) return; // others are here meanwhile
+    const lines = text ? text.split("\n") : [];
+    if (lines[lines.length - 1] === "") lines.pop();
+    this.lines.unshift(...lines.map(ended));
+    this.before = lines.length ? Math.max(0, this.before - lines.length) : 0;
+    this.marks = [[start, 0], ...this.marks.map(([place, before]) => [place, before + lines.length])];
     const fromEnd = this.text.scrollHeight - this.text.scrollTop;
-    this.paint();
+    this.paint(false);
     this.text.scrollTop = this.text.scrollHeight - fromEnd;
   }
 
   scrolled() {
-    const { text } = this;
-    const wanted = text.scrollTop < NEAR && this.before > 0 && !this.asked && !this.dropped && !this.search.value;
-    if (!wanted || this.lines.length >= MAX_LOG_LINES) return;
+    const wanted = this.text.scrollTop < NEAR && this.before > 0 && this.lines.length < MOST_LINES;
+    if (!wanted || this.asked || this.search.value) return;
     this.asked = true;
-    this.onOlder(this.start);
+    this.onOlder(this.marks[0][0]);
   }
 
-  paint(toEnd = false) {
-    const { text } = this;
-    const atEnd = toEnd || text.scrollHeight - text.scrollTop - text.clientHeight < NEAR;
+  isAtEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.text;
+    return scrollHeight - scrollTop - clientHeight < NEAR;
+  }
+
+  paint(atEnd = this.isAtEnd()) {
     const lines = this.unfinished ? [...this.lines, ended(this.unfinished)] : this.lines;
     const wanted = this.search.value.toLowerCase();
     const found = wanted ? lines.filter((line) => line.toLowerCase().includes(wanted)) : lines;
-    setText(text, found.join("\n") || (wanted ? "" : "It has printed nothing yet."));
+    setText(this.text, found.join("\n") || (wanted ? "" : "It has printed nothing yet."));
     this.say(this.extent(wanted, found.length, lines.length));
-    if (atEnd) text.scrollTop = text.scrollHeight;
+    if (atEnd) this.text.scrollTop = this.text.scrollHeight;
   }
 
   extent(wanted, found, here) {
