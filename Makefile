@@ -7,6 +7,8 @@
 PYTHON ?= python3
 # Relative, since the folder's own path may hold a space.
 RUN := .venv/bin/python -m
+# Images of containers often set it, and uv compiles nothing: each process would then compile all of TensorFlow anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name does; do printf '  make %-12s %s\n' "$$name" "$$does"; done
