@@ -37,6 +37,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Here, and in the interpreters that get their PYTHONPATH from this environment or from this path.
 runpy.run_path(str(QUICK_KERAS / "sitecustomize.py"))
 sys.path.append(str(QUICK_KERAS))
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many processes would compile all that it imports
+sys.dont_write_bytecode = False
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(QUICK_KERAS), os.environ.get("PYTHONPATH")]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import py_compile
 import socket
 import subprocess
 import sys
@@ -336,6 +337,23 @@ class TestTheWorkers:
 
         assert finding.level == "warning"
         assert finding.text == "some_package is 1.0 on worker-0; 2.0 on worker-1"
+
+    def test_packages_that_every_process_would_compile_anew_are_named(self, folder: Path) -> None:
+        (folder / "theirs" / "torch").mkdir(parents=True)
+        (folder / "theirs" / "torch" / "__init__.py").touch()
+        more = f'export PYTHONPATH="$PYTHONPATH:{folder}/theirs"'
+        keeps = str(interpreter(folder / "keeps", more))
+        keeps_none = str(interpreter(folder / "keeps_none", f"{more} PYTHONDONTWRITEBYTECODE=1"))
+
+        assert [finding.level for finding in look(launch=True, python=keeps).of("versions")] == ["ok"]
+        _, finding = look(launch=True, python=keeps_none).of("versions")
+        assert finding.level == "warning"
+        assert "every process compiles torch anew" in finding.text
+        assert "(on worker-0 and worker-1)" in finding.text
+        assert "`python -m compileall`" in str(finding.fix)
+
+        py_compile.compile(str(folder / "theirs" / "torch" / "__init__.py"))
+        assert [finding.level for finding in look(launch=True, python=keeps_none).of("versions")] == ["ok"]
 
     def test_workers_with_an_interpreter_of_their_own_are_asked_what_it_lacks(self, folder: Path) -> None:
         (folder / "theirs").mkdir()

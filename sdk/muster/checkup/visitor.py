@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 
+LARGE = ("keras", "tensorflow", "torch")  # to compile one of them takes seconds
 INSTALLED = re.compile(r"([\w.]+)-(\d[\w.!+]*?)(-py\d.*)?\.(dist|egg)-info$")
 
 
@@ -30,6 +31,17 @@ def packages() -> "dict[str, str]":
     return found
 
 
+def compiled_anew() -> "list[str]":
+    """The large packages that every process compiles anew: nothing compiled is there, and none is to be kept."""
+    return [name for name in LARGE if sys.dont_write_bytecode and is_uncompiled(name)]
+
+
+def is_uncompiled(package: str) -> bool:
+    """Return whether a package is there as source alone."""
+    spec = importlib.util.find_spec(package)
+    return bool(spec and spec.cached and not os.path.exists(spec.cached))
+
+
 def main() -> None:
     """Write down what the worker has, and wait."""
     path = os.path.join(os.environ["MUSTER_RESULTS"], os.environ["MUSTER_WORKER"] + ".json")
@@ -37,6 +49,7 @@ def main() -> None:
         "missing": [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None],
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "packages": packages(),
+        "compiled_anew": compiled_anew(),
         "free": shutil.disk_usage(os.getcwd()).free,
         "cwd": os.getcwd(),
     }

@@ -111,6 +111,7 @@ def visit(checked: CheckedRun) -> list[Finding]:
                 found += _check_logins(strategy.members, strategy.identity)
             facts = _await_facts(cluster, strategy.members)
             found += _check_versions(facts, checked.strategy.requires)
+            found += _check_compiled(facts)
             if checked.platform.python:  # else it is this session's, or has been looked at already
                 found += _compare_with_session(facts, checked.job)
             found += _check_facts(facts, strategy.members)
@@ -224,6 +225,19 @@ def _check_versions(facts: Mapping[str, Mapping[str, Any]], requires: Sequence[s
     if not differ and facts:
         python = next(iter(facts.values()))["python"]
         yield Finding("ok", "versions", f"the same Python {python} and packages on all workers")
+
+
+def _check_compiled(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Check that processes find large packages compiled: uv compiles none, and many images have Python keep nothing."""
+    by_worker = {name: told["compiled_anew"] for name, told in facts.items() if told["compiled_anew"]}
+    if by_worker:
+        named = join_names(sorted(set().union(*by_worker.values())))
+        text = (
+            f"every process compiles {named} anew, which takes some seconds: "
+            f"nothing compiled is installed, and PYTHONDONTWRITEBYTECODE is set (on {join_names(list(by_worker))})"
+        )
+        fix = "that variable unset; or once `python -m compileall` on the interpreter's site-packages"
+        yield Finding("warning", "versions", text, fix)
 
 
 def _compare_with_session(facts: Mapping[str, Mapping[str, Any]], job: Job) -> Iterator[Finding]:
