@@ -11,8 +11,9 @@ import pytest
 from muster.dashboard.html_page import html_page
 from muster.dashboard.live import LiveState
 from muster.dashboard.snapshot import to_html
+from muster.records.folders import create
 from muster.records.journal import Journal
-from muster.records.runs import Run, create
+from muster.records.runs import Run
 from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboard.scenes import at, failing, starting, training, view_of

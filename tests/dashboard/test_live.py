@@ -25,8 +25,9 @@ from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
 from muster.errors import JobError
 from muster.events import Event
 from muster.job import Job, Resources
+from muster.records.folders import create
 from muster.records.journal import Journal
-from muster.records.runs import Run, create
+from muster.records.runs import Run
 from muster.records.sessions import this_session
 from muster.strategies.horovod import Horovod
 

@@ -15,8 +15,9 @@ from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 from muster.errors import RunUnreachable
 from muster.events import Event
+from muster.records.folders import create
 from muster.records.journal import Journal
-from muster.records.runs import Run, create
+from muster.records.runs import Run
 
 from tests.dashboard.scenes import at, failing, training
 from tests.support import eventually

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from muster.records import runs
+from muster.records import folders
 
 from tests.support import IMPORT_PATH, TESTS, eventually
 
@@ -60,7 +60,9 @@ def running(tmux: Tmux, tmp_path: Path) -> Tmux:
     (tmp_path / "sleeps.py").write_text("import time\nprint('here we are', flush=True)\ntime.sleep(600)\n")
     (tmp_path / "program.py").write_text(MUSTER)
     path = f"{IMPORT_PATH}{os.pathsep}{TESTS}"
-    environment = f"MUSTER_DASHBOARD= MUSTER_HOME={shlex.quote(str(runs.muster_home()))} PYTHONPATH={shlex.quote(path)}"
+    environment = (
+        f"MUSTER_DASHBOARD= MUSTER_HOME={shlex.quote(str(folders.muster_home()))} PYTHONPATH={shlex.quote(path)}"
+    )
     tmux.type(f"{environment} {shlex.quote(sys.executable)} program.py; echo ended: $?", "Enter")
     eventually(lambda: tmux.shows().count("here we are") == 4, "all workers print")
     return tmux

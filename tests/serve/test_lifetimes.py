@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from muster.agent import linux
 from muster.commands.main import main
-from muster.records import runs
+from muster.records import folders
 from muster.security.certificates import make_certificate
 from muster.serve.record import Record, clean_up
 from muster.serve.site import ServiceAddress
@@ -38,7 +38,7 @@ def started(service: Service) -> list[int]:
 def record_of(service: Service) -> Path:
     """The folder that the service keeps its records in."""
     (folder,) = [
-        path.parent for path in runs.muster_home().glob("serve/*/service.json") if service.url in path.read_text()
+        path.parent for path in folders.muster_home().glob("serve/*/service.json") if service.url in path.read_text()
     ]
     return folder
 

@@ -18,7 +18,7 @@ from muster.checks.project import Project
 from muster.errors import JobError
 from muster.job import SERVER, Job, Launcher, Member, Plan, Process
 from muster.options.fields import chosen_options
-from muster.records.runs import TENSORBOARD, muster_home
+from muster.records.folders import TENSORBOARD, muster_home
 from muster.security.ssh import SSH_PORT
 from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText, listed

@@ -21,7 +21,7 @@ from typing import Any
 from muster.agent.project import MOST_FILES
 from muster.errors import JobError
 from muster.job import Job
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
 IGNORE = ".musterignore"

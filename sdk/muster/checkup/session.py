@@ -21,7 +21,7 @@ from muster.errors import PlatformError, ResourceError
 from muster.failure.diagnosis import join_names
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 from muster.run.request import CheckedRun, describe_place
 from muster.text.arguments import Argument, ArgumentText
 

@@ -13,7 +13,8 @@ from muster.errors import MusterError
 from muster.events import metrics_to_json
 from muster.events.data import Note
 from muster.records.first_step import first_step
-from muster.records.runs import LOST_ADVICE, LOST_REASON, Run
+from muster.records.record import LOST_ADVICE, LOST_REASON
+from muster.records.runs import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.errors import RunNotFound
-from muster.records import control, runs
+from muster.records import control, finding, folders
+from muster.records.record import LAUNCHER_LOG
+from muster.records.runs import Run
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,12 +40,12 @@ def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
 
 def run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids of the recorded runs, newest first, and ``last``."""
-    return [name for name in ("last", *runs.run_ids()) if name.startswith(incomplete)]
+    return [name for name in ("last", *folders.run_ids()) if name.startswith(incomplete)]
 
 
 def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids of the runs that are under way, newest first, and ``last`` where that is one of them."""
-    known = [runs.Run(runs.muster_home() / "runs" / run_id) for run_id in runs.run_ids()]
+    known = [Run(folders.muster_home() / "runs" / run_id) for run_id in folders.run_ids()]
     living = [run.run_id for run in known if control.control_file(run.run_dir).exists() and run.status == "running"]
     is_last = bool(living) and living[0] == known[0].run_id
     return [name for name in (*(["last"] if is_last else []), *living) if name.startswith(incomplete)]
@@ -52,8 +54,8 @@ def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: s
 def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Workers of the run that stands before this word, and ``launcher`` where it has a log."""
     try:
-        run = runs.open_run(ctx.params.get("run") or "last")
+        run = finding.open_run(ctx.params.get("run") or "last")
     except RunNotFound:
         return []
-    names = [*run.workers, *([runs.LAUNCHER_LOG] if run.log_files(runs.LAUNCHER_LOG) else [])]
+    names = [*run.workers, *([LAUNCHER_LOG] if run.log_files(LAUNCHER_LOG) else [])]
     return [name for name in names if name.startswith(incomplete)]

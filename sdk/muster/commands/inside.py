@@ -18,8 +18,9 @@ import click
 from muster.commands import completion
 from muster.commands.streams import Pump
 from muster.errors import JobError, MusterError, RunUnreachable
-from muster.records import runs
+from muster.records import finding
 from muster.records.control import open_stream
+from muster.records.runs import Run
 from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2
@@ -108,8 +109,8 @@ def forward(run: str, worker: str, port: str) -> None:
         _serve(listener, opened, worker, there)
 
 
-def _under_way(run: str) -> runs.Run:
-    opened = runs.open_run(run)
+def _under_way(run: str) -> Run:
+    opened = finding.open_run(run)
     if opened.status != "running":
         raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its workers have ended with it")
     return opened
@@ -126,7 +127,7 @@ def _ports(text: str) -> tuple[int, int]:
     return found
 
 
-def _serve(listener: socket.socket, run: runs.Run, worker: str, port: int) -> None:
+def _serve(listener: socket.socket, run: Run, worker: str, port: int) -> None:
     """Pass on connections, each on a thread, as many at once as may be; until the run has ended."""
     free = threading.Semaphore(MOST_CONNECTIONS)
     listener.settimeout(0.5)
@@ -143,7 +144,7 @@ def _serve(listener: socket.socket, run: runs.Run, worker: str, port: int) -> No
         threading.Thread(target=_pass_on, args=(connection, run, worker, port, free), daemon=True).start()
 
 
-def _pass_on(local: socket.socket, run: runs.Run, worker: str, port: int, free: threading.Semaphore) -> None:
+def _pass_on(local: socket.socket, run: Run, worker: str, port: int, free: threading.Semaphore) -> None:
     def end(channel: int) -> None:
         with contextlib.suppress(OSError):
             local.shutdown(socket.SHUT_WR)

@@ -19,7 +19,9 @@ from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
 from muster.dashboard import is_terminal
 from muster.dashboard.text import COLOURS, GLYPHS, duration
-from muster.records import runs as recorded
+from muster.records import finding, folders
+from muster.records.record import LAUNCHER_LOG
+from muster.records.runs import Run
 from muster.runtime.echo import without_echo
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
@@ -72,7 +74,7 @@ def runs(
         if limit or name or status:
             raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
         keep = KEPT_RUNS if keep is None else keep
-        deleted = recorded.prune(keep, older_than)
+        deleted = finding.prune(keep, older_than)
         if json_wanted:
             as_json.echo(deleted)
         else:
@@ -82,7 +84,7 @@ def runs(
         raise click.UsageError("--keep and --older-than say what --prune leaves, and --prune is not given.")
     listed = [
         run
-        for run in recorded.list_runs()
+        for run in finding.list_runs()
         if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
     ]
     if json_wanted:
@@ -101,12 +103,12 @@ def runs(
     if not listed and (name is not None or status):
         click.echo("No recorded run is like that; `muster runs` lists all.", err=True)
     elif not listed:
-        click.echo(f"No run has been recorded in {recorded.muster_home() / 'runs'} yet.", err=True)
+        click.echo(f"No run has been recorded in {folders.muster_home() / 'runs'} yet.", err=True)
 
 
 def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
     """Return, in words, what has been deleted and what has been kept."""
-    kept = len(recorded.run_ids())
+    kept = len(folders.run_ids())
     rule = f"the newest {keep} (--keep)"
     if older_than is not None:
         rule += f", all of the last {older_than:g} days (--older-than)"
@@ -115,7 +117,7 @@ def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
     )
 
 
-def _table(listed: Sequence[recorded.Run]) -> Table:
+def _table(listed: Sequence[Run]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -130,21 +132,21 @@ def _table(listed: Sequence[recorded.Run]) -> Table:
     return table
 
 
-def _named(run: recorded.Run) -> str:
+def _named(run: Run) -> str:
     """Return a run's id, with its name where that is in letters that ids have not."""
     return run.run_id if run.name.isascii() else f"{run.run_id} ({clean(run.name)})"
 
 
-def _status(run: recorded.Run) -> str:
+def _status(run: Run) -> str:
     return f"{GLYPHS.get(run.status, ' ')} {run.status}"
 
 
-def _took(run: recorded.Run) -> str:
+def _took(run: Run) -> str:
     """Return how long the run took, or has taken so far; for a lost run the least that it may have been."""
     return f"{'≥ ' if run.status == 'lost' else ''}{duration(run.seconds)}"
 
 
-def _until(run: recorded.Run) -> str:
+def _until(run: Run) -> str:
     """Return until when a detached run that is under way may live; empty for others."""
     if run.detached_until is None or run.status != "running":
         return ""
@@ -162,9 +164,9 @@ def explain(run: str, json_wanted: bool) -> None:
     default.
     """
     if json_wanted:
-        as_json.echo(as_json.explanation(recorded.open_run(run)))
+        as_json.echo(as_json.explanation(finding.open_run(run)))
         return
-    click.echo(wrapped(recorded.open_run(run).explain(as_options)))
+    click.echo(wrapped(finding.open_run(run).explain(as_options)))
 
 
 @click.command()
@@ -186,7 +188,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
       muster show
       muster show last --html run.html
     """
-    opened = recorded.open_run(run)
+    opened = finding.open_run(run)
     if json_wanted:
         as_json.echo(as_json.outcome(opened))
     elif html is not None:
@@ -207,7 +209,7 @@ def attach(run: str) -> None:
     Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
     of one, or "last", which is the default.
     """
-    opened = recorded.open_run(run)
+    opened = finding.open_run(run)
     if opened.status == "running":
         _show_live(opened)
     else:
@@ -215,7 +217,7 @@ def attach(run: str) -> None:
     opened.wait()
 
 
-def _show_live(run: recorded.Run) -> None:
+def _show_live(run: Run) -> None:
     from muster.dashboard import choose
     from muster.dashboard.follow import follow
     from muster.events.data import RunEnded
@@ -241,7 +243,7 @@ def _show_live(run: recorded.Run) -> None:
         dashboard.close()
 
 
-def _show_end(run: recorded.Run) -> None:
+def _show_end(run: Run) -> None:
     from muster.dashboard.follow import usage_now
     from muster.dashboard.model import fold
     from muster.dashboard.replay import replay
@@ -281,11 +283,11 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
       muster logs last
       muster logs last worker-1 --follow
     """
-    opened = recorded.open_run(run)
+    opened = finding.open_run(run)
     tails: dict[str, Tail] = {}
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
-        for name in [worker] if worker else [*opened.workers, recorded.LAUNCHER_LOG]:
+        for name in [worker] if worker else [*opened.workers, LAUNCHER_LOG]:
             lines: list[bytes] = []
             is_new = name not in tails
             if is_new:

@@ -8,7 +8,8 @@ from typing import Any
 
 from muster.dashboard.replay import replay
 from muster.events.data import RunRequested
-from muster.records.runs import Run, list_runs
+from muster.records.finding import list_runs
+from muster.records.runs import Run
 
 MAX_RUNS = 50  # so many of the newest recorded runs are looked through
 SAME = ("script", "strategy", "args", "resources", "python")  # of a job, for its speed to be comparable

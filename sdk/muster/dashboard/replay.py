@@ -5,7 +5,8 @@ from __future__ import annotations
 from muster.dashboard.model import RunView, fold
 from muster.events import Event
 from muster.events.data import RunEnded
-from muster.records.runs import LOST_ADVICE, LOST_REASON, Run
+from muster.records.record import LOST_ADVICE, LOST_REASON
+from muster.records.runs import Run
 
 
 def untold_end(run: Run) -> Event:

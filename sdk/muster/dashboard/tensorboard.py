@@ -10,7 +10,7 @@ from typing import Any
 
 from muster.board.tensorboard import TensorBoard, tensorboard
 from muster.errors import MusterError
-from muster.records.runs import TENSORBOARD
+from muster.records.folders import TENSORBOARD
 
 CHECK_SECONDS = 1.0
 

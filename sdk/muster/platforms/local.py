@@ -27,7 +27,7 @@ from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Storage, cores_in_words, memory_in_words, read_log
 from muster.platforms.guard_process import GuardGone, GuardProcess
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 from muster.records.scratch import make_scratch, scratch_of_this_session
 from muster.text.arguments import Argument, ArgumentText
 

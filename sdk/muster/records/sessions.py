@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+WAKE = "fg in its terminal, or kill -CONT {}"  # a suspended process
+
 
 def this_session() -> dict[str, Any]:
     """Return what ``run_requested`` records of this process, so that others can tell whether it still runs."""
@@ -29,6 +31,11 @@ def suspended(session: Any) -> int | None:
         return None
     pid: int = session["pid"]
     return pid if _stat(pid)[:1] in (["T"], ["t"]) else None
+
+
+def words_for_suspended(pid: int) -> str:
+    """Say that a run's session is suspended."""
+    return f"its session, process {pid}, is suspended (by Ctrl-Z, or SIGSTOP)"
 
 
 def wake(session: Any) -> None:

@@ -25,8 +25,8 @@ from muster.events import Observer
 from muster.events.observers import Observers
 from muster.job import Job, Plan, Workers
 from muster.platforms.base import Platform
-from muster.records import runs
 from muster.records.result import Result
+from muster.records.runs import Run
 from muster.run.execution import Execution
 from muster.run.orchestrator import AT_ONCE, Orchestrator
 from muster.run.request import CheckedRun, RunRequest, check
@@ -360,11 +360,11 @@ class Cluster:
     @without_inner_frames
     def logs(self, worker: str | None = None) -> Text:
         """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default."""
-        return runs.Run(self.run_dir).logs(worker)
+        return Run(self.run_dir).logs(worker)
 
     def explain(self) -> Text:
         """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
-        return runs.Run(self.run_dir).explain()
+        return Run(self.run_dir).explain()
 
     @without_inner_frames
     def stacks(self) -> Stacks:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import MusterError
-from muster.records import control, runs
+from muster.records import control, folders
 from muster.run.streams import Stream
 from muster.runtime.background import in_thread
 
@@ -78,7 +78,7 @@ class Control:
             self._path.unlink(missing_ok=True)
 
     def _say_where(self, path: Path) -> None:
-        runs.write_json(self._path, {"socket": str(path), "token": self._token}, mode=0o600)
+        folders.write_json(self._path, {"socket": str(path), "token": self._token}, mode=0o600)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

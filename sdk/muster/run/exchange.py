@@ -24,8 +24,8 @@ from muster.errors import PlatformError
 from muster.events import Event, EventData
 from muster.platforms.agents import default_log_cap
 from muster.pools.endpoint import Endpoint
+from muster.records.folders import TENSORBOARD
 from muster.records.result import SUFFIXES
-from muster.records.runs import TENSORBOARD
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
 from muster.run.request import RunContext

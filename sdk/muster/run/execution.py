@@ -26,9 +26,10 @@ from muster.events.observers import Observers
 from muster.failure.diagnosis import mark_attempt
 from muster.platforms.base import Platform
 from muster.pools.pool import CLOSE_SECONDS, PlatformCalls
-from muster.records import runs, sessions
+from muster.records import folders, sessions
 from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
+from muster.records.runs import Run
 from muster.records.scratch import make_scratch
 from muster.run.attempts import Attempts
 from muster.run.control import Answer, Control
@@ -228,7 +229,7 @@ class Execution:
         """Remove what an attempt has left. The next has another scratch folder, which no late agent of this one has."""
         before, self._scratch = self._scratch, await in_thread(make_scratch)
         await self._control()  # whose socket goes with its folder: whatever kills the session, its guard removes one
-        for folder in (before, runs.library(self.run_dir)):
+        for folder in (before, folders.library(self.run_dir)):
             await in_thread(remove_folder, folder)
         await self._forget_results()
 
@@ -254,7 +255,7 @@ class Execution:
     async def _leave_nothing(self, checked: CheckedRun) -> None:
         """Remove what ends with the run."""
         async with contextlib.AsyncExitStack() as last:  # the last first, and each of them whatever the others do
-            for folder in (self._scratch, runs.library(self.run_dir)):
+            for folder in (self._scratch, folders.library(self.run_dir)):
                 last.push_async_callback(in_thread, remove_folder, folder)
             if self._controlled_by is not None:
                 last.push_async_callback(self._controlled_by.close)
@@ -310,7 +311,7 @@ class Execution:
         return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
 
     async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"lines": await in_thread(runs.Run(self.run_dir).log_end, str(request.get("name")))}
+        return {"lines": await in_thread(Run(self.run_dir).log_end, str(request.get("name")))}
 
     async def _open_command(self, request: Mapping[str, Any]) -> Stream:
         try:
@@ -357,7 +358,7 @@ class Execution:
     async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()
         try:
-            await in_thread(runs.write_json, self.run_dir / "result.json", recorded)
+            await in_thread(folders.write_json, self.run_dir / "result.json", recorded)
         except OSError as error:  # whoever waits for the end must hear of it all the same
             logger.warning("the end of run %s could not be recorded: %s", self.run_id, error)
         keys = ("status", "reason", "advice", "error", "advice_parts")
@@ -387,7 +388,7 @@ class Execution:
         try:
             scratch = make_scratch()
             try:
-                run_dir = runs.create(name)
+                run_dir = folders.create(name)
                 try:
                     journal = Journal(run_dir / "events.jsonl")
                 except BaseException:

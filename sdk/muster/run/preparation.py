@@ -19,7 +19,7 @@ from muster.job import Imports, Job, Needs, Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
 from muster.pools.pool import AgentPool, PlatformCalls
-from muster.records import runs
+from muster.records import folders
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import ATTEMPT_VARIABLE, CheckedRun, RunContext
@@ -66,7 +66,7 @@ async def _prepare(
 ) -> Orchestrator:
     job, strategy, imports = checked.job, checked.strategy, _imports(checked)
     storage = checked.platform.storage
-    library = runs.library(run_dir) if storage is Storage.PROJECT else None
+    library = folders.library(run_dir) if storage is Storage.PROJECT else None
     by_places = storage is Storage.NOTHING
     facts = make_facts(job, run_dir, scratch, library=library, probed=checked.probed, by_places=by_places)
     facts = replace(facts, launcher_at=checked.launcher_at, no_ssh=checked.no_ssh)
@@ -121,7 +121,7 @@ def prepare_again(
 
 
 def _write_plan(run_dir: Path, job: Job, plan: Plan) -> None:
-    runs.write_json(run_dir / "plan.json", describe(plan, job))
+    folders.write_json(run_dir / "plan.json", describe(plan, job))
 
 
 def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> AgentPool:

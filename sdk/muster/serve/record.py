@@ -1,4 +1,4 @@
-"""Records of running services, in ``serve/<service>`` of :func:`~muster.records.runs.muster_home`.
+"""Records of running services, in ``serve/<service>`` of :func:`~muster.records.folders.muster_home`.
 
     keys             its API key, unless it was given a file of keys; gone with the service, and void
     service.json     who serves, where and with which platform; gone once the service has ended in order
@@ -23,8 +23,7 @@ from muster.agent.removal import remove_folder
 from muster.errors import JobError, MusterError
 from muster.job import Worker
 from muster.platforms import get_platform
-from muster.records.folders import make_folder
-from muster.records.runs import muster_home, write_json
+from muster.records.folders import make_folder, muster_home, write_json
 from muster.records.sessions import is_alive, is_out_of_sight, this_session
 from muster.serve.site import ServiceAddress
 from muster.text.reading import read_json

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from muster.errors import JobError
 from muster.job import SESSION, Job, Launcher, Member, Plan, Process
 from muster.options.fields import option
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 from muster.security.ssh import ssh_client
 from muster.strategies.base import Facts, Strategy
 from muster.strategies.commands import script_command

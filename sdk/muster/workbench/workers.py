@@ -25,8 +25,7 @@ from muster.errors import JobError, ScriptError
 from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform, PollBackoff
-from muster.records.folders import make_folder
-from muster.records.runs import muster_home
+from muster.records.folders import make_folder, muster_home
 from muster.records.scratch import make_scratch
 from muster.runtime.forks import in_forked_children
 

@@ -41,7 +41,7 @@ from muster.platforms.containers.images import (
 from muster.platforms.containers.network import Network, make_network, plan_network
 from muster.platforms.containers.refusals import asking
 from muster.platforms.session_guard import is_orphaned, owner
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 
 AT_ONCE = 8  # requests to the engine at the same time
 STOP_SECONDS = 4.0  # that an agent gets for ending its processes and itself

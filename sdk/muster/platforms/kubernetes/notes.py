@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.platforms.session_guard import is_left_behind, owner
-from muster.records.folders import make_folder
-from muster.records.runs import muster_home
+from muster.records.folders import make_folder, muster_home
 from muster.security.ssh import write_private
 from muster.text.reading import read_json
 

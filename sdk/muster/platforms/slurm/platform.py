@@ -27,7 +27,7 @@ from muster.platforms.slurm.nodes import Partition, check_fits, chosen, partitio
 from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
-from muster.records.runs import muster_home
+from muster.records.folders import muster_home
 
 END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
 KILL_SECONDS = 15.0  # that a step may take by which tasks of a node are told to end

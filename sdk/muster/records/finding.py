@@ -1,0 +1,99 @@
+"""Finds recorded runs, by their ids and names, and deletes old ones."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from muster.agent.removal import remove_folder
+from muster.errors import RunNotFound, without_inner_frames
+from muster.records.folders import muster_home, run_ids
+from muster.records.runs import Run
+from muster.text.shown import Table
+
+LIKE = 0.6  # how much of what was typed an id must have to be suggested
+LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
+
+
+class Runs(Table[Run]):
+    """Recorded runs, shown as a table."""
+
+    HEADING = ("status", "took", "strategy", "run")
+
+    def cells(self, item: Run) -> Sequence[str]:
+        """Return what ``muster runs`` tells of one."""
+        return item.status, f"{item.seconds:.1f} s", item.strategy, item.run_id
+
+
+def list_runs() -> Runs:
+    """All recorded runs, newest first; shown as a table."""
+    runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
+    return Runs(sorted(runs, key=lambda run: (run.started_at, run.run_id), reverse=True))
+
+
+@without_inner_frames
+def open_run(name: str = "last") -> Run:
+    """The run of that id, or whose id alone begins that way, the only one of that name, or the ``last`` one.
+
+    The four letters that an id ends with will do as well.
+
+    Raises:
+        RunNotFound: there is none, or there are several.
+    """
+    runs = {run.run_id: run for run in list_runs()}
+    name = str(name)
+    if name in runs:
+        return runs[name]
+    if name.lower() == "last":
+        if not runs:
+            raise RunNotFound(
+                "No run has been recorded yet.", advice=f"runs are looked for in {muster_home() / 'runs'}"
+            )
+        return next(iter(runs.values()))
+    for what, matches in (
+        ("begin with", [run_id for run_id in runs if name and run_id.startswith(name)]),
+        ("are called", [run_id for run_id in runs if name in _called(run_id)]),
+    ):
+        if len(matches) == 1:
+            return runs[matches[0]]
+        if matches:
+            raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=", ".join(matches[:5]))
+    near = [run_id for run_id in runs if name and name in run_id] or _near(name, list(runs))
+    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or "`muster runs` lists them")
+
+
+def _called(run_id: str) -> tuple[str, ...]:
+    """Return what is left of an id without its time: the run's name, and the letters that tell it from others."""
+    slug, _, letters = re.sub(r"^\d+-\d+-", "", run_id).rpartition("-")
+    return slug, letters
+
+
+def _near(name: str, ids: list[str]) -> list[str]:
+    """Return ids that begin much as ``name`` does, the most similar first."""
+
+    def likeness(run_id: str) -> tuple[int, float]:
+        begun = run_id[: len(name)]
+        return len(os.path.commonprefix([name, begun])), difflib.SequenceMatcher(None, name, begun).ratio()
+
+    return sorted((run_id for run_id in ids if likeness(run_id)[1] > LIKE), key=likeness, reverse=True)
+
+
+def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
+    """Delete recorded runs, never one that is running. Returns the ids of those deleted.
+
+    Args:
+        keep: how many of the newest to leave.
+        older_than_days: of the others, delete only those that started longer ago than that.
+    """
+    newest_start = time.time() - (older_than_days or 0) * 86400
+    candidates = [run for run in list_runs()[max(keep, 0) :] if run.started_at <= newest_start]
+    return [run.run_id for run in candidates if _may_be_deleted(run) and remove_folder(run.run_dir)]
+
+
+def _may_be_deleted(run: Run) -> bool:
+    if run.status == "lost":
+        return time.time() - run.last_sign_of_life > LOST_GRACE
+    return run.status != "running"

@@ -1,0 +1,254 @@
+"""The record of a run, read from its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.errors import RunNotFound, without_inner_frames
+from muster.events import Event, RunEnded, RunRequested
+from muster.records.folders import ID_TIME
+from muster.records.result import read_record
+from muster.records.sessions import is_alive
+from muster.text.arguments import ArgumentText, each_part
+from muster.text.cleaning import clean, is_file_name, overwritten
+from muster.text.reading import open_regular, read_json
+from muster.text.shown import Text
+
+logger = logging.getLogger("muster")
+
+LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
+LOG_END = 15  # lines of a log that explain() shows
+LOG_END_BYTES = 64 * 1024
+JOURNAL_END_BYTES = 64 * 1024
+START_GRACE = 60.0  # seconds that a new folder may be without its first event before it counts as lost
+LOST_REASON = "its session is gone and left no result: it was killed, or its machine went down"
+LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the last of them (muster.training.checkpoint)"
+
+
+class Record:
+    """The record of one run, read from its folder whenever it is asked; the run may still be under way.
+
+    Attributes:
+        run_dir: the run's folder.
+        run_id: the folder's name.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.run_id = run_dir.name
+        self._first_event: Event | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def status(self) -> str:
+        """``running``, ``succeeded``, ``failed``, ``stopped``, or ``lost``: its session died and left no result."""
+        if self.result is not None:
+            return str(self.result.get("status", "failed"))
+        if self._request is None:
+            is_new = abs(time.time() - self.started_at) < START_GRACE  # a clock that was set back makes none young
+            return "running" if is_new else "lost"
+        return "running" if is_alive(self.session) else "lost"
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return str(self._job.get("name") or self.run_id[16:-5])
+
+    @property
+    def strategy(self) -> str:
+        """Name of the strategy, such as ``horovod``; empty where it was not recorded."""
+        return str(self._asked.strategy or self._job.get("strategy") or "")
+
+    @property
+    def started_at(self) -> float:
+        """Time at which the run was asked for, in seconds since the epoch."""
+        return self._request.time if self._request else time.mktime(time.strptime(self.run_id[:15], ID_TIME))
+
+    @property
+    def session(self) -> Mapping[str, Any]:
+        """The process that the run belongs to, as ``muster.records.sessions`` knows it."""
+        return self._asked.session
+
+    @property
+    def detached_until(self) -> float | None:
+        """Time at which a detached run is ended at the latest; None for one that ends with its session."""
+        return self._asked.detached_until
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run took, has taken so far, or is known to have lasted."""
+        if self.result is not None and "seconds" in self.result:
+            return float(self.result["seconds"])
+        if self.status == "running":
+            return max(0.0, time.time() - self.started_at)  # the clock may have been set meanwhile
+        return max(0.0, self.last_sign_of_life - self.started_at)
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
+        planned = list(filter(is_file_name, self._planned("processes")))
+        logged = sorted(path.stem for path in (self.run_dir / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
+        return list(dict.fromkeys([*planned, *filter(is_file_name, logged)]))
+
+    def _planned(self, what: str) -> Mapping[str, Any]:
+        found = (self.plan or {}).get(what)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """Contents of ``result.json``, or else the end of the journal; None until the run has ended.
+
+        A mapping, of a failure too, as it tells of runs of any process. :meth:`wait` gives a ``Result`` or raises.
+        """
+        found = _read_json(self.run_dir / "result.json") or self._journalled_result()
+        return None if found is None else read_record(found)
+
+    @property
+    def advice(self) -> str:
+        """Advice on a run that failed, an ``ArgumentText`` where that names arguments; empty otherwise."""
+        result = self.result or ({"advice": LOST_ADVICE} if self.status == "lost" else {})
+        parts = result.get("advice_parts")
+        advice = ArgumentText.from_json(parts) if isinstance(parts, list) else str(result.get("advice") or "")
+        return each_part(advice, clean)
+
+    def _journalled_result(self) -> Mapping[str, Any] | None:
+        """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
+        try:
+            with open_regular(self.run_dir / "events.jsonl") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return None
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):
+                event = Event.from_json(line.decode("utf-8", errors="replace"))
+                if isinstance(event.data, RunEnded):
+                    return {
+                        **vars(event.data),
+                        "worker": event.worker,
+                        "seconds": max(0.0, event.time - self.started_at),
+                    }
+        return None
+
+    @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """Contents of ``plan.json``; None where the cluster never came so far."""
+        return _read_json(self.run_dir / "plan.json")
+
+    def events(self) -> Iterator[Event]:
+        """The recorded events, oldest first. Lines that were torn when a session died are passed over."""
+        try:
+            opened = open_regular(self.run_dir / "events.jsonl")
+        except FileNotFoundError:
+            return
+        except OSError as error:  # another user's, for instance: it must not hide the other runs
+            self._warn(f"it cannot be read: {error.strerror}")
+            return
+        with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    yield Event.from_json(line, self._warn)
+                except ValueError:
+                    continue
+
+    def _warn(self, text: str) -> None:
+        """Say once what of the journal does not fit this version of Muster, and so is passed over."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s: %s", self.run_dir / "events.jsonl", text)
+
+    def log_path(self, name: str) -> Path:
+        """The path of the log of a worker, a rank (``rank-1``) or the ``launcher``; a lone rank's is its worker's.
+
+        Raises:
+            RunNotFound: the run has none of that name.
+        """
+        folder = self.run_dir / "logs"
+        rank = re.fullmatch(r"(?:rank[- ])?(\d+)", str(name))
+        if rank:
+            own = folder / "ranks" / f"rank-{rank.group(1)}.log"
+            name = self._planned("ranks").get(rank.group(1), str(name))
+            if own.is_file():
+                return own
+        if name not in (*self.workers, LAUNCHER_LOG):
+            known = ", ".join(self.workers) or "none that are known"
+            raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=f"its workers: {known}")
+        return folder / f"{name}.log"
+
+    def log_files(self, worker: str) -> list[Path]:
+        """The files that hold what a worker, a rank or the ``launcher`` printed, older part first; none if nothing.
+
+        Raises:
+            RunNotFound: the run has none of that name.
+        """
+        newer = self.log_path(worker)
+        return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.is_file()]
+
+    @without_inner_frames
+    def logs(self, worker: str | None = None) -> Text:
+        """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default.
+
+        Bytes that are not UTF-8 are U+FFFD.
+
+        Raises:
+            RunNotFound: the run has no such worker.
+        """
+        if worker is None:
+            texts = {name: self.logs(name) for name in self.workers}
+            return Text("".join(f"--- {name}\n{text.rstrip()}\n" for name, text in texts.items() if text.strip()))
+        return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
+
+    def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
+        """The last lines that a worker (or ``launcher``) printed. Raises as ``logs`` does."""
+        files = self.log_files(worker)
+        if not files:
+            return []
+        with open_regular(files[-1]) as file:
+            file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
+            text = overwritten(file.read().decode("utf-8", errors="replace"))
+        return text.removesuffix("\n").split("\n")[-lines:] if text else []
+
+    @property
+    def last_sign_of_life(self) -> float:
+        """Time at which the session or a worker last wrote anything, in seconds since the epoch.
+
+        Agents write to their logs once they have lost the session.
+        """
+        found = []
+        for path in (self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")):
+            with contextlib.suppress(OSError):
+                found.append(path.stat().st_mtime)
+        return max(found, default=self.started_at)
+
+    @property
+    def _request(self) -> Event | None:
+        """The first event, which says who asked for what; None where the run has only just been made."""
+        if self._first_event is None:
+            self._first_event = next(self.events(), None)
+        return self._first_event
+
+    @property
+    def _asked(self) -> RunRequested:
+        """The request that the first event tells of, as far as there is one."""
+        data = self._request.data if self._request else None
+        return data if isinstance(data, RunRequested) else RunRequested()
+
+    @property
+    def _job(self) -> Mapping[str, Any]:
+        return self._asked.job
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):  # one record that cannot be read must not hide the others
+        return None
+    return data if isinstance(data, dict) else None
