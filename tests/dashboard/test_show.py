@@ -160,7 +160,7 @@ def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -
     widget._answer(widget, {"ask": "log", "worker": "worker-1"}, [])
     log.write_text("one\ntwo\n")
     widget.tick()
-    news = {"kind": "log", "worker": "worker-1", "text": "two\n", "start": 4, "before": 1, "fresh": False}
+    news = {"kind": "log", "worker": "worker-1", "text": "two\n", "start": 4, "line": 4, "before": 1, "fresh": False}
     assert sent.of("log")[-1] == news
 
 
