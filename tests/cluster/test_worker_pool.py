@@ -314,7 +314,7 @@ def test_whatever_makes_it_cold_is_said(here: Path, monkeypatch: pytest.MonkeyPa
         (here / "bare.py").write_text("print('bare')\n")
         pool.run_cluster(worker_script="bare.py", strategy="processes", dashboard=False)
         assert "cold, as the script begins with no imports of packages" in repr(pool)
-        assert "starts cold: the script begins with no imports of packages" in log()
+        assert "starts cold" not in log(), "it would not start sooner"
         said_by(pool)
         package.write_text(HEAVY.format(version=22))
         assert said_by(pool)["warm"] is False

@@ -349,7 +349,7 @@ class Agent:
             why = made.reason_against(argv, env, cwd)
             if why is None:
                 return functools.partial(become, made)
-        if why and not self._has_told_cold:
+        if why and imports["modules"] and not self._has_told_cold:  # without imports there is nothing to gain
             self._has_told_cold = True
             self._log.write("the script starts cold: {}".format(why))
         return None
