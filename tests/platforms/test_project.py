@@ -18,9 +18,10 @@ from tests.support import Run, eventually
 
 SCRIPT = """
 import os, pathlib, sys
-import helper.inner
+files = sorted(path.as_posix() for path in pathlib.Path(".").rglob("*") if path.is_file())
+import helper.inner  # which Python may keep compiled
 print(os.path.basename(sys.argv[0]), sys.argv[1:], helper.inner.ANSWER, pathlib.Path("data/räksmörgås").read_text())
-print(sorted(path.as_posix() for path in pathlib.Path(".").rglob("*") if path.is_file()))
+print(files)
 print(oct(os.stat("tool").st_mode & 0o777), os.readlink("latest"), os.getcwd())
 """
 
