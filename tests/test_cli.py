@@ -31,7 +31,7 @@ from muster.job import Resources
 from muster.platforms import machine
 from muster.platforms.base import Cleaned
 from muster.platforms.local import LocalPlatform
-from muster.records import finding, folders, runs, sessions
+from muster.records import folders, lookup, runs, sessions
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
@@ -81,7 +81,7 @@ def muster(*arguments: str) -> Result:
 
 def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> runs.Run:
     """A run of known content."""
-    path = folders.create(name)
+    path = folders.make_run_folder(name)
     request = Event(
         "run_requested", data={"job": {"name": name, "strategy": "horovod"}}, time=time.time() - days_ago * 86400
     )
@@ -233,7 +233,7 @@ class TestRun:
     def test_success(self, script: str) -> None:
         result = muster("run", "-n", "2", script)
 
-        run = finding.open_run("last")
+        run = lookup.open_run("last")
         assert result.exit_code == 0
         assert result.stderr == ""
         assert "worker-1 succeeded" in result.stdout
@@ -255,7 +255,7 @@ class TestRun:
 
         assert list(printed) == OUTCOME
         assert (printed["status"], printed["error"], printed["metrics"]["test_accuracy"]) == ("succeeded", None, 0.97)
-        assert printed["id"] == finding.open_run("last").run_id
+        assert printed["id"] == lookup.open_run("last").run_id
         assert [worker["name"] for worker in printed["workers"]] == ["worker-0", "worker-1"]
         assert printed["workers"][0] | {"address": ""} == {
             "name": "worker-0", "status": "succeeded", "address": "", "reason": "", "exit_code": 0, "signal": None,
@@ -273,7 +273,7 @@ class TestRun:
         explained = json.loads(muster("explain", "--json").stdout)
         assert list(explained) == [*OUTCOME[:-1], "details", "first_step", "explanation"]
         assert "ValueError: the shard is empty" in explained["details"]
-        assert explained["explanation"] == finding.open_run("last").explain()
+        assert explained["explanation"] == lookup.open_run("last").explain()
 
     @pytest.mark.parametrize(
         ("command", "words"),
@@ -314,7 +314,7 @@ class TestRun:
         assert result.exit_code == 0
         assert result.stderr == (f"Warning: {warning}\n" if warning else "")
         given = [word for word in words if word != "--"]
-        assert finding.open_run("last").logs("worker-0") == f"{given}\n"
+        assert lookup.open_run("last").logs("worker-0") == f"{given}\n"
 
     def test_quiet_says_nothing_but_errors(self, script: str) -> None:
         assert muster("run", "-q", script).output == ""
@@ -356,7 +356,7 @@ cli.main()
 
         assert process.returncode == 130
         assert stderr == "Interrupted.\n"
-        run = finding.open_run("last")
+        run = lookup.open_run("last")
         assert run.status == "stopped"
         assert processes_of(run.run_id) == []
 
@@ -478,7 +478,7 @@ class TestRuns:
         kept = "2 runs deleted, 2 kept: the newest 1 (--keep), all of the last 1.5 days (--older-than), and any that "
         told = [runs_of_days[2].run_id, runs_of_days[3].run_id, f"{kept}runs or was lost within a day"]
         assert result.stdout.splitlines() == told
-        assert len(finding.list_runs()) == 2
+        assert len(lookup.list_runs()) == 2
 
 
 class TestExplainAndShow:
@@ -772,7 +772,7 @@ def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
     older, newer = recorded("older", days_ago=1), recorded("newer")
     for name in ("newer", newer.run_id[-4:], "LAST"):
         assert muster("explain", "--json", name).exit_code == 0
-        assert finding.open_run(name).run_id == newer.run_id
+        assert lookup.open_run(name).run_id == newer.run_id
     wrong = newer.run_id[:14] + ("0" if newer.run_id[14] != "0" else "1")
     likely = (f"Try: {newer.run_id}, {older.run_id}\n", f"Try: {newer.run_id}\n")
     assert muster("explain", wrong).stderr.endswith(likely)

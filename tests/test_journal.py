@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from muster.events import Event, EventData, Note, Progress, RunRequested
 from muster.events.observers import Observers
-from muster.records import finding
+from muster.records import lookup
 from muster.records.journal import MOST_WAITING, Journal
 
 from tests.agent.test_full_disk import fill
@@ -196,7 +196,7 @@ with open({str(disk / "ballast")!r}, "wb", buffering=0) as file:
     cluster = muster.run_cluster(1, worker_script=script, strategy=Plain()).cluster
     assert cluster is not None
     assert cluster.result.status == "succeeded"
-    run = finding.open_run("last")
+    run = lookup.open_run("last")
     assert not (run.run_dir / "result.json").is_file()
     assert run.status == "succeeded"
     assert 0 < run.seconds < 60

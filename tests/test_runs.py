@@ -23,7 +23,7 @@ from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
 from muster.errors import MusterError, RunNotFound
 from muster.events import Event
-from muster.records import finding, folders, runs, sessions
+from muster.records import folders, lookup, runs, sessions
 
 from tests.dashboard.recording import record
 
@@ -51,7 +51,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[runs.Run]:
 def test_nobody_else_may_put_a_run_in_the_place_of_another(home: Path) -> None:
     before = os.umask(0)
     try:
-        path = folders.create("x")
+        path = folders.make_run_folder("x")
     finally:
         os.umask(before)
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in (path, path.parent, home)] == [0o700, 0o755, 0o755]
@@ -61,7 +61,7 @@ def make(
     name: str, *, result: dict[str, Any] | None = None, session: dict[str, Any] | None = None, days_ago: float = 0
 ) -> runs.Run:
     """A run's folder as a cluster would leave it."""
-    path = folders.create(name)
+    path = folders.make_run_folder(name)
     when = time.time() - days_ago * 86400
     request = Event("run_requested", data={"job": {"name": name}, "session": session or {}}, time=when)
     (path / "events.jsonl").write_text(request.to_json() + "\n")
@@ -82,7 +82,7 @@ SUCCEEDED = {"status": "succeeded", "seconds": 3.5}
 
 class TestCreate:
     def test_is_private_and_has_its_folders(self, home: Path) -> None:
-        path = folders.create("My model: MNIST!")
+        path = folders.make_run_folder("My model: MNIST!")
 
         assert path.parent == home / "runs"
         assert path.name[16:-5] == "my-model-mnist"
@@ -91,18 +91,18 @@ class TestCreate:
 
     @pytest.mark.parametrize(("name", "slug"), [("Übung_ÄÖ", "ubung-ao"), ("café", "cafe"), ("обучение-2", "2")])
     def test_accents_are_dropped(self, name: str, slug: str) -> None:
-        assert folders.create(name).name[16:-5] == slug
+        assert folders.make_run_folder(name).name[16:-5] == slug
 
     @pytest.mark.parametrize("name", ["", "***", "обучение"])
     def test_gives_a_name_to_what_has_none(self, name: str) -> None:
-        assert folders.create(name).name[16:-5] == "run"
+        assert folders.make_run_folder(name).name[16:-5] == "run"
 
     def test_two_in_the_same_instant_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
         digits = iter(["aaaa", "aaaa", "bbbb"])
         monkeypatch.setattr(secrets, "token_hex", lambda n: next(digits))
         monkeypatch.setattr(time, "strftime", lambda pattern: "20300101-000000")
 
-        assert [folders.create("x").name[-4:], folders.create("x").name[-4:]] == ["aaaa", "bbbb"]
+        assert [folders.make_run_folder("x").name[-4:], folders.make_run_folder("x").name[-4:]] == ["aaaa", "bbbb"]
 
     def test_home_is_in_the_users_folder_by_default(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("MUSTER_HOME")
@@ -169,7 +169,7 @@ class TestStatus:
         )
 
     def test_a_run_that_has_only_just_been_made_is_running(self) -> None:
-        run = runs.Run(folders.create("x"))
+        run = runs.Run(folders.make_run_folder("x"))
 
         assert (run.status, run.name) == ("running", "x")
 
@@ -206,7 +206,7 @@ class TestRun:
         assert [event.kind for event in run.events()] == ["run_requested", "note"]
 
     def test_without_a_journal_has_no_events(self) -> None:
-        assert list(runs.Run(folders.create("x")).events()) == []
+        assert list(runs.Run(folders.make_run_folder("x")).events()) == []
 
     def test_log_takes_any_bytes(self, failed: runs.Run) -> None:
         assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.logs("worker-0")
@@ -336,50 +336,50 @@ class TestFind:
     def test_newest_first(self) -> None:
         ids = [make("x", days_ago=days).run_id for days in (2, 3, 1)]
 
-        assert [run.run_id for run in finding.list_runs()] == [ids[2], ids[0], ids[1]]
+        assert [run.run_id for run in lookup.list_runs()] == [ids[2], ids[0], ids[1]]
 
     def test_none_yet(self, home: Path) -> None:
-        assert finding.list_runs() == []
+        assert lookup.list_runs() == []
         assert not home.exists()
         with pytest.raises(RunNotFound, match="No run"):
-            finding.open_run("last")
+            lookup.open_run("last")
 
     def test_other_folders_are_no_runs(self, home: Path) -> None:
         run = make("x")
         (home / "runs" / "notes").mkdir()
 
-        assert [each.run_id for each in finding.list_runs()] == [run.run_id]
+        assert [each.run_id for each in lookup.list_runs()] == [run.run_id]
 
     def test_by_id_by_prefix_and_the_last(self) -> None:
         older, newer = make("a", days_ago=1), make("b")
-        assert finding.open_run().run_id == newer.run_id
-        assert finding.open_run(older.run_id).run_id == older.run_id
-        assert finding.open_run(older.run_id[:-2]).run_id == older.run_id
+        assert lookup.open_run().run_id == newer.run_id
+        assert lookup.open_run(older.run_id).run_id == older.run_id
+        assert lookup.open_run(older.run_id[:-2]).run_id == older.run_id
 
     def test_an_ambiguous_prefix(self) -> None:
         ids = {make("a").run_id, make("b").run_id}
         with pytest.raises(RunNotFound, match="2 runs begin with '2'") as caught:
-            finding.open_run("2")
+            lookup.open_run("2")
         assert set((caught.value.advice or "").split(", ")) == ids
 
     def test_names_what_is_near(self) -> None:
         run = make("mnist")
         with pytest.raises(RunNotFound) as caught:
-            finding.open_run("nist")
+            lookup.open_run("nist")
         assert caught.value.advice == run.run_id
 
     @pytest.mark.parametrize("name", ["", "..", "../runs"])
     def test_a_path_is_no_name(self, name: str) -> None:
         make("x")
         with pytest.raises(RunNotFound):
-            finding.open_run(name)
+            lookup.open_run(name)
 
     def test_hundreds_are_listed_at_once(self) -> None:
         for _ in range(300):
             make("x", result=SUCCEEDED)
         began = time.perf_counter()
 
-        assert {run.status for run in finding.list_runs()} == {"succeeded"}
+        assert {run.status for run in lookup.list_runs()} == {"succeeded"}
         assert time.perf_counter() - began < 1
 
 
@@ -387,26 +387,26 @@ class TestPrune:
     def test_keeps_the_newest(self) -> None:
         made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
 
-        assert finding.prune(keep=2) == [made[2].run_id, made[3].run_id]
-        assert [run.run_id for run in finding.list_runs()] == [made[0].run_id, made[1].run_id]
+        assert lookup.prune(keep=2) == [made[2].run_id, made[3].run_id]
+        assert [run.run_id for run in lookup.list_runs()] == [made[0].run_id, made[1].run_id]
 
     def test_keeps_those_that_are_not_old(self) -> None:
         made = [make("x", result=SUCCEEDED, days_ago=days) for days in range(4)]
 
-        assert finding.prune(keep=0, older_than_days=1.5) == [made[2].run_id, made[3].run_id]
+        assert lookup.prune(keep=0, older_than_days=1.5) == [made[2].run_id, made[3].run_id]
 
     def test_never_deletes_one_that_is_running(self) -> None:
         make("x", session=sessions.this_session(), days_ago=9)
-        folders.create("y")
+        folders.make_run_folder("y")
 
-        assert finding.prune(keep=0) == []
+        assert lookup.prune(keep=0) == []
 
     def test_deletes_a_lost_one_only_after_a_day(self) -> None:
         gone = a_process_that_is_gone()
         make("x", session=gone)
         old = make("x", session=gone, days_ago=2)
 
-        assert finding.prune(keep=0) == [old.run_id]
+        assert lookup.prune(keep=0) == [old.run_id]
 
     def test_what_vanishes_meanwhile_is_no_sign_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         old = make("x", session=a_process_that_is_gone(), days_ago=2)
@@ -425,7 +425,7 @@ class TestPrune:
             return found
 
         monkeypatch.setattr(os, "stat", vanish)
-        assert finding.prune(keep=0) == [old.run_id]
+        assert lookup.prune(keep=0) == [old.run_id]
 
 
 def test_a_crafted_record_leads_to_no_file_outside_the_run_and_to_no_terminal(tmp_path: Path) -> None:
@@ -458,10 +458,10 @@ ODD_PARTS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), ODD_PARTS)
 def test_a_result_of_which_a_part_makes_no_sense_hides_neither_the_rest_nor_other_runs(name: str, value: Any) -> None:
-    path = folders.create("odd")
+    path = folders.make_run_folder("odd")
     result = {"status": "failed", "seconds": 3.0, "reason": "it went wrong", "error": "ScriptFailed", name: value}
     folders.write_json(path / "result.json", result)
-    run = finding.open_run(path.name)
+    run = lookup.open_run(path.name)
     assert run.status == "failed"
     assert run.seconds == 3.0 or name == "seconds"
     assert ("it went wrong" in run.explain()) is (name != "reason")
@@ -532,7 +532,7 @@ def test_no_name_of_a_log_steers_a_terminal() -> None:
 
 @pytest.mark.parametrize("when", ["1e300", "-5", "NaN"])
 def test_an_event_at_no_time_is_none(when: str) -> None:
-    path = folders.create("odd")
+    path = folders.make_run_folder("odd")
     (path / "events.jsonl").write_text(f'{{"time": {when}, "kind": "note", "worker": null, "text": "x"}}\n')
     assert list(runs.Run(path).events()) == []
     assert CliRunner().invoke(main, ["runs"]).exit_code == 0
@@ -555,10 +555,10 @@ def test_metrics_are_numbers_in_python_and_names_in_json() -> None:
 
 def test_runs_are_listed_as_a_table_and_told_of_line_by_line() -> None:
     older, newer = make("older", result=SUCCEEDED, days_ago=1), make("newer", result=SUCCEEDED)
-    heading, *rows = repr(finding.list_runs()).splitlines()
+    heading, *rows = repr(lookup.list_runs()).splitlines()
     assert heading.split() == ["status", "took", "strategy", "run"]
     assert [row.split() for row in rows] == [["succeeded", "3.5", "s", run.run_id] for run in (newer, older)]
-    assert len(repr(finding.list_runs()[:1]).splitlines()) == 2
+    assert len(repr(lookup.list_runs()[:1]).splitlines()) == 2
     assert pretty(newer.explain()).splitlines() == str(newer.explain()).splitlines()
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is im
     from muster.errors import RunFailed as RunFailed
     from muster.job import Job as Job
     from muster.job import Resources as Resources
-    from muster.records.finding import list_runs as list_runs
-    from muster.records.finding import open_run as open_run
+    from muster.records.lookup import list_runs as list_runs
+    from muster.records.lookup import open_run as open_run
     from muster.run.cluster import Cluster as Cluster
     from muster.strategies.horovod import Horovod as Horovod
     from muster.strategies.mpi import MPI as MPI
@@ -48,9 +48,9 @@ _PUBLIC = {
     "detach": "muster.api",
     "doctor": "muster.api",
     "launch_workers": "muster.workbench.workers",
-    "list_runs": "muster.records.finding",
+    "list_runs": "muster.records.lookup",
     "list_workers": "muster.workbench.workers",
-    "open_run": "muster.records.finding",
+    "open_run": "muster.records.lookup",
     "pool": "muster.worker_pool",
     "run_cluster": "muster.api",
     "stop_workers": "muster.workbench.workers",

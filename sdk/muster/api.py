@@ -25,8 +25,8 @@ from muster.job import Resources
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
-from muster.records.finding import open_run
 from muster.records.first_step import importing
+from muster.records.lookup import open_run
 from muster.records.result import Result
 from muster.records.runs import Run
 from muster.run import controller

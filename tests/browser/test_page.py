@@ -11,7 +11,7 @@ import pytest
 from muster.dashboard.html_page import html_page
 from muster.dashboard.live import LiveState
 from muster.dashboard.snapshot import to_html
-from muster.records.folders import create
+from muster.records.folders import make_run_folder
 from muster.records.journal import Journal
 from muster.records.runs import Run
 from playwright.sync_api import Browser, Page, expect
@@ -22,7 +22,7 @@ HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
 def recorded(events: list[Any]) -> Run:
-    run = Run(create("mnist"))
+    run = Run(make_run_folder("mnist"))
     journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)
@@ -137,7 +137,9 @@ def test_columns_that_say_nothing_are_left_out_and_the_phase_keeps_its_seconds(p
     view = view_of([*starting(2), *started, *stages], now=4000)
     data = json.dumps({"snapshot": LiveState(view).snapshot(), "logs": {}}).replace("<", "\\u003c")
     html = re.sub(
-        r'(id="muster-data">).*?(</script>)', lambda match: match[1] + data + match[2], html_page(Run(create("mnist")))
+        r'(id="muster-data">).*?(</script>)',
+        lambda match: match[1] + data + match[2],
+        html_page(Run(make_run_folder("mnist"))),
     )
     (tmp_path / "run.html").write_text(html, encoding="utf-8")
     page.reload()

@@ -27,7 +27,7 @@ from muster.errors import JobError
 from muster.job import Job, Member, Resources, Script, Status, Worker, WorkerSpec
 from muster.platforms import machine
 from muster.platforms.local import LocalPlatform
-from muster.records.finding import list_runs
+from muster.records.lookup import list_runs
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest, check
 from muster.security.ssh import generate_key_pair, write_private

@@ -23,7 +23,7 @@ from muster.dashboard.follow import follow
 from muster.errors import RunUnreachable
 from muster.events import Event
 from muster.events.data import Usage
-from muster.records import control, finding, folders, runs
+from muster.records import control, folders, lookup, runs
 from muster.records.runs import Run
 
 from tests.plain import Plain
@@ -61,11 +61,11 @@ def living(tmp_path: Path) -> Iterator[Run]:
     """A run of another process whose workers all sleep."""
     with session(tmp_path):
         eventually(lambda: has_begun(), "the run trains")
-        yield finding.open_run()
+        yield lookup.open_run()
 
 
 def has_begun() -> bool:
-    found = finding.list_runs()
+    found = lookup.list_runs()
     logs = [found[0].run_dir / "logs" / f"worker-{number}.log" for number in range(2)] if found else []
     return bool(logs) and all(log.exists() and "here" in log.read_text() for log in logs)
 
@@ -154,7 +154,7 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
     monkeypatch.setattr(control, "SECONDS_TO_ANSWER", 0.5)
     with session(tmp_path) as process:
         eventually(has_begun, "the run trains")
-        run = finding.open_run()
+        run = lookup.open_run()
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: "is suspended" in run.explain(), "it is suspended")
         with pytest.raises(RunUnreachable, match=f"its session, process {process.pid}, is suspended") as raised:
@@ -177,7 +177,7 @@ def test_a_session_that_hangs_or_is_gone_is_a_clear_error(tmp_path: Path, monkey
 def test_a_run_whose_session_is_suspended_can_be_stopped(tmp_path: Path) -> None:
     with session(tmp_path) as process:
         eventually(has_begun, "the run trains")
-        run = finding.open_run()
+        run = lookup.open_run()
         process.send_signal(signal.SIGSTOP)
         run.stop()
         assert run.status == "stopped"
@@ -185,7 +185,7 @@ def test_a_run_whose_session_is_suspended_can_be_stopped(tmp_path: Path) -> None
 
 def test_one_that_an_older_muster_started_cannot_be_asked(monkeypatch: Any) -> None:
     monkeypatch.setattr(control, "SECONDS_TO_APPEAR", 0.1)
-    run = Run(folders.create("old"))
+    run = Run(folders.make_run_folder("old"))
     with pytest.raises(RunUnreachable, match="has no control socket"):
         run.stop()
     code, text = command("stop", run.run_id)
@@ -205,7 +205,7 @@ def test_a_cell_that_is_run_twice_leaves_a_way_to_stop_the_first_run(
     try:
         assert f"muster.open_run({first!r}).stop() ends it" in capsys.readouterr().err
         muster.open_run(first).stop()
-        assert [run.status for run in finding.list_runs()] == ["running", "stopped"]
+        assert [run.status for run in lookup.list_runs()] == ["running", "stopped"]
     finally:
         second.stop()
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from muster.commands.main import main
 from muster.errors import JobError, PlatformError, RunLost, RunStopped, ScriptFailed
 from muster.platforms.local import LocalPlatform
-from muster.records import finding, sessions
+from muster.records import lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "train.py").write_text(WAITS)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for run in finding.list_runs():
+    for run in lookup.list_runs():
         with contextlib.suppress(muster.MusterError):
             run.stop(now=True)
 
@@ -162,7 +162,7 @@ def test_the_command_line_detaches_and_attaches(here: Path) -> None:
         [*muster_command, "run", "-s", "processes", "--detach", "5m", "--json", "train.py"],
         env=environment, capture_output=True, check=True,
     )  # fmt: skip
-    run = finding.open_run(json.loads(asked.stdout)["id"])
+    run = lookup.open_run(json.loads(asked.stdout)["id"])
     watching = subprocess.Popen([*muster_command, "attach"], env=environment, stdout=subprocess.PIPE, text=True)
     with watching:
         assert watching.stdout is not None
@@ -178,7 +178,7 @@ def test_the_command_line_detaches_and_attaches(here: Path) -> None:
 def test_a_time_that_is_none_is_refused(here: Path, wanted: object) -> None:
     with pytest.raises(JobError, match="it must be (a time span|longer than 0 s, and ten years at most)"):
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=wanted)  # type: ignore[call-overload]
-    assert not finding.list_runs()
+    assert not lookup.list_runs()
 
 
 def test_python_is_told_to_find_no_modules_in_the_working_directory(
@@ -210,7 +210,7 @@ def test_it_is_stopped_where_nobody_waits_for_it_to_begin(here: Path) -> None:
         assert asked.stdout is not None
         asked.stdout.close()
         asked.stdin.write(request)
-    run = eventually(finding.list_runs, "it begins", 60)[0]
+    run = eventually(lookup.list_runs, "it begins", 60)[0]
     with pytest.raises(RunStopped, match="nobody waited"):
         run.wait(timeout=60)
 
@@ -256,7 +256,7 @@ def test_a_controller_that_does_not_begin_in_time_is_ended(
     with pytest.raises(PlatformError, match="had not begun after 12 s"):
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
     await_end(int(told.read_text()))
-    assert not finding.list_runs()
+    assert not lookup.list_runs()
 
 
 def test_an_interrupt_ends_a_controller_that_has_not_begun(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_sigterm_ends_a_controller_that_hangs_before_it_has_begun(here: Path) ->
         pid = int(eventually(lambda: told.exists() and told.read_text(), "it hangs", 60))
         os.kill(pid, signal.SIGTERM)
         await_end(pid)
-    assert not finding.list_runs()
+    assert not lookup.list_runs()
 
 
 def test_it_takes_the_place_of_a_run_of_its_name_in_this_session(here: Path) -> None:
@@ -307,7 +307,7 @@ pathlib.Path("began").write_text(run.run_id)
 """
     environment = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
-    assert finding.open_run().run_id == (here / "began").read_text()
+    assert lookup.open_run().run_id == (here / "began").read_text()
 
 
 def test_a_script_that_ends_before_its_run_gives_the_terminal_back(here: Path) -> None:
@@ -328,7 +328,7 @@ def test_what_lives_in_this_session_cannot_be_handed_on(here: Path) -> None:
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=9, platform=LocalPlatform())
     with pytest.raises(JobError, match="observers="):
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach=9, observers=iter([print]))
-    assert not finding.list_runs()
+    assert not lookup.list_runs()
 
 
 def test_a_run_of_the_session_is_not_moved_out_of_it_and_that_is_said(here: Path) -> None:

@@ -30,7 +30,7 @@ from muster.job import WorkerSpec
 from muster.platforms import PLATFORMS
 from muster.platforms.base import Reach
 from muster.platforms.local import LocalPlatform
-from muster.records import finding, folders
+from muster.records import folders, lookup
 from muster.records.runs import Run
 from muster.run.attempts import Attempts, RestartPolicy
 from muster.run.request import RunRequest, check
@@ -91,7 +91,7 @@ def attempts_of(run: Run) -> list[str]:
 def test_all_go_on_from_their_checkpoint_when_one_is_killed(here: Path, fault: str, told: str) -> None:
     cluster = run(fault, {"1 1": 7}, restarts=2)
     assert dict(cluster.result.exit_codes) == {"rank 0": 0, "rank 1": 0}
-    recorded = finding.open_run()
+    recorded = lookup.open_run()
     (reason,) = attempts_of(recorded)
     assert "worker-1" in reason
     assert told in reason
@@ -110,7 +110,7 @@ def test_only_the_worker_that_is_lost_is_replaced(here: Path) -> None:
     result = muster.run_cluster(
         3, strategy="processes", worker_script="train.py", env=env, memory=0.5, dashboard=False, restarts=1
     ).cluster.result
-    recorded = finding.open_run()
+    recorded = lookup.open_run()
     agents = agents_of(recorded)
     assert [len(set(agents[name])) for name in ("worker-0", "worker-1", "worker-2")] == [1, 2, 1]
     uninterrupted = str(sum(step * 0.1 for step in range(STEPS)))
@@ -132,13 +132,13 @@ def test_horovodrun_that_has_lost_a_worker_takes_no_other_along(here: Path) -> N
         3, strategy="horovod", worker_script="train.py", env=env, memory=0.5, dashboard=False, restarts=1
     ).cluster.result
     assert result.status == "succeeded"
-    agents = agents_of(finding.open_run())
+    agents = agents_of(lookup.open_run())
     assert [len(set(agents[name])) for name in ("worker-0", "worker-1", "worker-2")] == [1, 2, 1]
 
 
 def test_all_workers_stay_where_only_a_rank_was_killed() -> None:
     assert run(KILLED, {"1 1": 7}, restarts=1).result.status == "succeeded"
-    assert [len(set(pids)) for pids in agents_of(finding.open_run()).values()] == [1, 1]
+    assert [len(set(pids)) for pids in agents_of(lookup.open_run()).values()] == [1, 1]
 
 
 @dataclass(eq=False, repr=False)
@@ -178,7 +178,7 @@ def test_a_run_goes_on_with_fewer_workers_where_the_lost_cannot_be_replaced(
     finally:
         platform.close()
     assert dict(result.exit_codes) == {"rank 0": 0, "rank 1": 0}
-    recorded = finding.open_run()
+    recorded = lookup.open_run()
     without = f"The run goes on without worker-{lost}, with 2 of 3 workers"
     assert without in recorded.explain()
     left = [f"worker-{index}" for index in range(3) if index != lost]
@@ -207,13 +207,13 @@ def test_workers_of_a_platform_of_the_users_are_launched_again() -> None:
 def test_no_more_attempts_than_were_asked_for() -> None:
     with pytest.raises(WorkerKilled):
         run(KILLED, {"1 1": 2, "1 2": 4, "1 3": 6, "1 4": 8}, restarts=2)
-    assert len(attempts_of(finding.open_run())) == 2
+    assert len(attempts_of(lookup.open_run())) == 2
 
 
 def test_what_the_script_did_is_met_again_and_not_tried_again() -> None:
     with pytest.raises(ScriptFailed, match="bad data"):
         run(RAISED, {"0 1": 3}, restarts=2)
-    assert attempts_of(finding.open_run()) == []
+    assert attempts_of(lookup.open_run()) == []
 
 
 def test_the_user_says_after_what() -> None:
@@ -223,23 +223,23 @@ def test_the_user_says_after_what() -> None:
 def test_the_same_at_the_same_step_ends_it_early() -> None:
     with pytest.raises(ScriptFailed, match="at step 3 as well: no further attempt"):
         run(RAISED, {"0 1": 3, "0 2": 3, "0 3": 9}, restarts=5, restart_on=["failed"])
-    assert len(attempts_of(finding.open_run())) == 1
+    assert len(attempts_of(lookup.open_run())) == 1
 
 
 def test_a_stop_ends_a_later_attempt_and_begins_no_other(here: Path) -> None:
     (here / "train.py").write_text(TRAINS.replace("time.sleep(0.02)", "time.sleep(0.02 if attempt == '1' else 600)"))
 
     def stop() -> None:
-        eventually(lambda: "attempt 2 goes on" in finding.open_run().logs("worker-0"), "the second attempt runs")
-        finding.open_run().stop()
+        eventually(lambda: "attempt 2 goes on" in lookup.open_run().logs("worker-0"), "the second attempt runs")
+        lookup.open_run().stop()
 
     stopping = threading.Thread(target=stop_when_there, args=(stop,))
     stopping.start()
     with pytest.raises(RunStopped):
         run(KILLED, {"1 1": 5}, restarts=2).wait()
     stopping.join()
-    assert len(attempts_of(finding.open_run())) == 1
-    run_id = f"MUSTER_RUN_ID={finding.open_run().run_id}".encode()
+    assert len(attempts_of(lookup.open_run())) == 1
+    run_id = f"MUSTER_RUN_ID={lookup.open_run().run_id}".encode()
     environments = Path("/proc").glob("[0-9]*/environ")
     assert not [path for path in environments if run_id in read_or_nothing(path)]
 
@@ -273,7 +273,7 @@ def test_a_script_without_a_checkpoint_is_refused_unless_it_may_begin_again(here
 def test_what_is_no_policy_is_refused(wanted: dict[str, Any]) -> None:
     with pytest.raises(JobError, match="restart"):
         run(KILLED, {}, **wanted)
-    assert not finding.list_runs()
+    assert not lookup.list_runs()
 
 
 def test_an_error_shows_what_its_own_attempt_has_printed() -> None:
@@ -308,7 +308,7 @@ def test_the_time_of_a_run_is_that_of_its_training_in_all_attempts(here: Path) -
     )
     with pytest.raises(RunTimeout, match=r"longer than its 3 s"):
         run(KILLED, {}, restarts=1, run_timeout=3)
-    phases = [event for event in finding.open_run().events() if isinstance(event.data, RunPhase)]
+    phases = [event for event in lookup.open_run().events() if isinstance(event.data, RunPhase)]
     pairs = itertools.pairwise(phases)
     assert sum(then.time - phase.time for phase, then in pairs if phase.data["phase"] == "training") == pytest.approx(
         3, abs=0.7
@@ -336,7 +336,7 @@ class Moving(LocalPlatform):
 def test_a_platform_that_is_made_anew_says_anew_where_the_session_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PLATFORMS, "moving", f"{__name__}:Moving")
     assert run(ALL_LOST, {"1 1": 2}, restarts=1, platform="moving").result.status == "succeeded"
-    assert "All workers were launched anew" in finding.open_run().explain()
+    assert "All workers were launched anew" in lookup.open_run().explain()
 
 
 def test_a_platform_that_cannot_be_made_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ def test_a_platform_that_cannot_be_made_again_ends_the_run(monkeypatch: pytest.M
     monkeypatch.setattr("muster.platforms.local.LocalPlatform", Once)
     with pytest.raises(LaunchRefused, match="the engine is gone"):
         run(ALL_LOST, {"1 1": 2}, restarts=3)
-    assert len(attempts_of(finding.open_run())) == 1
+    assert len(attempts_of(lookup.open_run())) == 1
 
 
 def test_a_worker_that_did_not_come_up_is_not_tried_again() -> None:
@@ -377,9 +377,9 @@ muster.run_cluster(2, strategy="processes", worker_script="train.py", memory=0.5
     with session:
         try:
             stop_when_there(
-                lambda: eventually(lambda: "attempt 2 goes on" in finding.open_run().logs("worker-0"), "attempt 2")
+                lambda: eventually(lambda: "attempt 2 goes on" in lookup.open_run().logs("worker-0"), "attempt 2")
             )
-            assert finding.open_run().stacks()  # its control socket is where the run says
+            assert lookup.open_run().stacks()  # its control socket is where the run says
             assert len(scratch_of(session.pid)) == 1
         finally:
             session.kill()

@@ -11,7 +11,7 @@ import muster
 import pytest
 from muster.dashboard.replay import replay
 from muster.events import Listening, Note, ProcessStarted, Progress, RunAttempt
-from muster.records import finding
+from muster.records import lookup
 from muster.records.runs import Run
 
 from tests.support import eventually
@@ -91,9 +91,9 @@ def trained(killed: str) -> muster.Cluster:
     """Train with two workers and a server, of which one is killed after some steps."""
 
     def kill() -> None:
-        eventually(lambda: finding.list_runs() and steps_of(finding.open_run()) >= 20, "the first steps", timeout=120)
-        os.kill(processes_of(finding.open_run(), killed)[0], signal.SIGKILL)
-        eventually(lambda: times_listening(finding.open_run(), killed) > 1, "it is back", timeout=120)
+        eventually(lambda: lookup.list_runs() and steps_of(lookup.open_run()) >= 20, "the first steps", timeout=120)
+        os.kill(processes_of(lookup.open_run(), killed)[0], signal.SIGKILL)
+        eventually(lambda: times_listening(lookup.open_run(), killed) > 1, "it is back", timeout=120)
         Path("waits").unlink()
 
     killing = threading.Thread(target=kill)
@@ -109,7 +109,7 @@ def trained(killed: str) -> muster.Cluster:
 
 def test_a_killed_worker_is_started_again_and_the_others_go_on() -> None:
     cluster = trained("worker-1")
-    run = finding.open_run()
+    run = lookup.open_run()
     assert weight_of(cluster) == pytest.approx(3, abs=0.3)
     started = [len(processes_of(run, name)) for name in ("chief-0", "ps-0", "worker-0", "worker-1")]
     assert started == [1, 1, 1, 2]
@@ -127,7 +127,7 @@ def test_a_killed_worker_is_started_again_and_the_others_go_on() -> None:
 
 def test_all_start_again_from_the_checkpoint_without_a_server() -> None:
     cluster = trained("ps-0")
-    run = finding.open_run()
+    run = lookup.open_run()
     (reason,) = [event.data.reason for event in run.events() if type(event.data) is RunAttempt]
     assert "ps-0 was ended by signal 9" in reason
     assert [len(processes_of(run, name)) for name in ("chief-0", "ps-0", "worker-0", "worker-1")] == [2, 2, 2, 2]

@@ -25,7 +25,7 @@ from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
 from muster.errors import JobError
 from muster.events import Event
 from muster.job import Job, Resources
-from muster.records.folders import create
+from muster.records.folders import make_run_folder
 from muster.records.journal import Journal
 from muster.records.runs import Run
 from muster.records.sessions import this_session
@@ -120,7 +120,7 @@ def test_a_window_on_a_log_shows_whole_lines_and_how_many_are_before_them(
 
 
 def record(events: list[Event]) -> Run:
-    run = Run(create("mnist"))
+    run = Run(make_run_folder("mnist"))
     journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)

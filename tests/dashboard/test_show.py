@@ -15,7 +15,7 @@ from muster.dashboard.clicks import let_clicks_through
 from muster.dashboard.live import LiveState
 from muster.errors import RunUnreachable
 from muster.events import Event
-from muster.records.folders import create
+from muster.records.folders import make_run_folder
 from muster.records.journal import Journal
 from muster.records.runs import Run
 
@@ -29,7 +29,7 @@ from muster.dashboard.widget import RunWidget
 
 
 def record(events: list[Event]) -> Run:
-    run = Run(create("mnist"))
+    run = Run(make_run_folder("mnist"))
     journal = Journal(run.run_dir / "events.jsonl")
     for event in events:
         journal(event)

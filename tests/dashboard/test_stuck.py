@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from muster.dashboard.base import Controls
 from muster.dashboard.notebook import NotebookDashboard
-from muster.records import finding
+from muster.records import lookup
 from muster.runtime.background import call_in_background
 from muster.runtime.outlet import Outlet
 
@@ -61,7 +61,7 @@ def in_a_full_terminal(folder: Path, program: str, *args: str, **env: str) -> It
 
 
 def status() -> str:
-    return finding.list_runs()[0].status
+    return lookup.list_runs()[0].status
 
 
 @pytest.mark.parametrize("renderer", ["rich", "plain"])
@@ -69,7 +69,7 @@ def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: st
     (tmp_path / "talks.py").write_text(TALKS)
     with in_a_full_terminal(tmp_path, MUSTER, "--run-timeout", "1", MUSTER_DASHBOARD=renderer) as process:
         assert process.wait(30) == 124
-    result = finding.list_runs()[0].result
+    result = lookup.list_runs()[0].result
     assert result is not None
     assert result["error"] == "RunTimeout"
 
@@ -78,7 +78,7 @@ def test_the_limit_of_a_run_ends_it_and_the_process(tmp_path: Path, renderer: st
 def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
     (tmp_path / "talks.py").write_text(TALKS)
     with in_a_full_terminal(tmp_path, MUSTER, MUSTER_DASHBOARD=renderer) as process:
-        eventually(lambda: any(list((run.run_dir / "logs").glob("worker*")) for run in finding.list_runs()), "workers")
+        eventually(lambda: any(list((run.run_dir / "logs").glob("worker*")) for run in lookup.list_runs()), "workers")
         time.sleep(0.5)  # long enough to be stuck
         process.send_signal(signal.SIGINT)
         eventually(lambda: status() == "stopped", "stopped", timeout=10)

@@ -15,7 +15,7 @@ from muster.job import Limits
 from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
 from muster.pools.pool import CLOSE_SECONDS
-from muster.records import runs
+from muster.records import folders, runs
 from muster.records.journal import Journal
 from muster.run import execution, preparation
 from muster.run.execution import Execution
@@ -61,7 +61,7 @@ def sabotage(
         "close": (checked.platform, "close"),
         "remove_folder": (execution, "remove_folder"),
         "exit_codes": (execution, "exit_codes"),
-        "write_json": (runs, "write_json"),
+        "write_json": (folders, "write_json"),
         "tell": (made._observers, "tell"),
         "close_journal": (Journal, "_write_held"),
     }
@@ -145,7 +145,7 @@ def test_nothing_that_blocks_is_done_on_the_loop(
     """All clusters of a session share it."""
     places = {
         (execution, "remove_folder"),
-        (runs, "write_json"),
+        (folders, "write_json"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),
         (checked.platform, "warm_up"),

@@ -22,7 +22,7 @@ import muster
 from muster.agent import linux
 from muster.api import ClusterAddress
 from muster.events import Event
-from muster.records import finding, runs
+from muster.records import lookup, runs
 from muster.run.cluster import Cluster
 
 from tests.plain import Plain
@@ -89,11 +89,11 @@ class Scene:
     @property
     def recorded(self) -> runs.Run:
         """The newest run."""
-        return finding.open_run()
+        return lookup.open_run()
 
     def events(self, kind: str, worker: str | None = None) -> list[Event]:
         """Return the events in the newest run's journal so far."""
-        found = self.recorded.events() if finding.list_runs() else iter(())
+        found = self.recorded.events() if lookup.list_runs() else iter(())
         return [event for event in found if event.kind == kind and worker in (None, event.worker)]
 
     def wait_for_phase(self, phase: str) -> None:
@@ -274,7 +274,7 @@ class Notebook:
 
 
 def _recorded() -> list[runs.Run]:
-    return finding.list_runs()
+    return lookup.list_runs()
 
 
 def _ssh_listeners() -> set[str]:

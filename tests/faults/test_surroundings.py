@@ -25,7 +25,7 @@ from muster.errors import JobError, PlatformError, RunStopped, ScriptFailed
 from muster.events import Event
 from muster.platforms.local import LocalPlatform
 from muster.pools.endpoint import Endpoint
-from muster.records import finding
+from muster.records import lookup
 
 from tests.faults.scene import SLEEP, Scene
 from tests.faults.test_sessions import CELLS, reach
@@ -99,11 +99,11 @@ def test_two_clusters_on_one_platform_object_do_not_disturb_each_other(scene: Sc
 def test_clusters_of_two_sessions_do_not_disturb_each_other(scene: Scene) -> None:
     one = reach(scene, "horovod")
     other = scene.notebook(CELLS["horovod"])
-    eventually(lambda: len(finding.list_runs()) == 2, "both run")
+    eventually(lambda: len(lookup.list_runs()) == 2, "both run")
     scene.wait_for_phase("training")
     one.interrupt()
     assert one.outcome()["raised"] == "RunInterrupted"
-    assert [run.status for run in finding.list_runs()] == ["running", "stopped"]
+    assert [run.status for run in lookup.list_runs()] == ["running", "stopped"]
     assert all(linux.stat(scene.pid(f"rank {rank}")) for rank in (0, 1))
     other.interrupt()
     assert other.outcome()["raised"] == "RunInterrupted"

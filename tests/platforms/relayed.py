@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster.errors import PlatformError
@@ -31,9 +32,9 @@ class ProcessRelay(Relay):
         command = [sys.executable, str(PROGRAM), *self._target, port]
         return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
 
-    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
-        self.asked.append((spec.name, spec.generation))
-        return "127.0.0.1", self.port
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        self.asked += [(spec.name, spec.generation) for spec in specs]
+        return [("127.0.0.1", self.port)] * len(specs)
 
     def mend(self) -> None:
         """Make a new one at the same address."""

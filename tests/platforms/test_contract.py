@@ -258,7 +258,7 @@ def test_workers_with_a_session_say_hello(platform: Platform, run: Run, stub_ses
     specs = [run.spec(f"worker-{index}", session=stub_session.address, ports=2) for index in range(2)]
     if platform.reach().relayed:
         relay = platform.open_relay(stub_session.address.host, stub_session.address.port)
-        specs = [stub_session.dialled_at(spec, relay.address_for(spec)) for spec in specs]
+        specs = list(map(stub_session.dialled_at, specs, relay.addresses_for(specs)))
     workers = platform.launch(specs)
     stub_session.wait_for("hello", count=2)
     addresses = {worker.name: worker.address for worker in running(platform, workers)}

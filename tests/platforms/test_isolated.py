@@ -22,7 +22,7 @@ from muster.checkup import examine
 from muster.errors import ScriptFailed, WorkerLost
 from muster.events import Event, EventKind
 from muster.job import Resources, SessionAddress, WorkerSpec
-from muster.records import finding
+from muster.records import lookup
 from muster.run.cluster import Cluster
 from muster.run.request import RunRequest
 
@@ -204,7 +204,7 @@ def test_what_a_script_raised_is_told_with_its_log_and_results_come_all_the_same
         cluster("fail.py", 1)
     assert raised.value.log is not None
     assert "before" in raised.value.log.read_text()
-    assert (finding.open_run().run_dir / "results" / "kept.txt").read_text() == "kept"
+    assert (lookup.open_run().run_dir / "results" / "kept.txt").read_text() == "kept"
 
 
 def test_results_whose_names_lead_out_are_not_followed(cluster: Callable[..., muster.Cluster], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import muster
 import pytest
 from muster.errors import JobError, PlatformError, ScriptFailed
 from muster.events import Event, EventKind
-from muster.records import finding
+from muster.records import lookup
 
 from tests.plain import Plain
 from tests.platforms.apart import Apart, apart
@@ -109,7 +109,7 @@ def test_files_are_collected_also_after_a_failure(launch: Callable[..., muster.C
     (project / "write.py").write_text(WRITES + "raise ValueError('of the script')")
     with pytest.raises(ScriptFailed, match="of the script"):
         launch("write.py", collect=["checkpoints/**", "*.txt", "nothing/here"])
-    run_dir = finding.open_run().run_dir
+    run_dir = lookup.open_run().run_dir
     for worker in ("worker-0", "worker-1"):
         folder = run_dir / "collected" / worker
         assert below(folder) == ["checkpoints/2.h5", "checkpoints/a/1.h5", "model [1].txt"]

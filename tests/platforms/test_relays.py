@@ -33,9 +33,9 @@ def test_agents_dial_the_relay_and_reach_the_session(platform: Platform, run: Ru
     relay = platform.open_relay(session.address.host, session.address.port)
     try:
         specs = [run.spec(f"worker-{index}", session=session.address) for index in range(2)]
-        for spec in specs:
-            assert relay.address_for(spec) != (session.address.host, session.address.port)
-        platform.submit([session.dialled_at(spec, relay.address_for(spec)) for spec in specs], run.id)
+        addresses = relay.addresses_for(specs)
+        assert (session.address.host, session.address.port) not in addresses
+        platform.submit(list(map(session.dialled_at, specs, addresses)), run.id)
         assert {hello["worker"] for hello in session.wait_for("hello", count=2)} == {"worker-0", "worker-1"}
         platform.close()
     finally:

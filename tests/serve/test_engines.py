@@ -13,7 +13,7 @@ from muster.platforms.local import LocalPlatform
 from muster.serve import engines as engines_module
 from muster.serve.engines import Caller, Engines, RequestRefused, ServeLimits
 from muster.serve.models import Order
-from muster.serve.record import Record
+from muster.serve.record import ServiceRecord
 from muster.serve.site import ServiceAddress
 
 from tests.support import eventually
@@ -29,7 +29,7 @@ def platform() -> LocalPlatform:
 @pytest.fixture
 def engines(tmp_path: Path, platform: LocalPlatform) -> Iterator[Engines]:
     site = ServiceAddress("http://127.0.0.1:1", "project", "127.0.0.1")
-    engines = Engines(platform, tmp_path, Record(), site, ["k" * 32], ServeLimits(8, 8))
+    engines = Engines(platform, tmp_path, ServiceRecord(), site, ["k" * 32], ServeLimits(8, 8))
     yield engines
     engines.close()
 

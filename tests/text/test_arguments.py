@@ -13,7 +13,7 @@ from muster.commands.main import main
 from muster.commands.run import as_options
 from muster.errors import JobError, MusterError, RunTimeout
 from muster.events import Event, EventKind
-from muster.records import finding, folders, runs
+from muster.records import folders, lookup, runs
 from muster.records.result import Result
 from muster.text.arguments import Argument, ArgumentText, listed
 
@@ -52,11 +52,11 @@ def test_copies_name_the_same_arguments(again: Callable[[ArgumentText], Argument
 def record(error: MusterError, home: Path, monkeypatch: pytest.MonkeyPatch) -> runs.Run:
     """A recorded run that ended with this error."""
     monkeypatch.setenv("MUSTER_HOME", str(home))
-    folder = folders.create("train")
+    folder = folders.make_run_folder("train")
     started = Event(EventKind.RUN_REQUESTED, data={"job": {"name": "train"}, "run": folder.name})
     (folder / "events.jsonl").write_text(started.to_json() + "\n")
     (folder / "result.json").write_text(json.dumps(Result("failed", folder.name, folder, error=error).to_dict()))
-    return finding.open_run(folder.name)
+    return lookup.open_run(folder.name)
 
 
 def test_what_is_recorded_is_told_in_the_words_of_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from muster.errors import LaunchRefused, MusterError, PlatformUnsupported, ScriptFailed, WorkerLost, WorkersMissing
 from muster.job import WorkerSpec
 from muster.platforms.workbench.platform import WorkbenchPlatform
-from muster.records import finding, runs
+from muster.records import lookup, runs
 from muster.run.cluster import Cluster
 
 from tests.plain import Plain
@@ -62,7 +62,7 @@ def start_sleeping(folder: Path) -> Cluster:
 def assert_nothing_left(session: WorkbenchSession) -> None:
     """Fail where a worker lives, or something that ends with a run is still in its folder."""
     eventually(lambda: not session.living(), "no worker lives")
-    for run in finding.list_runs():
+    for run in lookup.list_runs():
         kept = {"events.jsonl", "plan.json", "result.json", "logs", "results"}
         assert {path.name for path in run.run_dir.iterdir()} <= kept
         assert not [path for path in (run.run_dir / "logs").iterdir() if path.suffix != ".log"]
@@ -146,7 +146,7 @@ muster.run_cluster(2, worker_script="train.py", strategy=Plain(), platform="work
     (tmp_path / "train.py").write_text(SLEEP)
     session = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment())
     try:
-        eventually(lambda: finding.list_runs() and is_ready(finding.open_run().run_dir), "the scripts run", timeout=30)
+        eventually(lambda: lookup.list_runs() and is_ready(lookup.open_run().run_dir), "the scripts run", timeout=30)
     finally:
         session.kill()
         session.wait()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.errors import RunNotFound
-from muster.records import control, finding, folders
+from muster.records import control, folders, lookup
 from muster.records.record import LAUNCHER_LOG
 from muster.records.runs import Run
 
@@ -54,7 +54,7 @@ def living_run_ids(ctx: click.Context, parameter: click.Parameter, incomplete: s
 def workers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Workers of the run that stands before this word, and ``launcher`` where it has a log."""
     try:
-        run = finding.open_run(ctx.params.get("run") or "last")
+        run = lookup.open_run(ctx.params.get("run") or "last")
     except RunNotFound:
         return []
     names = [*run.workers, *([LAUNCHER_LOG] if run.log_files(LAUNCHER_LOG) else [])]

@@ -6,7 +6,7 @@ import click
 
 from muster.commands import completion
 from muster.errors import RunUnreachable
-from muster.records import finding
+from muster.records import lookup
 from muster.text.cleaning import clean
 
 SECONDS_TO_END = 60.0
@@ -21,7 +21,7 @@ def stop(run: str, now: bool) -> None:
     Its scripts get SIGTERM, and 1.5 s for ending by themselves. Returns once nothing of it is left. RUN is an id, the
     beginning of one, or "last".
     """
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     if opened.status != "running":
         click.echo(f"{opened.run_id} has ended already: {opened.status}.")
         return
@@ -43,7 +43,7 @@ def stacks(run: str) -> None:
     These are the Python stacks of all its threads, which show where a run hangs. RUN is an id, the beginning of one, or
     "last", which is the default.
     """
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     found = opened.stacks()
     for name, text in found.items():
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")

@@ -18,7 +18,7 @@ import click
 from muster.commands import completion
 from muster.commands.streams import Pump
 from muster.errors import JobError, MusterError, RunUnreachable
-from muster.records import finding
+from muster.records import lookup
 from muster.records.control import open_stream
 from muster.records.runs import Run
 from muster.text.cleaning import clean
@@ -110,7 +110,7 @@ def forward(run: str, worker: str, port: str) -> None:
 
 
 def _under_way(run: str) -> Run:
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     if opened.status != "running":
         raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its workers have ended with it")
     return opened

@@ -19,7 +19,7 @@ from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
 from muster.dashboard import is_terminal
 from muster.dashboard.text import COLOURS, GLYPHS, duration
-from muster.records import finding, folders
+from muster.records import folders, lookup
 from muster.records.record import LAUNCHER_LOG
 from muster.records.runs import Run
 from muster.runtime.echo import without_echo
@@ -74,7 +74,7 @@ def runs(
         if limit or name or status:
             raise click.UsageError("--prune deletes by age: see --keep and --older-than.")
         keep = KEPT_RUNS if keep is None else keep
-        deleted = finding.prune(keep, older_than)
+        deleted = lookup.prune(keep, older_than)
         if json_wanted:
             as_json.echo(deleted)
         else:
@@ -84,7 +84,7 @@ def runs(
         raise click.UsageError("--keep and --older-than say what --prune leaves, and --prune is not given.")
     listed = [
         run
-        for run in finding.list_runs()
+        for run in lookup.list_runs()
         if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
     ]
     if json_wanted:
@@ -164,9 +164,9 @@ def explain(run: str, json_wanted: bool) -> None:
     default.
     """
     if json_wanted:
-        as_json.echo(as_json.explanation(finding.open_run(run)))
+        as_json.echo(as_json.explanation(lookup.open_run(run)))
         return
-    click.echo(wrapped(finding.open_run(run).explain(as_options)))
+    click.echo(wrapped(lookup.open_run(run).explain(as_options)))
 
 
 @click.command()
@@ -188,7 +188,7 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
       muster show
       muster show last --html run.html
     """
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     if json_wanted:
         as_json.echo(as_json.outcome(opened))
     elif html is not None:
@@ -209,7 +209,7 @@ def attach(run: str) -> None:
     Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
     of one, or "last", which is the default.
     """
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     if opened.status == "running":
         _show_live(opened)
     else:
@@ -283,7 +283,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
       muster logs last
       muster logs last worker-1 --follow
     """
-    opened = finding.open_run(run)
+    opened = lookup.open_run(run)
     tails: dict[str, Tail] = {}
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed

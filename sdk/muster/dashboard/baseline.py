@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.dashboard.replay import replay
 from muster.events.data import RunRequested
-from muster.records.finding import list_runs
+from muster.records.lookup import list_runs
 from muster.records.runs import Run
 
 MAX_RUNS = 50  # so many of the newest recorded runs are looked through

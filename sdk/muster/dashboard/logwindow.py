@@ -32,8 +32,8 @@ class LogWindow:
     def read(self) -> dict[str, Any]:
         """Return the text appended since the last call.
 
-        ``text``; ``start``, the place of its first byte; ``line``, the place of the first line that begins in it, if
-        any does; ``before``, how many lines are before it; and ``fresh``: whether it does not follow what was read
+        ``text``; ``start``, the place of its first byte; ``line``, the first place from there where a line begins, or
+        None; ``before``, how many lines are before the text; and ``fresh``: whether it does not follow what was read
         before, since that was left out, or the file has begun anew.
         """
         try:

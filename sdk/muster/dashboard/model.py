@@ -100,16 +100,11 @@ class RunView:
 
     @property
     def doing(self) -> str:
-        """Phase of the run, or the stage of most workers as long as none has told of a step.
-
-        As long as a launcher has started no process the run is still starting, as its workers are.
-        """
+        """Phase of the run, or the stage of most workers as long as none has told of a step."""
         if self.sent is not None:
             return "sending the project"
         if self.phase != "training" or self.has_stepped:
             return self.phase
-        if not any("ready" in worker.entered for worker in self.workers.values()):
-            return "starting"
         if self.stages[SERVING] == len(self.workers) > 0:
             return SERVING
         return next((stage for stage, count in self.stages.most_common() if count and stage != SERVING), self.phase)

@@ -61,11 +61,11 @@ class Relay(ABC):
     """
 
     @abstractmethod
-    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
-        """Return the host and port that this worker's agent dials, called just before the worker is submitted.
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        """Return the host and port that each worker's agent dials, called just before these workers are submitted.
 
         Raises:
-            PlatformError: there is no way to the session from where the worker would run.
+            PlatformError: there is no way to the session from where one of them would run.
         """
 
     def connected(self, worker: str) -> None:  # noqa: B027  most carry all connections, or know without being told

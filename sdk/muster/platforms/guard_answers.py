@@ -1,4 +1,4 @@
-"""Checks of what guards on hosts answer: whoever runs there as their user can have them say anything."""
+"""Checks of what guards answer, on hosts and in pools: whoever runs there as their user can have them say anything."""
 
 from __future__ import annotations
 

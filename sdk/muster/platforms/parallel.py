@@ -13,9 +13,9 @@ AT_ONCE = 32  # machines that are asked at the same time
 
 
 def for_all(call: Callable[[str], T], places: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
-    """Call for all hosts at once; return what it returned for each, and what it raised for the others.
+    """Call for all these hosts, or workers of a pool, at once.
 
-    Workers of a pool are places, too.
+    Returns what it returned for each, and what it raised for the others.
     """
     done: dict[str, T] = {}
     failed: dict[str, MusterError] = {}

@@ -1,13 +1,15 @@
-"""Placement of workers: on the first host that has a free slot, and their next generations on the same one."""
+"""Placement of workers: on the first host that has a free slot, and their next generations on the same one.
+
+A pool's own workers are such hosts, too, for the workers of the runs on it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from muster.errors import LaunchRefused, ResourceError
-from muster.job import WorkerSpec
-from muster.text.arguments import Argument, ArgumentText
+from muster.errors import LaunchRefused
+from muster.job import Status, WorkerSpec
 
 Key = tuple[str, str]  # a worker: its run and its name
 
@@ -17,53 +19,42 @@ class Placement:
 
     Args:
         slots: how many each host has.
-        has_ended: says whether a worker has been launched and has ended.
+        status_of: the status of a worker that has been launched; None of one that has not.
+        refusal: the error for a worker, by its name, that finds no slot.
     """
 
-    def __init__(self, slots: Mapping[str, int], has_ended: Callable[[Key], bool]) -> None:
+    def __init__(
+        self,
+        slots: Mapping[str, int],
+        status_of: Callable[[Key], Status | None],
+        refusal: Callable[[str], LaunchRefused],
+    ) -> None:
         self._slots = slots
-        self._has_ended = has_ended
+        self._status_of = status_of
+        self._refusal = refusal
         self._placed: dict[Key, str] = {}
 
     def place(self, specs: Sequence[WorkerSpec]) -> list[str]:
-        """The hosts of some workers, which are theirs from now on. Raises LaunchRefused where one finds no slot."""
+        """The hosts of some workers, which are theirs from now on, or none of them. Raises the refusal."""
         keys = [(spec.run_id, spec.name) for spec in specs]
-        if not all(key in self._placed for key in keys):
-            taken = Counter(host for worker, host in self._placed.items() if not self._has_ended(worker))
-            free = (host for host, slots in self._slots.items() for _ in range(slots - taken[host]))
-            for key, spec in zip(keys, specs, strict=True):
-                if key not in self._placed:
-                    self._placed[key] = self._next(free, spec)
+        new = [key for key in keys if key not in self._placed]
+        if new:
+            wanted = set(keys)
+            taken = Counter(
+                host for worker, host in self._placed.items() if worker in wanted or not self._has_ended(worker)
+            )
+            free = [host for host, slots in self._slots.items() for _ in range(slots - taken[host])]
+            if len(free) < len(new):
+                raise self._refusal(new[len(free)][1])
+            self._placed.update(zip(new, free))  # noqa: B905  the first of them
         return [self._placed[key] for key in keys]
 
-    def _next(self, free: Iterator[str], spec: WorkerSpec) -> str:
-        host = next(free, None)
-        if host is None:
-            raise LaunchRefused(
-                f"There is no slot for {spec.name}: all {sum(self._slots.values())} of the hosts are taken.",
-                worker=spec.name,
-                advice=ArgumentText("more slots: host:slots in ", Argument("hosts", "")),
-            )
-        return host
+    def take_back(self, specs: Sequence[WorkerSpec]) -> None:
+        """Take back the slots of those workers that were never launched."""
+        for key in [(spec.run_id, spec.name) for spec in specs]:
+            if self._status_of(key) is None:
+                self._placed.pop(key, None)
 
-    def host_of(self, spec: WorkerSpec) -> str:
-        """The host of one worker, as ``place`` has it."""
-        return self.place([spec])[0]
-
-    def free(self, spec: WorkerSpec) -> None:
-        """Take back the slot of a worker that was not launched."""
-        self._placed.pop((spec.run_id, spec.name), None)
-
-    def shares(self, workers: int) -> dict[str, int]:
-        """Return how many of these workers each host gets. Raises ResourceError where there are too few slots."""
-        slots = sum(self._slots.values())
-        if workers > slots:
-            raise ResourceError(
-                f"{workers} workers are asked for, and the hosts have {slots} slot{'s' if slots != 1 else ''}.",
-                advice=ArgumentText("more slots: host:slots in ", Argument("hosts", "")),
-            )
-        found, left = {}, workers
-        for host, here in self._slots.items():
-            found[host] = min(here, left)
-            left -= found[host]
-        return {host: count for host, count in found.items() if count}
+    def _has_ended(self, worker: Key) -> bool:
+        status = self._status_of(worker)
+        return status is not None and status.is_final

@@ -1,4 +1,4 @@
-"""One connection of an agent, and the state of its worker that outlives it: its place in the endpoint."""
+"""One connection of an agent, and the state of its worker's generation, which outlives it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AgentConnection(asyncio.Protocol):
 
     Attributes:
         worker: name of its worker; None until it has said so.
-        place: what is kept of that.
+        state: of that worker's generation; None until then, too.
         is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
     """
 
@@ -65,7 +65,7 @@ class AgentConnection(asyncio.Protocol):
         self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)
         self.clock = ClockMeasurement()
         self.worker: str | None = None
-        self.place: GenerationState | None = None
+        self.state: GenerationState | None = None
         self.is_dismissed = False
         self._owed = 0.0  # seconds of a core's time that it has cost beyond its share
         self._charged_at = 0.0
@@ -121,7 +121,7 @@ class AgentConnection(asyncio.Protocol):
 
     def acknowledge(self) -> None:
         """Tell the agent what has come."""
-        ack = self.place.inbox.acknowledgement() if self.place else None
+        ack = self.state.inbox.acknowledgement() if self.state else None
         if ack is not None and not self.is_dismissed:
             self.send(ack)
 

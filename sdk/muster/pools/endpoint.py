@@ -72,10 +72,10 @@ class Endpoint:
         self._host = ""
         self._port = 0
         self._listens_on = ""
-        self._places: dict[str, GenerationState] = {}
+        self._states: dict[str, GenerationState] = {}
         for worker in workers:
             self.leases.add(worker)
-            self._places[worker] = GenerationState()
+            self._states[worker] = GenerationState()
         self._inbox: list[tuple[AgentConnection, bytes, float]] = []
         self._warned: set[str] = set()
         self._is_closed = False
@@ -125,18 +125,18 @@ class Endpoint:
             LeaseHeld: the one before may still act.
         """
         generation = self.leases.renew(worker)
-        self._places[worker] = GenerationState()
+        self._states[worker] = GenerationState()
         self._connected.discard(worker)
         return generation
 
     def ended(self, worker: str) -> None:
         """Note that nothing of a worker acts any more, as its platform knows. Nobody is told."""
-        place = self._places[worker]
-        if place.timer is not None:
-            place.timer.cancel()
-            place.timer = None
-        if place.connection is not None:
-            connection, place.connection = place.connection, None
+        state = self._states[worker]
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        if state.connection is not None:
+            connection, state.connection = state.connection, None
             self._connected.discard(worker)
             connection.abort()
         self.leases.ended(worker)
@@ -148,58 +148,58 @@ class Endpoint:
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
         """Send a message to a worker's agent, at once or when it is back; False if it is not there and will not be."""
-        place = self._places.get(worker)
-        if place is None or (place.connection is None and not self._may_come_back(place)):
+        state = self._states.get(worker)
+        if state is None or (state.connection is None and not self._may_come_back(state)):
             return False
         if self.leases.seconds and type(message) in wire.LASTING:
             try:
-                data = place.outbox.add(message)
+                data = state.outbox.add(message)
             except frames.ProtocolError as error:
-                self._end_deaf(worker, place, str(error))
+                self._end_deaf(worker, state, str(error))
                 return False
         else:
             data = wire.encode(message)
         if isinstance(message, wire.End):
-            place.is_leaving = True
+            state.is_leaving = True
         if type(message) in ASKS:
-            place.granted = min(place.granted + GRANT, MOST_GRANTED)
+            state.granted = min(state.granted + GRANT, MOST_GRANTED)
         if isinstance(message, (wire.Stop, wire.End)):  # which it is to answer soon, behind what it has sent before
-            place.is_unpaced = True
-            if place.connection is not None:
-                place.connection.go_on()
-        if place.connection is not None and not place.connection.is_dismissed:
-            place.connection.write(data)
-            unsent = place.connection.transport.get_write_buffer_size()
+            state.is_unpaced = True
+            if state.connection is not None:
+                state.connection.go_on()
+        if state.connection is not None and not state.connection.is_dismissed:
+            state.connection.write(data)
+            unsent = state.connection.transport.get_write_buffer_size()
             if unsent > MOST_UNSENT:
-                self._end_deaf(worker, place, f"{unsent} bytes wait to be sent")
+                self._end_deaf(worker, state, f"{unsent} bytes wait to be sent")
         return True
 
     @staticmethod
-    def _end_deaf(worker: str, place: GenerationState, why: str) -> None:
+    def _end_deaf(worker: str, state: GenerationState, why: str) -> None:
         """End the connection of an agent that does not take what is sent to it."""
-        if place.connection is not None and not place.connection.is_dismissed:
+        if state.connection is not None and not state.connection.is_dismissed:
             logger.warning("the connection of %s was ended: %s", worker, why)
-            place.connection.abort()
+            state.connection.abort()
 
     def close(self) -> None:
         """End all connections and stop to listen."""
         self._is_closed = True
         self._listener.close()
-        for place in self._places.values():
-            if place.timer is not None:
-                place.timer.cancel()
-            if place.connection is not None:
-                place.connection.abort()
+        for state in self._states.values():
+            if state.timer is not None:
+                state.timer.cancel()
+            if state.connection is not None:
+                state.connection.abort()
 
     def _connect(self, guest: Guest) -> AgentConnection:
         return AgentConnection(guest, self._received, self._connection_lost)
 
     def _missing(self) -> int:
         """Return the number of agents that are still to come."""
-        return len(self._places) - len(self._connected)
+        return len(self._states) - len(self._connected)
 
-    def _may_come_back(self, place: GenerationState) -> bool:
-        return place.timer is not None
+    def _may_come_back(self, state: GenerationState) -> bool:
+        return state.timer is not None
 
     def _token(self, worker: str, generation: int) -> str:
         """Return a worker's own token, so that none can speak for another, and none for what has taken its place."""
@@ -216,16 +216,16 @@ class Endpoint:
         to_acknowledge: set[AgentConnection] = set()
         for connection, data, came_at in inbox:
             began = time.thread_time()
-            is_free = connection.place is not None and connection.place.granted > 0
+            is_free = connection.state is not None and connection.state.granted > 0
             try:
                 for message in connection.decoder.feed(data):
                     is_free = is_free and message["type"] in ASKED_FOR
                     self._take(connection, message, came_at)
-                if is_free and connection.place is not None:
-                    connection.place.granted -= len(data)
+                if is_free and connection.state is not None:
+                    connection.state.granted -= len(data)
                 else:
                     self._charge(connection, time.thread_time() - began + len(data) * BYTE_SECONDS)
-                if connection.place is not None and not connection.place.inbox.is_told:
+                if connection.state is not None and not connection.state.inbox.is_told:
                     to_acknowledge.add(connection)
             except Exception as error:  # whatever one of them sends, those of others come next
                 whose, is_ours = connection.worker or "an unknown client", not isinstance(error, REFUSED)
@@ -239,17 +239,17 @@ class Endpoint:
 
     def _charge(self, connection: AgentConnection, seconds: float) -> None:
         """Note what a worker's messages have cost."""
-        if connection.place is not None and not connection.place.is_unpaced:
-            connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._places)))
+        if connection.state is not None and not connection.state.is_unpaced:
+            connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._states)))
 
     def _take(self, connection: AgentConnection, fields: dict[str, Any], came_at: float) -> None:
         """Handle a message: the hello of a new connection, or anything of an identified one."""
         if connection.is_dismissed:
             return
-        if connection.worker is None or connection.place is None:
+        if connection.worker is None or connection.state is None:
             self._identify(connection, fields)
             return
-        if not connection.place.inbox.is_new(fields):
+        if not connection.state.inbox.is_new(fields):
             return
         try:
             message = wire.from_agent(fields)
@@ -267,9 +267,9 @@ class Endpoint:
             elif connection.clock.offset is not None:
                 self._tell(connection.worker, connection.clock.offset)
         elif isinstance(message, wire.Ack):
-            connection.place.outbox.has(message.number)
+            connection.state.outbox.has(message.number)
         elif isinstance(message, wire.Leaving):
-            connection.place.is_leaving = True
+            connection.state.is_leaving = True
             connection.abort()
 
     def _tell(self, worker: str, message: Any) -> None:
@@ -297,25 +297,25 @@ class Endpoint:
             connection.refuse(refusal)
             return
         self._listener.welcome(connection.guest)
-        place = self._places[hello.worker]
-        before, place.connection = place.connection, connection
+        state = self._states[hello.worker]
+        before, state.connection = state.connection, connection
         self._connected.add(hello.worker)
         if before is not None:
             before.abort()
-        if place.timer is not None:
-            place.timer.cancel()
-            place.timer = None
-        connection.worker, connection.place = hello.worker, place
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        connection.worker, connection.state = hello.worker, state
         connection.decoder.limit = frames.MAX_LINE
         connection.decoder.payload_limit = frames.MAX_PAYLOAD
         self.leases.connected(hello.worker)
-        place.outbox.has(hello.received)
-        connection.send(wire.Welcome(place.inbox.received, max(1.0, len(self._places) / REPORTS_PER_SECOND)))
-        connection.write(place.outbox.rest())
+        state.outbox.has(hello.received)
+        connection.send(wire.Welcome(state.inbox.received, max(1.0, len(self._states) / REPORTS_PER_SECOND)))
+        connection.write(state.outbox.rest())
         connection.ping()
         self._call(self.on_connected, hello.worker)
-        if place.hello is None:
-            place.hello = hello
+        if state.hello is None:
+            state.hello = hello
             self._tell(hello.worker, hello)
         else:
             logger.info("the connection of %s is back", hello.worker)
@@ -330,30 +330,30 @@ class Endpoint:
     def _connection_lost(self, connection: AgentConnection) -> None:
         """Handle the end of a connection."""
         self._listener.forget(connection.guest)
-        worker, place = connection.worker, connection.place
-        if worker is None or place is None or place.connection is not connection:
+        worker, state = connection.worker, connection.state
+        if worker is None or state is None or state.connection is not connection:
             return
-        place.connection = None
+        state.connection = None
         self._connected.discard(worker)
         self.leases.cut(worker)
-        if not self.leases.seconds or place.is_leaving or self._is_closed:
-            self._lose(worker, place)
+        if not self.leases.seconds or state.is_leaving or self._is_closed:
+            self._lose(worker, state)
             return
         left = self.leases.seconds_left(worker)
         logger.info("the connection of %s has ended; it has %.0f s to come back", worker, left)
-        place.timer = asyncio.get_running_loop().call_later(left, self._lose, worker, place)
+        state.timer = asyncio.get_running_loop().call_later(left, self._lose, worker, state)
         self._call(self.on_cut, worker)
 
-    def _lose(self, worker: str, place: GenerationState) -> None:
+    def _lose(self, worker: str, state: GenerationState) -> None:
         """Give a worker up: nothing of it acts any more."""
-        place.timer = None
-        if self._places[worker] is place:
+        state.timer = None
+        if self._states[worker] is state:
             self.leases.ended(worker)
             self._call(self.on_lost, worker)
 
     def _abandon(self) -> None:
         """Close the sockets in a forked child, which would otherwise keep the port and the connections open."""
-        connections = [place.connection for place in self._places.values() if place.connection is not None]
+        connections = [state.connection for state in self._states.values() if state.connection is not None]
         held = [connection.transport.get_extra_info("socket").fileno() for connection in connections]
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in [*held, *self._listener.descriptors()]:
@@ -367,18 +367,18 @@ class Endpoint:
             return NO_TOKEN
         if hello.version != wire.VERSION:
             return f"protocol version {hello.version} instead of {wire.VERSION}"
-        place = self._places[hello.worker]
+        state = self._states[hello.worker]
         refusal = self.leases.refusal(hello.worker, hello.generation)
-        if refusal or place.hello is None:
+        if refusal or state.hello is None:
             return refusal
-        if place.connection is not None and not self.leases.seconds:
+        if state.connection is not None and not self.leases.seconds:
             return f"worker {hello.worker!r} is connected already"
-        if hello.pid != place.hello.pid:
+        if hello.pid != state.hello.pid:
             return f"another agent of {hello.worker!r} was here before"
         return None
 
     def _is_token(self, token: object, worker: object, generation: object) -> bool:
-        if not isinstance(token, str) or not isinstance(worker, str) or worker not in self._places:
+        if not isinstance(token, str) or not isinstance(worker, str) or worker not in self._states:
             return False
         right = self._token(worker, generation if isinstance(generation, int) else 0)
         return hmac.compare_digest(token.encode("utf-8", "surrogatepass"), right.encode())

@@ -128,7 +128,7 @@ class AgentPool:
         await self._until_warm(specs, WARM_SECONDS if seconds is None else min(seconds, WARM_SECONDS))
 
         def submit() -> list[str]:  # where that takes too long nobody waits, and its workers are ended all the same
-            handles = self.platform.submit([self._dialling(spec) for spec in specs], run_key)
+            handles = self.platform.submit(self._dialling(specs), run_key)
             self.handles += handles
             for spec, handle in zip(specs, handles, strict=True):
                 self._generations[spec.name] = (handle, spec)
@@ -207,14 +207,16 @@ class AgentPool:
             return False
         return any(worker.id == handle and worker.status.is_final for worker in polled)
 
-    def _dialling(self, spec: WorkerSpec) -> WorkerSpec:
-        """The worker with the address that its agent dials: the session's, or one of the platform's relay."""
-        if not self._is_relayed or spec.session is None:
-            return spec
+    def _dialling(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+        """The workers with the addresses that their agents dial: the session's, or those of the platform's relay."""
+        if not self._is_relayed:
+            return list(specs)
         if self._relay is None:
             self._relay = self.platform.open_relay(*self.endpoint.listening)
-        host, port = self._relay.address_for(spec)
-        return replace(spec, session=replace(spec.session, host=host, port=port))
+        return [
+            replace(spec, session=spec.session and replace(spec.session, host=host, port=port))
+            for spec, (host, port) in zip(specs, self._relay.addresses_for(specs), strict=True)
+        ]
 
     def _tell_relay(self, worker: str) -> None:
         if self._relay is not None:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from muster.events import Note, RunAttempt, ScriptRaised
 from muster.records.first_step import first_step
-from muster.records.record import LAUNCHER_LOG, LOST_REASON, Record
+from muster.records.record import LAUNCHER_LOG, LOST_REASON, RunRecord
 from muster.records.sessions import WAKE, suspended, words_for_suspended
 from muster.records.under_way import under_way
 
 NOTES = (Note, RunAttempt)  # events that tell the user something
 
 
-def explanation(record: Record, write: Callable[[str], str]) -> str:
+def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
     """Return the account; ``write`` is given what to try, and returns it in other words."""
     headline, seconds = f"{record.name} ({record.run_id})", f"{record.seconds:.1f} s"
     remarks = _remarks(record)
@@ -29,7 +29,7 @@ def explanation(record: Record, write: Callable[[str], str]) -> str:
     return "\n".join([f"{headline} {record.status} after {seconds}.", *remarks, *_cause(record, write)])
 
 
-def _state(record: Record) -> list[str]:
+def _state(record: RunRecord) -> list[str]:
     """Return lines about where a run under way is."""
     lines = under_way(record.events(), time.time(), _printed_at(record))
     pid = suspended(record.session)
@@ -38,11 +38,11 @@ def _state(record: Record) -> list[str]:
     return lines
 
 
-def _ways(record: Record) -> list[str]:
+def _ways(record: RunRecord) -> list[str]:
     return [f"To see where it is: muster stacks {record.run_id}", f"To end it: muster stop {record.run_id}"]
 
 
-def _printed_at(record: Record) -> dict[str, float]:
+def _printed_at(record: RunRecord) -> dict[str, float]:
     """Return when each worker's log was written to last, in seconds since the epoch."""
     found = {}
     for path in (record.run_dir / "logs").glob("*.log"):
@@ -51,7 +51,7 @@ def _printed_at(record: Record) -> dict[str, float]:
     return found
 
 
-def _remarks(record: Record) -> list[str]:
+def _remarks(record: RunRecord) -> list[str]:
     """Return remarks: what the first step had to wait for, and notes for the user."""
     said = (event.data for event in record.events())
     told = [data.text if isinstance(data, Note) else data.reason for data in said if isinstance(data, NOTES)]
@@ -59,7 +59,7 @@ def _remarks(record: Record) -> list[str]:
     return [*filter(None, [first_step(record.events())]), *notes]
 
 
-def _outcome(record: Record) -> list[str]:
+def _outcome(record: RunRecord) -> list[str]:
     """Return the metrics last reported and where the results are, for a run that succeeded."""
     metrics = (record.result or {}).get("metrics") or {}
     lines = [f"  {name}: {value:.6g}" for name, value in metrics.items() if isinstance(value, (int, float))]
@@ -68,7 +68,7 @@ def _outcome(record: Record) -> list[str]:
     return [*lines, f"Logs: {record.run_dir / 'logs'}"]
 
 
-def _cause(record: Record, write: Callable[[str], str]) -> list[str]:
+def _cause(record: RunRecord, write: Callable[[str], str]) -> list[str]:
     """Return lines about the cause: what failed first and why, the end of that log, and what to try."""
     result = record.result or {}
     first: tuple[str | None, ScriptRaised] | None = None

@@ -1,4 +1,4 @@
-"""Folders of runs, which nobody else may write to, or put others into the place of, whatever the umask is.
+"""The user's own folder, and the folders of runs in it, which nobody else may write to, whatever the umask is.
 
 Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which holds::
 
@@ -51,7 +51,7 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
         raise NotADirectoryError(f"{path} is no folder")
 
 
-def create(name: str) -> Path:
+def make_run_folder(name: str) -> Path:
     """Make the folder of a new run, readable by its owner only, and return it. Its name is the run's id."""
     parent = muster_home() / "runs"
     make_folder(parent)

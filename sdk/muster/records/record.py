@@ -33,7 +33,7 @@ LOST_REASON = "its session is gone and left no result: it was killed, or its mac
 LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the last of them (muster.training.checkpoint)"
 
 
-class Record:
+class RunRecord:
     """The record of one run, read from its folder whenever it is asked; the run may still be under way.
 
     Attributes:

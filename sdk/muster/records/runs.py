@@ -10,7 +10,7 @@ from typing import Any
 from muster.errors import RunLost, RunUnreachable, without_inner_frames
 from muster.records import control
 from muster.records.explanation import explanation
-from muster.records.record import LOST_ADVICE, Record
+from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
 from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
 from muster.runtime.interrupts import RunCancelled, RunInterrupted
@@ -20,13 +20,8 @@ from muster.text.shown import Stacks, Text
 POLL_SECONDS = 0.2  # of those who wait for an end
 
 
-class Run(Record):
-    """One recorded run, read from its folder whenever it is asked; it may still be running.
-
-    Attributes:
-        run_dir: the run's folder.
-        run_id: the folder's name.
-    """
+class Run(RunRecord):
+    """A recorded run, which may still be under way: then it can be waited for, asked, and stopped."""
 
     @without_inner_frames
     def wait(self, timeout: float | None = None) -> Result:

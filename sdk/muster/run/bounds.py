@@ -1,4 +1,4 @@
-"""Bounds of what agents may tell: it is kept, and looked through at every change, so that none tells too much."""
+"""Bounds of what agents may tell, since it is kept, and looked through at every change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPARE_PROCESSES = 64  # that an agent may tell of beyond those that its worker i
 FAILURES_OF_EACH = 4  # that an agent may tell of for each of them
 
 
-class Bounds:
+class AgentBounds:
     """Counts of what each agent of a run has told so far, which say whether it may tell more.
 
     Args:

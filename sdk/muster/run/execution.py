@@ -388,7 +388,7 @@ class Execution:
         try:
             scratch = make_scratch()
             try:
-                run_dir = folders.create(name)
+                run_dir = folders.make_run_folder(name)
                 try:
                     journal = Journal(run_dir / "events.jsonl")
                 except BaseException:

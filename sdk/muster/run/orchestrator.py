@@ -294,10 +294,12 @@ class Orchestrator:
         return self.state.expected.get(worker, 1) > 1
 
     async def _train(self, milestones: Milestones) -> None:
-        self._enter("training")
+        """Wait until the run has done what it was to do; its processes, or their launcher, have been asked for."""
         deadline = clock.deadline_in(self.limits.run)
         if deadline is not None:
             deadline -= self.context.checked.trained
+        await self._train_until(lambda: bool(self.state.started) or milestones.has_returned(), milestones, deadline)
+        self._enter("training")
         await self._train_until(milestones.has_returned, milestones, deadline)
         for name in milestones.plan.processes:
             self.pool.send(name, wire.Release())

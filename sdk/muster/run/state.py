@@ -19,7 +19,7 @@ from muster.failure.causes import LATE, Failure, FailureKind
 from muster.failure.diagnosis import join_names, process_label, signal_name
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
-from muster.run.bounds import MOST_NOTES, Bounds, Metrics
+from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
 from muster.run.waits import Waits
 from muster.runtime import clock
@@ -107,7 +107,7 @@ class RunState:
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)
         self.first_step_at: float | None = None
-        self._bounds = Bounds(lambda worker: self.expected.get(worker, 1))
+        self._bounds = AgentBounds(lambda worker: self.expected.get(worker, 1))
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.restarts: Callable[[Failure], bool] = lambda failure: False

@@ -15,9 +15,9 @@ def in_forked_children(function: Callable[[], object]) -> None:
 
 
 def close_in_children(sock: socket.socket) -> None:
-    """Close ``sock`` in every child that this process forks: its end is seen when this process is gone, and not later.
+    """Close ``sock`` in every child that this process forks: its peer then sees when this process ends.
 
-    Nor do two processes then talk to one peer, which would mix up its answers.
+    Nor do two processes talk to one peer, which would mix up its answers.
     """
     reference = weakref.ref(sock)
 

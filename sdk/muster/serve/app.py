@@ -60,7 +60,7 @@ router = APIRouter(responses=refusals(401, 422, 503))
 async def authenticated(
     request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]
 ) -> Caller:
-    """Return the caller, as :class:`Bounds` has found out; the credentials are here for the description alone."""
+    """Return the caller, as :class:`RequestBounds` has found out. The credentials are for the description alone."""
     caller: Caller = request.state.caller
     return caller
 
@@ -105,7 +105,7 @@ async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(request.app.state.executor, work)
 
 
-class Bounds:
+class RequestBounds:
     """Bounds requests: without a key no more than a header, with one no more than there is room for.
 
     Refuses a request that has no key before any of its body is read; one whose body turns out to be longer than
@@ -215,7 +215,7 @@ def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
     app.state.engines = engines
     app.state.executor = executor
     app.include_router(router)
-    app.add_middleware(Bounds, engines=engines)
+    app.add_middleware(RequestBounds, engines=engines)
     for kind in (RequestRefused, RequestValidationError, AnyHTTPException, MusterError, OSError):
         app.add_exception_handler(kind, refuse)
     return app

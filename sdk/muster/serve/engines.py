@@ -20,7 +20,7 @@ from muster.job import Process, Resources, Worker, WorkerSpec
 from muster.platforms.base import Platform
 from muster.records.scratch import make_scratch
 from muster.serve.models import Order
-from muster.serve.record import Record
+from muster.serve.record import ServiceRecord
 from muster.serve.site import ServiceAddress
 from muster.workbench.workers import IPYTHON_RUNNER, describe
 
@@ -96,7 +96,7 @@ class Engines:
         self,
         platform: Platform,
         project: Path,
-        record: Record,
+        record: ServiceRecord,
         site: ServiceAddress,
         keys: Sequence[str],
         limits: ServeLimits,

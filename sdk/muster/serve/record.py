@@ -31,7 +31,7 @@ from muster.text.reading import read_json
 KEPT = 10  # services that have ended, whose workers' logs are still there
 
 
-class Record:
+class ServiceRecord:
     """The folder of a service, which only its owner can read.
 
     Attributes:

@@ -22,7 +22,7 @@ from muster.serve.app import make_app
 from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, ServeLimits
 from muster.serve.keys import make_key, make_key_file, read_keys
-from muster.serve.record import Record, clean_up
+from muster.serve.record import ServiceRecord, clean_up
 from muster.serve.site import ServiceAddress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -76,7 +76,7 @@ def serve(options: ServeOptions) -> None:
     for trouble in clean_up():
         click.echo(trouble, err=True)
     with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
-        record = Record()
+        record = ServiceRecord()
         site = ServiceAddress(
             url=url_of(options, listener),
             project=options.project.name,

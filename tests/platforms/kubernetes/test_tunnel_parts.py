@@ -83,7 +83,7 @@ class Rig:
         threading.Thread(target=self._accept, daemon=True).start()
         self.tunnels = Tunnels(self._open, self.session.getsockname()[:2], always=always)
         spec = run.spec()
-        self.address = self.tunnels.address_for(spec)
+        (self.address,) = self.tunnels.addresses_for([spec])
         self.worker, self.pod = spec.name, pod_name(spec)
         command = [sys.executable, "-c", RELAY, str(self.path)]
         self.relay = subprocess.Popen(
@@ -243,7 +243,7 @@ def test_a_stream_that_is_opened_while_all_is_closed_is_closed_as_well(run: Run,
         return rig._open(pod)
 
     late = Tunnels(open_late, rig.session.getsockname()[:2], always=True)
-    late.address_for(run.spec())
+    late.addresses_for([run.spec()])
     late.see({rig.pod: RUNS})
     assert opens.wait(30)
     late.close()

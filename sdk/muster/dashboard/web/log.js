@@ -1,7 +1,7 @@
 // The log of one worker: its end, live, with search; older parts as they are scrolled to.
 
-const LIVE_LINES = 20000; // kept of a log that grows; the oldest go, and come again when they are scrolled to
-const MOST_LINES = 60000; // while older ones are read
+const LIVE_LINES = 20000; // kept of a log whose end is looked at; older ones come again when they are scrolled to
+const MOST_LINES = 60000; // kept while it is read above its end, or searched
 const NEAR = 40; // pixels from an end of what is shown
 
 // A line as a terminal leaves it: what follows a carriage return overwrites what was there. One at its end still has
@@ -40,7 +40,7 @@ class Log {
     setText(this.text, "");
   }
 
-  // Marks are the places in the file where lines that are here begin, each with the number of lines before it.
+  // Marks are places in the file where a line begins, each with the index of that line among those that are here.
   begin(worker, start = 0, before = 0) {
     Object.assign(this, { worker, lines: [], unfinished: "", before, marks: [[start, 0]], asked: false });
   }
@@ -58,18 +58,20 @@ class Log {
     const lines = (this.unfinished + text).split("\n");
     this.unfinished = overwritten(lines.pop());
     this.lines.push(...lines.map(ended));
-    this.drop(this.lines.length - (atEnd ? LIVE_LINES : MOST_LINES));
+    if (atEnd && !this.search.value) this.drop(LIVE_LINES);
     this.paint(atEnd);
+    if (this.lines.length > MOST_LINES) this.changeAbove(() => this.drop(MOST_LINES));
   }
 
-  // Drops about that many of the oldest lines, up to a mark, since those before it are asked for by its place.
-  drop(count) {
-    const kept = this.marks.findLastIndex(([, lines]) => lines <= count);
+  // Drops the oldest lines beyond so many, up to a mark, since those before it are asked for by its place.
+  drop(most) {
+    const count = this.lines.length - most;
+    const kept = this.marks.findLastIndex(([, index]) => index <= count);
     if (kept <= 0) return;
     const dropped = this.marks[kept][1];
     this.lines.splice(0, dropped);
     this.before += dropped;
-    this.marks = this.marks.slice(kept).map(([place, lines]) => [place, lines - dropped]);
+    this.marks = this.marks.slice(kept).map(([place, index]) => [place, index - dropped]);
   }
 
   // Takes the lines that end where those begin that are here, and leaves what is read where it is.
@@ -79,10 +81,17 @@ class Log {
     if (end !== this.marks[0][0]) return; // others are here meanwhile
     const lines = text ? text.split("\n") : [];
     if (lines[lines.length - 1] === "") lines.pop();
-    this.lines.unshift(...lines.map(ended));
-    this.before = lines.length ? Math.max(0, this.before - lines.length) : 0;
-    this.marks = [[start, 0], ...this.marks.map(([place, before]) => [place, before + lines.length])];
+    this.changeAbove(() => {
+      this.lines.unshift(...lines.map(ended));
+      this.before = lines.length ? Math.max(0, this.before - lines.length) : 0;
+      this.marks = [[start, 0], ...this.marks.map(([place, index]) => [place, index + lines.length])];
+    });
+  }
+
+  // Changes lines above those that are read, which stay where they are.
+  changeAbove(change) {
     const fromEnd = this.text.scrollHeight - this.text.scrollTop;
+    change();
     this.paint(false);
     this.text.scrollTop = this.text.scrollHeight - fromEnd;
   }

@@ -37,6 +37,7 @@ REMOVE_CACHE = f"if cd {CACHE} 2>/dev/null; then du -sk . && cd / && rm -rf {CAC
 POLL_SECONDS = 0.7  # that a poll waits for hosts that do not answer
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
 END_POLL = 0.05
+MORE_SLOTS = ArgumentText("more slots: host:slots in ", Argument("hosts", ""))
 NOBODY = "This platform does not know the worker."
 
 Guard = tuple[str, int, int]  # its host, process id and start time
@@ -86,7 +87,9 @@ class HostsPlatform(Platform):
         self._others: dict[str, Worker] = {}  # taken over from another object
         self._submitted: dict[str, list[str]] = {}
         self._latest: dict[Key, str] = {}  # the handle of each worker's newest generation
-        self._placement = Placement(self._slots, partial(_has_ended, self._latest, self._workers))
+        self._placement = Placement(
+            self._slots, partial(_status_of, self._latest, self._workers), partial(_refusal, sum(self._slots.values()))
+        )
         self._broken: set[str] = set()  # hosts whose login has broken, until it is made again
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class HostsPlatform(Platform):
 
     def open_relay(self, host: str, port: int) -> Relay:
         """Make what says how each host's workers reach the session, and forwards ports where they need that."""
-        self._relays.append(PoolRelay(self._ways, (host, port), self._placement.host_of))
+        self._relays.append(PoolRelay(self._ways, (host, port), self._placement))
         return self._relays[-1]
 
     def reach_of_pool(self) -> Reach:
@@ -151,7 +154,7 @@ class HostsPlatform(Platform):
         """Return what workers of one host would have to share; there is one slot for each worker."""
         found: list[str] = []
         left = iter(wanted)
-        for host, here in self._placement.shares(len(wanted)).items():
+        for host, here in _shares(self._slots, len(wanted)).items():
             found += _shortages_on(self._logins.get(host), [*islice(left, here)])
         return found
 
@@ -172,9 +175,7 @@ class HostsPlatform(Platform):
                     _shortages_on(self._logins.get(host), [spec.resources])
             found = self._launch(by_host, run_key)
         except BaseException:
-            for spec in specs:
-                if (spec.run_id, spec.name) not in self._latest:
-                    self._placement.free(spec)
+            self._placement.take_back(specs)
             raise
         for spec, worker in found:
             self._workers[worker.id] = worker
@@ -360,10 +361,31 @@ class HostsPlatform(Platform):
         return found
 
 
-def _has_ended(latest: Mapping[Key, str], workers: Mapping[str, Worker], worker: Key) -> bool:
-    """Return whether a worker has been launched and has ended; apart from the platform, to make no circle of it."""
+def _status_of(latest: Mapping[Key, str], workers: Mapping[str, Worker], worker: Key) -> Status | None:
+    """Return a worker's status, None before its launch; apart from the platform, to make no circle of it."""
     handle = latest.get(worker)
-    return handle is not None and workers[handle].status.is_final
+    return None if handle is None else workers[handle].status
+
+
+def _refusal(slots: int, worker: str) -> LaunchRefused:
+    return LaunchRefused(
+        f"There is no slot for {worker}: all {slots} of the hosts are taken.", worker=worker, advice=MORE_SLOTS
+    )
+
+
+def _shares(slots: Mapping[str, int], workers: int) -> dict[str, int]:
+    """Return how many of these workers each host gets. Raises ResourceError where there are too few slots."""
+    count = sum(slots.values())
+    if workers > count:
+        raise ResourceError(
+            f"{workers} workers are asked for, and the hosts have {count} slot{'s' if count != 1 else ''}.",
+            advice=MORE_SLOTS,
+        )
+    found, left = {}, workers
+    for host, here in slots.items():
+        found[host] = min(here, left)
+        left -= found[host]
+    return {host: share for host, share in found.items() if share}
 
 
 def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:

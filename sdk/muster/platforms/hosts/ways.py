@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from muster.errors import MusterError
@@ -15,6 +15,7 @@ from muster.platforms.base import Reach, Relay
 from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.logins import Logins
 from muster.platforms.parallel import for_all
+from muster.platforms.placement import Placement
 
 ANY, HERE = "0.0.0.0", "127.0.0.1"
 DIAL_SECONDS = 2.0  # after which a host counts as one that cannot dial the session
@@ -97,21 +98,26 @@ class PoolRelay(Relay):
     Args:
         ways: of the hosts.
         session: host and port that the session listens on.
-        host_of: says which host a worker is on.
+        placement: which host each worker is on.
     """
 
-    def __init__(self, ways: Ways, session: tuple[str, int], host_of: Callable[[WorkerSpec], str]) -> None:
+    def __init__(self, ways: Ways, session: tuple[str, int], placement: Placement) -> None:
         self._ways = ways
         self._session = session
-        self._host_of = host_of
+        self._placement = placement
         self._found: dict[str, tuple[str, int]] = {}
 
-    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
-        """Return what a worker's agent dials."""
-        host = self._host_of(spec)
-        if host not in self._found:
-            self._found[host] = self._ways.way(host, self._session)
-        return self._found[host]
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        """Return what the workers' agents dial, each on the host that is its own from now on."""
+        hosts = self._placement.place(specs)
+        try:
+            for host in hosts:
+                if host not in self._found:
+                    self._found[host] = self._ways.way(host, self._session)
+        except BaseException:
+            self._placement.take_back(specs)
+            raise
+        return [self._found[host] for host in hosts]
 
     def renew(self, host: str) -> None:
         """Make a host's tunnel again, where it had one, once the login that it went through has been made again."""

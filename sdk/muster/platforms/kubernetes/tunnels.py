@@ -63,11 +63,11 @@ class Tunnels(Relay):
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
-        """Return the session's own address, which the agent dials where it can."""
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        """Return the session's own address, which each agent dials where it can."""
         with self._lock:
-            self._pods[pod_name(spec)] = _Pod(pod_name(spec), spec.name)
-        return (HERE, self._session[1]) if self._always else self._session
+            self._pods.update((pod_name(spec), _Pod(pod_name(spec), spec.name)) for spec in specs)
+        return [(HERE, self._session[1]) if self._always else self._session] * len(specs)
 
     def has(self, pod: str) -> bool:
         """Return whether a pod's agent comes through here, where it cannot dial the session."""

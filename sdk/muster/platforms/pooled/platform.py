@@ -65,7 +65,7 @@ class PooledPlatform(Platform):
         self._place_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
         self._latest: dict[Key, str] = {}  # the handle of each worker's latest generation
         self._workers: dict[str, Worker] = {}
-        self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._has_ended)
+        self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._status_of, _refusal)
         self._submitted: dict[str, list[str]] = {}
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class PooledPlatform(Platform):
 
     def open_relay(self, host: str, port: int) -> Relay:
         """Make what carries the connections of agents, which are where the pool's own are."""
-        return _RelayOfPool(self._inner.open_relay(host, port), self._own_spec)
+        return _RelayOfPool(self._inner.open_relay(host, port), self._run_dir.name, self._placement)
 
     def is_warming(self) -> bool:
         """Return whether a guard's template imports."""
@@ -128,12 +128,10 @@ class PooledPlatform(Platform):
         with contextlib.suppress(PlatformError):  # some may have ended whose guard was silent before
             self.poll(list(self._workers))
         try:
-            places = dict(zip(self._places_for(specs), specs, strict=True))
+            places = dict(zip(self._placement.place(specs), specs, strict=True))
             return self._launch(places, specs, run_key)
         except BaseException:
-            for spec in specs:
-                if (spec.run_id, spec.name) not in self._latest:
-                    self._placement.free(spec)
+            self._placement.take_back(specs)
             raise
 
     def _launch(self, places: Mapping[str, WorkerSpec], specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
@@ -169,24 +167,9 @@ class PooledPlatform(Platform):
         self._submitted[run_key] = [by_name[spec.name] for spec in specs]
         return self._submitted[run_key]
 
-    def _places_for(self, specs: Sequence[WorkerSpec]) -> list[str]:
-        """Return the pool's workers that workers are in: those that they had before, or else ones that are free.
-
-        Raises:
-            LaunchRefused: there are too few.
-        """
-        try:
-            return self._placement.place(specs)
-        except LaunchRefused as refused:
-            raise LaunchRefused(
-                f"No worker of the pool is free for {refused.worker}.",
-                worker=refused.worker,
-                advice="wait for the run that has them, or make a larger pool",
-            ) from None
-
-    def _has_ended(self, key: Key) -> bool:
+    def _status_of(self, key: Key) -> Status | None:
         handle = self._latest.get(key)
-        return handle is not None and self._workers[handle].status.is_final
+        return None if handle is None else self._workers[handle].status
 
     def _guard_of(self, place: str) -> GuardStream:
         """Return the guard in a worker of the pool, which is started where there is none. Waits for a lost worker."""
@@ -295,25 +278,36 @@ class PooledPlatform(Platform):
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
         for_all(lambda place: self._guards[place].close(), list(self._guards))
 
-    def _own_spec(self, spec: WorkerSpec) -> WorkerSpec:
-        """Return a worker's spec as that of the pool's own worker in whose place it is."""
-        return replace(spec, run_id=self._run_dir.name, name=self._places_for([spec])[0])
-
 
 class _RelayOfPool(Relay):
-    """The relay of the platform below, which knows only the pool's own workers."""
+    """The relay of the platform below, which knows only the pool's own workers, those of the run ``run_id``."""
 
-    def __init__(self, inner: Relay, own: Callable[[WorkerSpec], WorkerSpec]) -> None:
+    def __init__(self, inner: Relay, run_id: str, placement: Placement) -> None:
         self._inner = inner
-        self._own = own
+        self._run_id = run_id
+        self._placement = placement
 
-    def address_for(self, spec: WorkerSpec) -> tuple[str, int]:
-        """Return what the agent dials: what the pool's own would dial there."""
-        return self._inner.address_for(self._own(spec))
+    def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
+        """Return what the agents dial: what those of the pool's own workers would dial there."""
+        places = self._placement.place(specs)
+        own = [replace(spec, run_id=self._run_id, name=place) for spec, place in zip(specs, places, strict=True)]
+        try:
+            return self._inner.addresses_for(own)
+        except BaseException:
+            self._placement.take_back(specs)
+            raise
 
     def close(self) -> None:
         """End it."""
         self._inner.close()
+
+
+def _refusal(worker: str) -> LaunchRefused:
+    return LaunchRefused(
+        f"No worker of the pool is free for {worker}.",
+        worker=worker,
+        advice="wait for the run that has them, or make a larger pool",
+    )
 
 
 def _changes(worker: Worker) -> Mapping[str, Any]:

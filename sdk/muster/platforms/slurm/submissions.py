@@ -97,6 +97,7 @@ class Submission:
             facts = read_json(folder / "job.json")
             made.job, made.names, made.logs = str(facts["job"]), [*facts["names"]], [*facts["logs"]]
             made.parts, made.is_step = [*map(int, facts["parts"])], bool(facts["is_step"])
+            made.known_at -= max(0.0, time.time() - (folder / "job.json").stat().st_mtime)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return made
