@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from muster.agent.places import symbol
 from muster.job import Resources
 from muster.platforms.kubernetes.client import ApiClient
 from muster.platforms.kubernetes.platform import KubernetesPlatform
@@ -51,7 +52,8 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
     with cluster.namespace() as namespace:
         platform = platform_in(cluster, namespace, folder)
         session.listen_for(platform)
-        specs = [run.spec(f"worker-{number}", session=session.address, resources=RESOURCES) for number in range(COUNT)]
+        inside = {"scratch": Path(symbol("scratch")), "cwd": symbol("scratch"), "resources": RESOURCES}
+        specs = [run.spec(f"worker-{number}", session=session.address, **inside) for number in range(COUNT)]
         client: ApiClient = platform._client()
         before, began = client.requests, time.monotonic()
         platform.submit(specs, run.id)
@@ -67,7 +69,7 @@ def muster(cluster: Cluster, folder: Path, asked: list[float]) -> float:
 
 def platform_in(cluster: Cluster, namespace: str, folder: Path) -> Any:
     """The platform, in a namespace of the cluster's."""
-    platform = KubernetesPlatform(image=IMAGE, namespace=namespace, overlay=folder / "overlay.json")
+    platform = KubernetesPlatform(image=IMAGE, namespace=namespace, overlay=folder / "overlay.json", tunnel=False)
     platform._asked = ApiClient(cluster.client.access)
     return platform
 
