@@ -165,3 +165,21 @@ def test_files_of_workers_that_share_this_folder(project: Path, tmp_path: Path) 
     finally:
         cluster.stop()
     assert f"the workers write into {project} itself" in cluster.explain()
+
+
+def test_a_disk_that_is_full_of_what_is_collected_costs_that_alone(
+    launch: Callable[..., muster.Cluster],
+    project: Path,
+    small_disk: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = small_disk(3000)
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    (project / "write.py").write_text("open('large', 'wb').write(bytes(5 << 20)); open('small', 'w').write('here')")
+    cluster = launch("write.py", 1, collect=["small", "large"])
+    assert cluster.result.status == "succeeded"
+    assert (cluster.run_dir / "collected" / "worker-0" / "small").read_text() == "here"
+    assert "No space left on device" in cluster.explain()
+    assert lookup.open_run().status == "succeeded"
+    left = below(cluster.run_dir / "collected")
+    assert left == ["worker-0/small"], "half of a file is of no use, and in the way of the record"

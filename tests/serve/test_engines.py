@@ -14,7 +14,7 @@ from muster.serve import engines as engines_module
 from muster.serve.engines import Caller, Engines, RequestRefused, ServeLimits
 from muster.serve.models import Order
 from muster.serve.record import ServiceRecord
-from muster.serve.site import ServiceAddress
+from muster.serve.site import ServiceSite
 
 from tests.support import eventually
 
@@ -28,7 +28,7 @@ def platform() -> LocalPlatform:
 
 @pytest.fixture
 def engines(tmp_path: Path, platform: LocalPlatform) -> Iterator[Engines]:
-    site = ServiceAddress("http://127.0.0.1:1", "project", "127.0.0.1")
+    site = ServiceSite("http://127.0.0.1:1", "project", "127.0.0.1")
     engines = Engines(platform, tmp_path, ServiceRecord(), site, ["k" * 32], ServeLimits(8, 8))
     yield engines
     engines.close()

@@ -18,7 +18,7 @@ from muster.commands.main import main
 from muster.records import folders
 from muster.security.certificates import make_certificate
 from muster.serve.record import ServiceRecord, clean_up
-from muster.serve.site import ServiceAddress
+from muster.serve.site import ServiceSite
 
 from tests.serve.service import Client, Service, new_keys, serving
 from tests.support import command_line, descendants_of, environment, eventually, is_gone
@@ -98,7 +98,7 @@ def test_the_next_service_ends_what_was_left(tmp_path: Path) -> None:
 
 def test_what_cannot_be_ended_is_said_and_kept_for_the_next_start() -> None:
     record = ServiceRecord()
-    record.announce("workbench", ServiceAddress("http://127.0.0.1:1", "project", "127.0.0.1"), Path("keys"))
+    record.announce("workbench", ServiceSite("http://127.0.0.1:1", "project", "127.0.0.1"), Path("keys"))
     owner = record.folder / "service.json"
     facts = json.loads(owner.read_text())
     with subprocess.Popen(["true"]) as ended:

@@ -73,7 +73,11 @@ class PartFile:
                 raise ValueError("a piece is not the next one, or more came than was announced")
             data = memoryview(payload)
             while data:
-                written = os.pwrite(self._file, data, self.offset)
+                try:
+                    written = os.pwrite(self._file, data, self.offset)
+                except OSError:  # as of a full disk, which is not to stay full of half a file
+                    os.unlink(self._part, dir_fd=self._folder)
+                    raise
                 self._hash.update(data[:written])
                 self.offset += written
                 data = data[written:]

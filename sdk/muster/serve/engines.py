@@ -21,7 +21,7 @@ from muster.platforms.base import Platform
 from muster.records.scratch import make_scratch
 from muster.serve.models import Order
 from muster.serve.record import ServiceRecord
-from muster.serve.site import ServiceAddress
+from muster.serve.site import ServiceSite
 from muster.workbench.workers import IPYTHON_RUNNER, describe
 
 KEPT = 1000  # workers that have ended and are still listed
@@ -97,7 +97,7 @@ class Engines:
         platform: Platform,
         project: Path,
         record: ServiceRecord,
-        site: ServiceAddress,
+        site: ServiceSite,
         keys: Sequence[str],
         limits: ServeLimits,
     ) -> None:

@@ -25,7 +25,7 @@ from muster.job import Worker
 from muster.platforms import get_platform
 from muster.records.folders import make_folder, muster_home, write_json
 from muster.records.sessions import is_alive, is_out_of_sight, this_session
-from muster.serve.site import ServiceAddress
+from muster.serve.site import ServiceSite
 from muster.text.reading import read_json
 
 KEPT = 10  # services that have ended, whose workers' logs are still there
@@ -47,7 +47,7 @@ class ServiceRecord:
         self.keys = self.folder / "keys"
         self._owner = self.folder / "service.json"
 
-    def announce(self, platform: str, site: ServiceAddress, keys: Path) -> None:
+    def announce(self, platform: str, site: ServiceSite, keys: Path) -> None:
         """Record who serves, with which platform, where, and where its keys are."""
         who = {"session": this_session(), "host": socket.gethostname()}
         write_json(self._owner, {**who, "platform": platform, "site": vars(site), "keys": str(keys)})
@@ -119,7 +119,7 @@ def client_environment(port: int | None) -> str:
         urls = ", ".join(facts["site"]["url"] for facts in running)
         raise JobError(f"It is not clear which of the services is meant: {urls}.", advice="--port PORT")
     (facts,) = found
-    site = ServiceAddress(**facts["site"])
+    site = ServiceSite(**facts["site"])
     engine_id = secrets.token_hex(8)
     variables = {
         **site.environment(engine_id),

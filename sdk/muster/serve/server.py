@@ -23,7 +23,7 @@ from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, ServeLimits
 from muster.serve.keys import make_key, make_key_file, read_keys
 from muster.serve.record import ServiceRecord, clean_up
-from muster.serve.site import ServiceAddress
+from muster.serve.site import ServiceSite
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 3  # seconds that requests under way get at the end
@@ -77,7 +77,7 @@ def serve(options: ServeOptions) -> None:
         click.echo(trouble, err=True)
     with listen(options) as listener, ThreadPoolExecutor(1, "muster-engines") as executor:
         record = ServiceRecord()
-        site = ServiceAddress(
+        site = ServiceSite(
             url=url_of(options, listener),
             project=options.project.name,
             address=platform.reach().advertise,

@@ -1,4 +1,4 @@
-"""The address of a service, and the environment that sessions and their workers get from it."""
+"""The site of a service: where it is, and the environment that sessions and their workers get from that."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ ENGINES_PATH = "/api/v1/engines"
 
 
 @dataclass(frozen=True)
-class ServiceAddress:
-    """The address of a service.
+class ServiceSite:
+    """Where a service is, for its clients and for its sessions' workers.
 
     Attributes:
         url: where it listens, such as ``http://127.0.0.1:8765``.

@@ -119,7 +119,7 @@ def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -
     raise troubles[0]
 
 
-def _ask(found: EngineAddress, environ: Mapping[str, str]) -> Engine:
+def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
     from docker import APIClient
     from docker.constants import DEFAULT_DOCKER_API_VERSION
     from docker.errors import DockerException
@@ -129,12 +129,12 @@ def _ask(found: EngineAddress, environ: Mapping[str, str]) -> Engine:
     settings = {key: value for key, value in kwargs_from_env(environ).items() if key == "tls"}
 
     def make(version: str) -> APIClient:
-        client = APIClient(found.url, version=version, timeout=TIMEOUT, use_ssh_client=True, **settings)
+        client = APIClient(address.url, version=version, timeout=TIMEOUT, use_ssh_client=True, **settings)
         client.headers["Connection"] = "close"  # nobody else would close the connections that it keeps
         return client
 
     try:
-        peer = knock(found.url)
+        peer = knock(address.url)
         client = make(DEFAULT_DOCKER_API_VERSION)
         # Its own way to find out, by asking for the version, takes Podman half a second.
         answer = client.get(f"{client.base_url}/_ping", timeout=TIMEOUT)
@@ -144,17 +144,17 @@ def _ask(found: EngineAddress, environ: Mapping[str, str]) -> Engine:
         product = "Podman" if "Libpod-API-Version" in answer.headers else "Docker"
         info = _info_of_podman(peer, answer.headers) if product == "Podman" and peer else client.info()
     except (DockerException, RequestException, OSError, ValueError) as error:
-        raise _not_reached(found, error) from error
+        raise _not_reached(address, error) from error
     return Engine(
         client=client,
-        url=found.url,
-        source=found.source,
+        url=address.url,
+        source=address.source,
         product=product,
         version=str(info.get("ServerVersion", "")),
         cores=int(info.get("NCPU") or 1),
         memory=int(info.get("MemTotal") or 0),
         is_rootless=any("rootless" in option for option in info.get("SecurityOptions") or []),
-        is_here=found.url.startswith("unix://") and os.path.exists(info.get("DockerRootDir") or ""),
+        is_here=address.url.startswith("unix://") and os.path.exists(info.get("DockerRootDir") or ""),
     )
 
 
@@ -169,9 +169,9 @@ def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[s
     }
 
 
-def _not_reached(found: EngineAddress, error: Exception) -> PlatformUnsupported:
+def _not_reached(address: EngineAddress, error: Exception) -> PlatformUnsupported:
     """The error for an engine that does not answer, or not to this user."""
-    where = f"{found.url} ({found.source})"
+    where = f"{address.url} ({address.source})"
     cause = system_error(error)
     if isinstance(cause, PermissionError):
         return PlatformUnsupported(
