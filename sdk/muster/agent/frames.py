@@ -10,7 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterator
 
-_decode = json.JSONDecoder().decode  # json.loads looks at more than there is to see, for each message
+_decode = json.JSONDecoder().decode  # json.loads looks at more than there is to see, for each message,
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # and json.dumps makes an encoder for each
 MAX_LINE = 1 << 20  # bytes; a longer line ends the connection
 MAX_PAYLOAD = 1 << 18  # bytes behind a line; the same
 
@@ -28,7 +29,7 @@ def encode(kind: str, **fields: object) -> bytes:
     else:
         payload = b""
         fields.pop("payload", None)
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n" + payload
+    return _encode(fields).encode("ascii") + b"\n" + payload
 
 
 class Decoder:

@@ -144,8 +144,13 @@ class Checkpoint:
         differing = horovod.differing([zlib.crc32(value.tobytes()) for value in values], "checkpoint_checksums")
         path = self._store.path(position.total)
         _together(f"prepare {path}", lambda: self._prepare(position.total), only_first=True)
-        _together(f"write its part of {path}", lambda: self._write(position, values, differing))
-        _together(f"complete {path}", lambda: self._store.publish(position.total), only_first=True)
+        try:
+            _together(f"write its part of {path}", lambda: self._write(position, values, differing))
+            _together(f"complete {path}", lambda: self._store.publish(position.total), only_first=True)
+        except CheckpointError:
+            if horovod.rank() == 0:
+                self._store.discard(position.total)  # a full disk is not to stay full of it
+            raise
         self.position = position
 
     def restore(self) -> Position:

@@ -70,6 +70,10 @@ class Store:
             shutil.rmtree(leftover, ignore_errors=True)
         self.unfinished(total).mkdir(exist_ok=True)
 
+    def discard(self, total: int) -> None:
+        """Remove what there is of a checkpoint that could not be finished."""
+        shutil.rmtree(self.unfinished(total), ignore_errors=True)
+
     def publish(self, total: int) -> None:
         """Give a checkpoint its name, now that all its files are there; then remove those that are too old.
 
