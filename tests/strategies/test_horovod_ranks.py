@@ -130,7 +130,7 @@ def test_the_rendezvous_server_listens_on_its_workers_address_alone_and_no_worke
         sockets = psutil.Process(rendezvous_of(cluster)).net_connections("tcp")
         listening = [tuple(found.laddr) for found in sockets if found.status == psutil.CONN_LISTEN]
         assert listening == [(plan.launcher.args[0], plan.servers["worker-0"])]
-        assert "rendezvous server listens" in cluster.logs("launcher")
+        eventually(lambda: "rendezvous server listens" in cluster.logs("launcher"), "what the launcher says has come")
         marked = linux.marked("MUSTER_RUN_ID", cluster.run_id)
         assert not [pid for pid in marked if "sshd" in command_line(pid)]
     finally:
