@@ -11,7 +11,7 @@ ENGINES_PATH = "/api/v1/engines"
 
 @dataclass(frozen=True)
 class ServiceSite:
-    """Where a service is, for its clients and for its sessions' workers.
+    """The site of a service, as its clients and its sessions' workers reach it.
 
     Attributes:
         url: where it listens, such as ``http://127.0.0.1:8765``.
