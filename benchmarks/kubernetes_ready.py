@@ -7,7 +7,6 @@ Kubernetes says that it runs. The tests' own cluster (``tests/platforms/kubernet
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -32,13 +31,12 @@ def measure(quick: bool) -> list[Figure]:
     """Both by turns."""
     if why_none():
         raise Unavailable(why_none())
-    folder = Path(tempfile.mkdtemp(prefix="muster-benchmark-"))
-    (folder / "overlay.json").write_text(json.dumps(this_machine()))
     asked: list[float] = []
-    with own_cluster() as cluster, private_home():
+    with tempfile.TemporaryDirectory(prefix="muster-benchmark-") as path, own_cluster() as cluster, private_home():
+        folder = Path(path)
+        (folder / "overlay.json").write_text(json.dumps(this_machine()))
         ways = {"muster": lambda: muster(cluster, folder, asked), "bare": lambda: bare(cluster)}
         taken = by_turns(1 if quick else 5, ways)
-    shutil.rmtree(folder)
     title = f"{COUNT} pods from submission to ready"
     return [
         Figure(title, "s", taken["muster"], f"{COUNT} bare pods, made one after the other", taken["bare"]),
