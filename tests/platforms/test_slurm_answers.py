@@ -426,3 +426,12 @@ def test_what_a_session_has_left_that_was_killed_with_its_guard_goes_with_the_ne
     assert sorted(cancelled.partition("--name=")[2].split(",")) == ["muster-run-1", "muster-run-2"]
     platform.close()
     assert sorted((muster_home / "slurm").iterdir()) == [folders[0], folders[3]]
+
+
+def test_a_job_that_another_process_left_is_known_for_as_long_as_its_file_is_there(tmp_path: Path) -> None:
+    facts = {"job": "7", "names": ["worker-0"], "logs": ["log"], "parts": [1], "is_step": False}
+    (tmp_path / "job.json").write_text(json.dumps(facts))
+    os.utime(tmp_path / "job.json", times=(time.time() - 3600,) * 2)
+    made = Submission.found(tmp_path)
+    assert made is not None
+    assert time.monotonic() - made.known_at == pytest.approx(3600, abs=60)

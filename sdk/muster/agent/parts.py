@@ -5,6 +5,7 @@ need not come again. Raises OSError where it cannot be written, and ValueError w
 announced. One thread may close it while another is at work on it, which then ends.
 """
 
+import contextlib
 import os
 import threading
 
@@ -76,7 +77,8 @@ class PartFile:
                 try:
                     written = os.pwrite(self._file, data, self.offset)
                 except OSError:  # as of a full disk, which is not to stay full of half a file
-                    os.unlink(self._part, dir_fd=self._folder)
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._part, dir_fd=self._folder)
                     raise
                 self._hash.update(data[:written])
                 self.offset += written
