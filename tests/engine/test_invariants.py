@@ -187,12 +187,6 @@ class Runs(RuleBasedStateMachine):
         phases = [event.data["phase"] for event in self.scene.events if event.kind == "run_phase"]
         assert phases == [phase for phase in PHASES if phase in phases]
 
-    @invariant()
-    def nobody_trains_before_a_process_has_started(self) -> None:
-        told = [event.data.get("phase", event.kind) for event in self.scene.events]
-        if "training" in told:
-            assert "process_started" in told[: told.index("training")]
-
     @precondition(lambda self: self.scene.has_ended)
     @rule()
     def nothing_happens_after_the_end(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from muster.errors import LauncherFailed, StartTimeout, WorkerLost
+from muster.job import Plan
 from muster.strategies.horovod import Horovod
+from muster.strategies.mpi import MPI
 from muster.testing import Scene
 
 
@@ -87,3 +91,18 @@ def test_a_launcher_that_goes_with_its_agent_is_not_the_cause(scene: Scene) -> N
     outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)
     assert outcome.error.worker == "worker-0"
+
+
+@dataclass(frozen=True)
+class Unplaced(MPI):
+    """Leaves it to its launcher how many ranks there are."""
+
+    def plan(self, *args: Any) -> Plan:
+        return replace(super().plan(*args), ranks={})
+
+
+def test_nothing_trains_before_a_launcher_has_started_a_process() -> None:
+    with Scene(strategy=Unplaced()) as scene:
+        scene.at(20, scene.stop)
+        phases = [event.data["phase"] for event in scene.play().events if event.kind == "run_phase"]
+        assert phases == ["launching", "connecting", "starting", "ending"]
