@@ -9,7 +9,7 @@ import pytest
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status, WorkerSpec
 from muster.platforms.hosts.ways import PoolRelay, Ways
-from muster.platforms.placement import Key, Placement
+from muster.platforms.placement import Key, Placement, key_of
 
 from tests.support import Run
 
@@ -28,11 +28,11 @@ class Scene:
 
     def launch(self, specs: list[WorkerSpec]) -> list[str]:
         hosts = self.placement.place(specs)
-        self.statuses.update(dict.fromkeys([(spec.run_id, spec.name) for spec in specs], Status.RUNNING))
+        self.statuses.update(dict.fromkeys(map(key_of, specs), Status.RUNNING))
         return hosts
 
     def end(self, spec: WorkerSpec) -> None:
-        self.statuses[spec.run_id, spec.name] = Status.SUCCEEDED
+        self.statuses[key_of(spec)] = Status.SUCCEEDED
 
 
 @pytest.fixture
@@ -64,7 +64,49 @@ def test_a_worker_that_comes_back_has_its_slot_beside_one_that_is_new(specs: lis
     scene = Scene(a=1, b=1)
     scene.launch(specs[:1])
     scene.end(specs[0])
-    assert scene.placement.place(specs[:2]) == ["a", "b"]
+    assert scene.placement.place([specs[1], replace(specs[0], generation=1)]) == ["b", "a"]
+
+
+def test_a_worker_that_comes_back_after_its_slot_was_taken_gets_another_one(specs: list[WorkerSpec]) -> None:
+    scene = Scene(a=1, b=1)
+    scene.launch(specs[:1])
+    scene.end(specs[0])
+    assert scene.launch([replace(specs[1], run_id="another")]) == ["a"]
+    again = replace(specs[0], generation=1)
+    assert scene.launch([again]) == ["b"]
+    scene.end(again)
+    assert scene.launch([specs[2]]) == ["b"]
+    with pytest.raises(LaunchRefused, match="no slot for worker-0"):
+        scene.placement.place([replace(specs[0], generation=2)])
+
+
+def test_a_slot_is_held_between_placing_and_launching_a_worker_that_comes_back(specs: list[WorkerSpec]) -> None:
+    scene = Scene(a=1)
+    scene.launch(specs[:1])
+    scene.end(specs[0])
+    again = replace(specs[0], generation=1)
+    scene.placement.place([again])
+    with pytest.raises(LaunchRefused, match="no slot for worker-1"):
+        scene.placement.place(specs[1:2])
+    assert scene.launch([again]) == ["a"]
+
+
+def test_a_lost_worker_hands_its_slot_on_to_the_one_that_replaces_it(specs: list[WorkerSpec]) -> None:
+    """Whether it has ended may not be known: its host may be silent."""
+    scene = Scene(a=1)
+    scene.launch(specs[:1])
+    again = replace(specs[0], generation=1)
+    scene.placement.place([again])
+    scene.placement.take_back([again])
+    with pytest.raises(LaunchRefused):
+        scene.placement.place(specs[1:2])
+    again = replace(specs[0], generation=2)
+    assert scene.launch([again]) == ["a"]
+    scene.end(specs[0])
+    with pytest.raises(LaunchRefused):
+        scene.placement.place(specs[1:2])
+    scene.end(again)
+    assert scene.placement.place(specs[1:2]) == ["a"]
 
 
 def test_only_slots_of_workers_that_were_never_launched_are_taken_back(specs: list[WorkerSpec]) -> None:

@@ -28,7 +28,7 @@ from muster.platforms.hosts.login import Login
 from muster.platforms.hosts.logins import Logins
 from muster.platforms.hosts.ways import PoolRelay, Ways
 from muster.platforms.parallel import for_all
-from muster.platforms.placement import Key, Placement
+from muster.platforms.placement import Key, Placement, key_of
 from muster.text.arguments import Argument, ArgumentText
 
 HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
@@ -86,9 +86,11 @@ class HostsPlatform(Platform):
         self._workers: dict[str, Worker] = {}
         self._others: dict[str, Worker] = {}  # taken over from another object
         self._submitted: dict[str, list[str]] = {}
-        self._latest: dict[Key, str] = {}  # the handle of each worker's newest generation
+        self._handle_of: dict[Key, str] = {}
         self._placement = Placement(
-            self._slots, partial(_status_of, self._latest, self._workers), partial(_refusal, sum(self._slots.values()))
+            self._slots,
+            partial(_status_of, self._handle_of, self._workers),
+            partial(_refusal, sum(self._slots.values())),
         )
         self._broken: set[str] = set()  # hosts whose login has broken, until it is made again
 
@@ -179,7 +181,7 @@ class HostsPlatform(Platform):
             raise
         for spec, worker in found:
             self._workers[worker.id] = worker
-            self._latest[spec.run_id, spec.name] = worker.id
+            self._handle_of[key_of(spec)] = worker.id
         handles = {spec.name: worker.id for spec, worker in found}
         self._submitted[run_key] = [handles[spec.name] for spec in specs]
         return self._submitted[run_key]
@@ -361,9 +363,9 @@ class HostsPlatform(Platform):
         return found
 
 
-def _status_of(latest: Mapping[Key, str], workers: Mapping[str, Worker], worker: Key) -> Status | None:
+def _status_of(handles: Mapping[Key, str], workers: Mapping[str, Worker], key: Key) -> Status | None:
     """Return a worker's status, None before its launch; apart from the platform, to make no circle of it."""
-    handle = latest.get(worker)
+    handle = handles.get(key)
     return None if handle is None else workers[handle].status
 
 

@@ -21,7 +21,7 @@ from muster.platforms.agents import agent_config, default_log_cap
 from muster.platforms.base import Platform, Reach, Relay
 from muster.platforms.guard_answers import Check, checked, workers_of
 from muster.platforms.parallel import for_all
-from muster.platforms.placement import Key, Placement
+from muster.platforms.placement import Key, Placement, key_of
 from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardSilent, GuardStream
 
 BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once a run needs it
@@ -63,7 +63,7 @@ class PooledPlatform(Platform):
         self._held = held
         self._guards: dict[str, GuardStream] = {}  # by the pool's worker
         self._place_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
-        self._latest: dict[Key, str] = {}  # the handle of each worker's latest generation
+        self._handle_of: dict[Key, str] = {}
         self._workers: dict[str, Worker] = {}
         self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._status_of, _refusal)
         self._submitted: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ class PooledPlatform(Platform):
         for place, spec in places.items():
             handle = configs[place]["id"]
             self._place_of[handle] = place
-            self._latest[spec.run_id, spec.name] = handle
+            self._handle_of[key_of(spec)] = handle
             now = time.time()
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
         by_name = {spec.name: configs[place]["id"] for place, spec in places.items()}
@@ -168,7 +168,7 @@ class PooledPlatform(Platform):
         return self._submitted[run_key]
 
     def _status_of(self, key: Key) -> Status | None:
-        handle = self._latest.get(key)
+        handle = self._handle_of.get(key)
         return None if handle is None else self._workers[handle].status
 
     def _guard_of(self, place: str) -> GuardStream:
