@@ -22,9 +22,10 @@ demo: setup  ## train a small model on several workers of this machine, and watc
 kubernetes:  ## build a real Kubernetes for its tests, once; without it they skip
 	@bash scripts/kubernetes.sh
 
+# Three at once, also on two cores: tests of engines mostly wait.
 test:  ## run every test
 	@$(PYTHON) scripts/setup.py --tests
-	$(RUN) pytest -n 2 $(ARGS)
+	$(RUN) pytest -n 3 $(ARGS)
 
 check: lint  ## lint, and run the tests that take no TensorFlow and no Horovod processes
 	$(RUN) pytest -n 2 -m "not slow" $(ARGS)
