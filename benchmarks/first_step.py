@@ -1,4 +1,4 @@
-"""From the call to the end of the first training step, with Horovod on two workers of this machine.
+"""From the call to the end of the first training step, and from the last to the prompt, with two workers of Horovod.
 
 Floor: a bare horovodrun with the same arguments, script and numbers of threads, on two hosts whose sshd already
 listens; Muster's workers are launched within the time. Ranks by the agents (``launcher="agents"``) are compared with
@@ -19,24 +19,26 @@ def measure(quick: bool) -> list[Figure]:
     """Cold, warm, by agents and bare, by turns."""
     with private_home() as home, bare_horovod.hosts(training.WORKERS) as hosts:
 
-        def cold() -> float:
+        def cold() -> dict[str, float]:
             (home / "horovod-has-gloo").unlink(missing_ok=True)
-            return training.by_muster()["seconds"]
+            return training.by_muster()
 
         contenders = {
             "cold": cold,
-            "warm": lambda: training.by_muster()["seconds"],
-            "agents": lambda: training.by_muster(launcher="agents")["seconds"],
-            "bare": lambda: training.by_horovodrun(hosts)["seconds"],
+            "warm": training.by_muster,
+            "agents": lambda: training.by_muster(launcher="agents"),
+            "bare": lambda: training.by_horovodrun(hosts),
         }
         if not quick:
             training.by_muster()  # a first run after a long time reads TensorFlow from the disk
-        taken = by_turns(1 if quick else 8, contenders)
+        found = by_turns(1 if quick else 8, contenders)
+    taken, ends = ({name: [run[key] for run in runs] for name, runs in found.items()} for key in ("seconds", "end"))
     title, floor = f"first step with Horovod, {training.WORKERS} workers", "bare `horovodrun` on hosts that are up"
     return [
         Figure(title, "s", taken["warm"], floor, taken["bare"], Target(LIMIT)),
         Figure(f"{title}, ranks by the agents", "s", taken["agents"], floor, taken["bare"], Target(AGENTS_LIMIT)),
         Figure(f"{title}, first run ever", "s", taken["cold"], floor, taken["bare"]),
+        Figure(f"last step to prompt with Horovod, {training.WORKERS} workers", "s", ends["warm"], floor, ends["bare"]),
     ]
 
 

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parent / "lenet.py"
 
 
 def by_muster(*options: str, launcher: str = "horovodrun") -> dict[str, float]:
-    """In a new session: what the script measured, and ``seconds`` from calling ``run_cluster`` to its first step.
+    """In a new session: what ``measured`` returns of a run.
 
     Args:
         options: arguments of the script.
@@ -48,6 +48,6 @@ def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
 
 
 def measured(out: Path, started: float) -> dict[str, float]:
-    """Return the measurements that the script wrote."""
+    """Return what the script measured, ``seconds`` from the start to its first step, and to the ``end`` from its last."""
     found = json.loads(out.read_text())
-    return {**found, "seconds": found["first_step"] - started}
+    return {**found, "seconds": found["first_step"] - started, "end": time.time() - found["last_step"]}
