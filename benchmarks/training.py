@@ -48,6 +48,6 @@ def by_horovodrun(hosts: Hosts, *options: str) -> dict[str, float]:
 
 
 def measured(out: Path, started: float) -> dict[str, float]:
-    """Return what the script measured, ``seconds`` from the start to its first step, and to the ``end`` from its last."""
+    """Return what the script measured, ``seconds`` until its first step, and those since its last as ``end``."""
     found = json.loads(out.read_text())
     return {**found, "seconds": found["first_step"] - started, "end": time.time() - found["last_step"]}
