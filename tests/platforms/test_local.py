@@ -24,7 +24,8 @@ from muster.agent.claims import claim, claim_cores, core_numbers
 from muster.agent.visitors import guard_address
 from muster.errors import LaunchRefused, PlatformError, ResourceError
 from muster.job import Resources, Status
-from muster.platforms import machine
+from muster.platforms import guard_process, machine
+from muster.platforms.guard_process import GuardGone
 from muster.platforms.local import LocalPlatform
 
 from tests.support import Run, StubSession, eventually, handles_of, is_gone, shell
@@ -125,6 +126,32 @@ def test_a_guard_that_was_stopped_goes_on_when_it_is_needed(platform: LocalPlatf
     os.kill(guard, signal.SIGSTOP)
     platform.close()
     assert is_gone(guard)
+    assert not run.left_behind()
+
+
+def test_a_guard_that_is_slow_is_not_said_to_be_gone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_process, "REPLY_TIMEOUT", 0.5)
+    monkeypatch.setattr(guard_process, "CLOSE_TIMEOUT", 0.5)
+    send_signal = subprocess.Popen.send_signal
+    platform = LocalPlatform()
+    handles = platform.submit([run.spec(process=shell("sleep 600"))], "run")
+    assert platform.guard_pid is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(  # nobody lets it go on
+            subprocess.Popen,
+            "send_signal",
+            lambda process, number: None if number == signal.SIGCONT else send_signal(process, number),
+        )
+        os.kill(platform.guard_pid, signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(PlatformError, match=r"has not answered for 0.5 s: this machine is too busy") as error:
+                platform.poll(handles)
+            assert not isinstance(error.value, GuardGone)
+            assert error.value.advice
+        os.kill(platform.guard_pid, signal.SIGCONT)
+        with pytest.raises(PlatformError, match="has not answered"):  # what it says now answers the first question
+            platform.poll(handles)
+    platform.close()
     assert not run.left_behind()
 
 

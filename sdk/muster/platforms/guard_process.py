@@ -18,7 +18,9 @@ from muster.errors import PlatformError
 from muster.runtime.forks import close_in_children
 
 AGENT_PROGRAM = Path(__file__).resolve().parent.parent / "agent" / "__main__.py"
-REPLY_TIMEOUT = 20.0  # seconds that the guard may take to answer
+REPLY_TIMEOUT = (
+    120.0  # seconds that the guard may take to answer: to fork hundreds of agents on a busy machine takes long
+)
 CLOSE_TIMEOUT = 10.0  # seconds that the guard may take to end everything
 
 
@@ -37,6 +39,7 @@ class GuardProcess:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._decoder = frames.Decoder(limit=None)
+        self._is_silent = False
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(REPLY_TIMEOUT)
         with theirs:
@@ -63,7 +66,8 @@ class GuardProcess:
 
         Raises:
             GuardGone: the guard has been killed.
-            PlatformError: the guard could not do it, or this is a forked child of the process that started it.
+            PlatformError: the guard could not do it, or has not answered in time and so is not asked again; or this is
+                a forked child of the process that started it.
         """
         if not self.is_ours:
             raise PlatformError(
@@ -110,10 +114,17 @@ class GuardProcess:
     def _exchange(self, request: str, fields: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             try:
-                self._socket.sendall(frames.encode(request, **fields))
-                return self._receive()
+                if not self._is_silent:
+                    self._socket.sendall(frames.encode(request, **fields))
+                    return self._receive()
+            except TimeoutError:
+                self._is_silent = True  # what it says from now on would be taken for the answer to something else
             except OSError as error:
                 raise GuardGone("The process that guards the workers is gone.") from error
+            raise PlatformError(
+                f"The workers' guard process has not answered for {REPLY_TIMEOUT:g} s: this machine is too busy.",
+                advice="fewer workers, or fewer other programs on this machine",
+            )
 
     def _receive(self) -> dict[str, Any]:
         while True:

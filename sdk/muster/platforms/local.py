@@ -20,7 +20,7 @@ from muster.agent import linux
 from muster.agent.places import is_symbolic, resolve
 from muster.agent.ports import random_loopback_address
 from muster.agent.removal import remove_folder
-from muster.errors import LaunchRefused, PlatformUnsupported, ResourceError
+from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported, ResourceError
 from muster.job import Resources, Status, Worker, WorkerSpec
 from muster.options.fields import option
 from muster.platforms import guards, machine
@@ -165,7 +165,8 @@ class LocalPlatform(Platform):
         guard, self._guard = self._guard, None
         if guard is None or not guard.is_ours:
             return
-        self._refresh_from(guard)
+        with contextlib.suppress(PlatformError):  # it may be too slow to answer
+            self._refresh_from(guard)
         if not guard.close():
             self._sweep()
         if self._places_folder is not None:
