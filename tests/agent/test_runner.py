@@ -144,28 +144,3 @@ def test_what_a_script_has_written_to_files_that_it_leaves_open_is_there(tmp_pat
     )
     subprocess.run([sys.executable, runner.__file__, "program", str(script)], cwd=tmp_path, check=True)
     assert [(tmp_path / name).read_text() for name in ("text", "binary")] == ["x", "y"]
-
-
-def test_what_a_script_and_its_modules_have_made_is_freed_at_its_end(tmp_path: Path) -> None:
-    """Also what refers to itself, while what it needs is still there."""
-    made = (
-        "import os\nclass Last:\n    def __init__(self):\n        self.itself = self\n"
-        "    def __del__(self):\n        os.write(1, b'{}\\n')\nlast = Last()\n"
-    )
-    (tmp_path / "mine.py").write_text(made.format("of its module"))
-    (tmp_path / "train.py").write_text("import mine, email\n" + made.format("of the script"))
-    run = [sys.executable, runner.__file__, "program", str(tmp_path / "train.py")]
-    done = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert sorted(done.stdout.splitlines()) == ["of its module", "of the script"]
-    assert not done.stderr
-
-
-def test_at_the_end_the_interpreter_leaves_packages_alone(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import atexit, gc\natexit.register(print, 'the end')\n")
-    program = (
-        "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 5000, 'email' in sys.modules)); "
-        f"import runpy; sys.argv = ['x', 'program', {str(tmp_path / 'train.py')!r}]; "
-        f"import email; runpy.run_path({runner.__file__!r}, run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout == "the end\nTrue True\n"

@@ -40,7 +40,6 @@ KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
 LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
 MOST_CALLS = 100  # of one thread's stack that are told
-FOLDER = os.path.dirname(os.path.abspath(__file__))
 NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
 OURS = ("muster-stacks", "muster-stages")  # threads that are not the script's
 LONGEST_MESSAGE = 1000  # characters that are told of an exception's
@@ -58,8 +57,7 @@ def main(argv):
     # type: (list[str]) -> None
     """Run what the command line names; see above."""
     mode, arguments = argv[0], argv[1:]
-    atexit.register(free_what_the_script_made)  # first, and so called after whatever the script registers
-    atexit.register(write_what_is_buffered)
+    atexit.register(write_what_is_buffered)  # first, and so called after whatever the script registers
     _offer_stacks()
     _drop_blank_proxies()
     progress = _watched()
@@ -105,44 +103,6 @@ def write_what_is_buffered():
             with contextlib.suppress(Exception):  # it is closed, or its disk is full: the interpreter may say so
                 if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     stream.flush()
-
-
-def free_what_the_script_made():
-    # type: () -> None
-    """Free what the script and its modules have made; what is left, the interpreter leaves to the system at its end.
-
-    It would go through all that TensorFlow and Keras have made, a million objects, and free one by one what refers to
-    itself: more than a second.
-    """
-    if not hasattr(gc, "freeze"):  # Python 3.6
-        return
-    for name in [name for name, module in list(sys.modules.items()) if _is_own(module)]:
-        del sys.modules[name]
-    gc.collect()
-    gc.freeze()
-
-
-def _is_own(module):
-    # type: (Any) -> bool
-    """Return whether a module is the script's own: of its folder, and not of an interpreter that is there as well."""
-    folder = sys.path[0] if sys.path else ""
-    others = (sys.prefix, sys.base_prefix, FOLDER)
-    path = _path_of(module)
-    return os.path.isabs(folder) and _is_in(path, folder) and not any(_is_in(path, other) for other in others)
-
-
-def _is_in(path, folder):
-    # type: (str, str) -> bool
-    return path.startswith(os.path.join(folder, ""))
-
-
-def _path_of(module):
-    # type: (Any) -> str
-    """The path of a module's file; empty where there is none. One that loads lazily is not loaded."""
-    try:
-        return str(object.__getattribute__(module, "__dict__").get("__file__") or "")
-    except Exception:  # modules may be anything
-        return ""
 
 
 def _watched():
