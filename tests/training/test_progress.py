@@ -1,6 +1,8 @@
 import json
 import math
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,17 +17,19 @@ import numpy as np
 import pytest
 from muster.training import progress, report
 
+from tests.support import eventually
 from tests.training.listener import Listener
-from tests.training.processes import REPOSITORY
+from tests.training.processes import REPOSITORY, environment, start
 
 Received = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """A reporter that has sent nothing yet, by a clock that stands still; returns how to move it."""
     now = [100.0]
-    monkeypatch.setattr(progress, "_reporter", progress.Reporter(progress._send_datagram, lambda: now[0]))
+    reporter = progress.Reporter(progress._send_datagram, lambda: now[0])
+    monkeypatch.setattr(progress, "_reporter", reporter)
     monkeypatch.setattr(progress._stages, "is_over", True)
     monkeypatch.setattr(progress, "_known_names", {})
     monkeypatch.setattr(progress, "_warned", {})
@@ -35,7 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     def advance(seconds: float) -> None:
         now[0] += seconds
 
-    return advance
+    yield advance
+    reporter._is_held = False  # its thread sends nothing to the next test
 
 
 @pytest.fixture
@@ -247,6 +252,59 @@ def test_reports_of_several_threads_and_of_a_signal_handler_are_taken(received: 
     for thread in threads:
         thread.join()
     assert received()[0]["step"] == 1
+
+
+HANGS = """
+import os, sys, time
+from muster.training import report
+class OnTheGpu:
+    def __float__(self):
+        time.sleep(60)
+if sys.argv[1] == "fork":
+    report(0)
+    report(0, ours=1)
+    if os.fork():
+        os._exit(os.wait()[1])
+for step in range(1, 5):
+    report(step, steps=400, loss=1.0 / step, accuracy=OnTheGpu() if step > 1 else 0.5)
+while sys.argv[1] == "spin":
+    pass
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep", "fork"])
+def test_a_script_that_hangs_has_told_its_last_step(how: str) -> None:
+    with Listener() as agent:
+        process = start([sys.executable, "-c", HANGS, how], environment(MUSTER_REPORT=agent.path))
+        try:
+            eventually(lambda: 4 in [message["step"] for message in agent.messages], "the last report")
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    first, last = (message for message in agent.messages if message["step"])
+    assert (first["step"], last["step"], last["metrics"]) == (1, 4, {"loss": 0.25})
+    assert last["time"] - first["time"] < 0.2, "it is of the time when it was reported"
+
+
+def test_what_is_on_a_device_is_sent_when_the_script_goes_on(
+    received: Received, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnTheGpu:
+        def __float__(self) -> float:
+            return 0.5
+
+    monkeypatch.setattr(progress, "SECONDS_PER_CHECK", 0.01)
+    report(1)
+    report(2, loss=0.25, accuracy=OnTheGpu())
+    clock(1)
+    eventually(lambda: not progress._reporter._is_watched, "the end of the thread that has sent it")
+    first, held = received()
+    assert (first["step"], held["step"], held["metrics"]) == (1, 2, {"loss": 0.25})
+    clock(1)
+    report(3)
+    (message,) = received()
+    assert (message["step"], message["metrics"]) == (3, {"accuracy": 0.5})
 
 
 PROGRAM = """

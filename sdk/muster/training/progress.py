@@ -1,7 +1,8 @@
 """Progress of a training script, told to the agent of its worker: one JSON datagram for each report.
 
 A report must never disturb training. It costs microseconds, blocks on nothing, and what the agent cannot take is lost.
-Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins.
+Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins. Where no more
+come, a thread sends what was held back: a script that hangs is shown at the step at which it hangs.
 
 Standard library and Python 3.6 syntax only (hence `Optional` and the like): any training interpreter imports this, and
 waits for it, so that `typing` is left to those who check types.
@@ -31,6 +32,7 @@ NOTICE = "preempted"  # the file in the worker's scratch folder, which its agent
 LIKENESS = 0.85  # of a metric's name to one of these, from which on it is taken for a slip
 SAME_EXAMPLES = 5  # steps with as many of them as the first, which are taken for a slip
 MAX_NAMES = 256  # of metrics that are looked at
+SECONDS_PER_CHECK = 0.5  # of the thread that sends what was held back, where nothing has followed it
 SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
 
 
@@ -65,7 +67,8 @@ def report(
 
     Nothing is raised; of a name that looks like a misspelt argument the session is told, once. At most
     `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are, and so are that of the last
-    of `steps` and the last one of the process.
+    of `steps` and the last one before the process hangs or ends. Of the one before it hangs, metrics that are on
+    another device stay there: asking for them could wait for ever.
     """
     if not os.environ.get(ADDRESS_VARIABLE):
         return
@@ -176,15 +179,22 @@ class Reporter:
     ) -> None:
         self._send = send
         self._clock = clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant, because a signal handler may report in the middle of a report
         self._counts = {}  # type: Dict[str, int]
         self._metrics = {}  # type: Dict[str, Any]
         self._reported_at = None  # type: Optional[float]
         self._epoch = None  # type: Optional[int]
         self._next_send = float("-inf")
+        self._is_held = False  # something waits that nothing has been sent of
+        self._is_watched = False  # the thread runs that sends it
 
     def report(self, counts: "Mapping[str, int]", metrics: "Mapping[str, Any]") -> None:
         """Take one report, and send it unless another one went out just now."""
+        self._notice_fork()
         with self._lock:
             epoch = counts.get("epoch", self._epoch)
             if epoch != self._epoch:
@@ -196,21 +206,68 @@ class Reporter:
             self._reported_at = time.time()
             if self._clock() >= self._next_send or _is_last(counts):
                 self.flush()
+            else:
+                self._hold()
 
     def flush(self, seconds: float = 0.0) -> None:
         """Send what is waiting, if anything is; wait at most so many seconds for room in the agent's queue."""
+        self._notice_fork()
         with self._lock:
             if self._reported_at is None:
                 return
-            message = {"kind": "progress", "rank": _rank(), "time": self._reported_at}  # type: Dict[str, Any]
-            message.update(self._counts)
             # Converted here and not in `report`: the value may still be on its way from a GPU, and most are never sent.
-            metrics = _converted(self._metrics, _json_number)
-            if metrics:
-                message["metrics"] = metrics
+            self._tell(self._metrics, seconds)
             self._counts, self._metrics, self._reported_at = {}, {}, None
-            self._next_send = self._clock() + 1 / MAX_PER_SECOND
-            self._send(message, seconds)
+
+    def _notice_fork(self) -> None:
+        """Begin anew in a fork, which has no thread but its own: what waits is its parent's, as is whoever locks it."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def _hold(self) -> None:
+        """Have what waits sent a moment later, where nothing follows that it goes with."""
+        self._is_held = True
+        if not self._is_watched:
+            self._is_watched = True
+            watching = threading.Thread(target=self._watch, name="muster-report", daemon=True)
+            try:
+                watching.start()
+            except RuntimeError:  # there is no room for another thread, or the interpreter ends
+                self._is_watched = False
+
+    def _watch(self) -> None:
+        """Send what has been held back for too long, until nothing is."""
+        while True:
+            time.sleep(SECONDS_PER_CHECK)
+            with self._lock:
+                if not self._is_held:
+                    self._is_watched = False
+                    return
+                if self._clock() >= self._next_send:
+                    self._send_what_is_here()
+
+    def _send_what_is_here(self) -> None:
+        """Send what waits, but for metrics that are elsewhere: they may never come, which must not hold up `report`."""
+        here = {name: value for name, value in self._metrics.items() if _is_here(value)}
+        self._tell(here, 0.0)
+        self._metrics = {name: value for name, value in self._metrics.items() if name not in here}
+        if not self._metrics:  # else they are sent with their step, once the process goes on
+            self._counts, self._reported_at = {}, None
+
+    def _tell(self, metrics: "Mapping[str, Any]", seconds: float) -> None:
+        message = {"kind": "progress", "rank": _rank(), "time": self._reported_at}  # type: Dict[str, Any]
+        message.update(self._counts)
+        numbers = _converted(metrics, _json_number)
+        if numbers:
+            message["metrics"] = numbers
+        self._is_held = False
+        self._next_send = self._clock() + 1 / MAX_PER_SECOND
+        self._send(message, seconds)
+
+
+def _is_here(value: "Any") -> bool:
+    """Tell whether a value is a number of Python's or NumPy's, which no device has to be asked for."""
+    return isinstance(value, (int, float)) or type(value).__module__ == "numpy"
 
 
 def _is_last(counts: "Mapping[str, int]") -> bool:
