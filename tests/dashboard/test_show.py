@@ -147,6 +147,18 @@ def test_the_widget_sends_snapshots_until_it_has_heard_a_browser_and_diffs_from_
     assert sent[-1]["number"] == sent[-2]["number"] + 1
 
 
+def test_the_picture_beside_a_view_that_nobody_has_asked_for_does_not_stand_still(made: Any) -> None:
+    widget, _, _ = made
+    assert widget.cover == "", "an editor displays the view itself"
+    assert widget.seconds_per_picture == 10
+    widget._state(at(25, "run_ended", status="succeeded"))
+    for seconds, pause in ((250, 25), (5000, 60)):
+        widget._state.view.ended = widget._state.view.started + seconds
+        assert widget.seconds_per_picture == pause
+    widget._answer(widget, {"ask": "snapshot"}, [])
+    assert widget.seconds_per_picture == float("inf"), "each would have the view begin anew"
+
+
 def test_the_widget_follows_a_log_and_no_other_file(made: Any, tmp_path: Path) -> None:
     widget, sent, _ = made
     log = tmp_path / "logs" / "worker-1.log"

@@ -32,6 +32,7 @@ from muster.text.cleaning import is_file_name
 
 SECONDS_PER_BEAT = 0.5  # a page that hears nothing for two seconds says so
 SECONDS_PER_PICTURE = (1.0, 5.0)  # below the live view, at the beginning of the run and later
+SECONDS_PER_BUNDLE = (10.0, 60.0)  # the same of the picture beside the view, each of which has that begin anew
 SECONDS_PER_SNAPSHOT = 2.0  # while no question of the browser has been heard
 BASIC = (
     "<code>MUSTER_DASHBOARD=basic</code> in the kernel's environment has a simpler view, for pages that show none here."
@@ -81,12 +82,16 @@ class RunWidget(anywidget.AnyWidget):
     def seconds_per_picture(self) -> float:
         """The pause between two pictures: short as long as no page has said that it shows the view itself.
 
-        An editor that displays the view would begin it anew with each.
+        An editor that displays the view would begin it anew with each. So it gets none once it has said so; until then
+        it gets few, for pages that show no widget.
         """
         if not self.cover:
-            return math.inf
-        least, most = SECONDS_PER_PICTURE
-        return min(max(least, self._state.view.elapsed / 10), most) if self._heard else least
+            return math.inf if self._heard else self._pause(*SECONDS_PER_BUNDLE)
+        return self._pause(*SECONDS_PER_PICTURE) if self._heard else SECONDS_PER_PICTURE[0]
+
+    def _pause(self, least: float, most: float) -> float:
+        """A tenth of the time that the run has taken, within bounds."""
+        return min(max(least, self._state.view.elapsed / 10), most)
 
     @property
     def remedy(self) -> str:
