@@ -233,6 +233,14 @@ class TestRun:
 
         assert run.log_end("worker-0", 2) == ["99998", "99999"]
 
+    def test_the_first_of_the_last_lines_is_whole(self) -> None:
+        run = make("x")
+        log = run.run_dir / "logs" / "worker-0.log"
+        log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+        assert run.log_end("worker-0", 100_000)[0].startswith("line ")
+        log.write_text("x" * 100_000)
+        assert set(run.log_end("worker-0")[0]) == {"x"}, "unless it is all there is"
+
     def test_a_progress_bar_is_one_line_at_the_end_of_a_log(self) -> None:
         run = make("a")
         bar = "".join(f"\r{part}/40" for part in range(41))

@@ -219,7 +219,7 @@ def test_a_page_that_shows_no_widget_gets_pictures_and_is_told_what_is_missing(
 
     html = notebook.cells[0].outputs[0].data["text/html"]
     assert "<code>pip install anywidget</code> in the Jupyter server's" in html
-    (taken,) = re.findall(r"As it was on \d{4}-\d\d-\d\d at ([\d:]{8})\.", html)
+    (taken,) = re.findall(r"As it was on \d{4}-\d\d-\d\d at ([\d:]{8}) \w+, while it ran\.", html)
     seen = datetime.strptime(notebook.cells[1].outputs[0].text.strip(), "%H:%M:%S")
     assert (seen - datetime.strptime(taken, "%H:%M:%S")).seconds <= 2
 

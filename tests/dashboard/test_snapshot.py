@@ -12,7 +12,7 @@ import pytest
 from muster.dashboard.charts import chart
 from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
-from muster.dashboard.snapshot import MAX_LOGS, MAX_ROWS, mime_bundle, to_html, to_text
+from muster.dashboard.snapshot import LOG_LINES, MAX_LOGS, MAX_ROWS, mime_bundle, to_html, to_text
 from muster.events import Event
 
 from tests.dashboard.recording import record
@@ -84,6 +84,20 @@ def test_of_many_logs_the_first_are_there_and_the_others_are_counted(tmp_path: P
         assert html.count("log of worker-") == MAX_LOGS
         assert remark.format(run.run_id) in html
         assert ("more: " in html) is bool(remark)
+
+
+def test_the_end_of_a_log_says_that_it_is_one_and_where_the_rest_is(tmp_path: Path) -> None:
+    run = record(tmp_path, text="print('done')", n_workers=1)
+    log = run.run_dir / "logs" / "worker-0.log"
+    whole = f": muster logs {run.run_id} worker-0</summary>"
+    for text, title in (
+        ("line\n" * LOG_LINES, "log of worker-0</summary>"),
+        ("line\n" * (LOG_LINES + 1), f"log of worker-0: its last {LOG_LINES} lines; all of it{whole}"),
+        (("x" * 2500 + "\n") * 3, f"log of worker-0: its last 2 lines; all of it{whole}"),
+    ):
+        log.write_text(text)
+        assert title in to_html(replay(run), run)
+    assert "in one page, with the ends of the logs: muster show" in to_html(replay(run), run)
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
@@ -165,3 +179,10 @@ def test_the_text_is_what_a_terminal_shows() -> None:
     assert text.splitlines()[0].startswith("✗ mnist")
     assert "\x1b" not in text
     assert set(mime_bundle(view_of(failing()))) == {"text/html", "text/plain"}
+
+
+def test_the_text_has_all_the_notes_that_the_picture_has() -> None:
+    notes = [f"note {number}" for number in range(3)]
+    view = view_of([*training(), *(at(22, "note", text=note) for note in notes)])
+    for picture in mime_bundle(view).values():
+        assert [note for note in notes if note in picture] == notes

@@ -57,9 +57,10 @@ def to_text(view: RunView) -> str:
 
     from muster.dashboard.terminal import Screen
 
-    console = Console(width=120, height=min(len(view.workers), MAX_ROWS) + 24, color_system=None, force_jupyter=False)
+    height = min(len(view.workers), MAX_ROWS) + 2 * len(view.notes) + 24
+    console = Console(width=120, height=height, color_system=None, force_jupyter=False)
     with console.capture() as capture:
-        console.print(Screen(view))
+        console.print(Screen(view, notes=len(view.notes)))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -78,12 +79,12 @@ def _live(view: RunView, remedy: str) -> str:
         return ""
     if not view.run_id:
         return f'<div style="color:{GREY}">It has not started.</div>'
-    taken = time.strftime("%Y-%m-%d at %H:%M:%S", time.localtime(view.clock()))
+    taken = time.strftime("%Y-%m-%d at %H:%M:%S %Z", time.localtime(view.clock()))
     run = escape(view.run_id)
     return (
-        f'<div style="color:{GREY}">As it was on {taken}. What became of it: <code>muster show {run}</code> in a '
-        f'terminal, or <code>muster.open_run("{run}")</code> in a cell; both are live while it runs. '
-        f"<code>muster stop {run}</code> ends it. {remedy}</div>"
+        f'<div style="color:{GREY}">As it was on {taken}, while it ran. What became of it: '
+        f'<code>muster show {run}</code> in a terminal, or <code>muster.open_run("{run}")</code> in a cell; '
+        f"both are live while it runs. <code>muster stop {run}</code> ends it. {remedy}</div>"
     )
 
 
@@ -91,20 +92,32 @@ def _logs(view: RunView, run: Run) -> str:
     """The end of what each worker printed, behind its name."""
     known = set(run.workers)
     names = [worker.name for worker in view.in_order() if worker.name in known]
-    ends = {name: "\n".join(run.log_end(name, LOG_LINES)) for name in names[:MAX_LOGS]}
-    logs = [_folded(f"log of {name}", text[-MAX_LOG:]) for name, text in ends.items() if text]
+    ends = {name: run.log_end(name, LOG_LINES + 1) for name in names[:MAX_LOGS]}
+    logs = [_log(run, name, lines) for name, lines in ends.items() if any(lines)]
     others = len(names) - MAX_LOGS
     if logs and others > 0:
         logs += [f'<div style="color:{GREY}">{others} more: <code>muster logs {escape(run.run_id)} WORKER</code></div>']
     return "".join(logs)
 
 
+def _log(run: Run, name: str, lines: list[str]) -> str:
+    """The last of these lines, and how many they are where there are more."""
+    shown = lines[-LOG_LINES:]
+    while len(shown) > 1 and sum(map(len, shown)) > MAX_LOG:
+        del shown[0]
+    text = "\n".join(shown)[-MAX_LOG:]
+    if len(shown) == len(lines):
+        return _folded(f"log of {name}", text)
+    count = f"{len(shown)} lines" if len(shown) > 1 else "line"
+    return _folded(f"log of {name}: its last {count}; all of it: muster logs {run.run_id} {name}", text)
+
+
 def _command(view: RunView) -> str:
-    """The command that would repeat it, and the one for a page with everything."""
+    """The command that would repeat it, and the one for a page about it."""
     again = repeat_command(view.job)
     lines = [f"again: {again}"] if again else []
     if view.run_id:
-        lines += [f"all of it, in one page: muster show {view.run_id} --html run.html"]
+        lines += [f"in one page, with the ends of the logs: muster show {view.run_id} --html run.html"]
         lines += [f"whole logs: muster logs {view.run_id}"]
     return _folded("commands", "\n".join(lines))
 

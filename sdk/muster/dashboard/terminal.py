@@ -32,6 +32,7 @@ from muster.runtime.suspension import is_in_background, when_suspended
 SECONDS_TO_LEAVE = 1.0  # that Ctrl-Z waits for a terminal to be given back
 IDLE_SECONDS = 1.0  # a frame without news is painted this often, for the sake of the clock
 MAX_CAUSE_LINES = 6
+NOTES = 2  # the newest, of those there are
 CURVE_WIDTH = 12  # characters
 SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
 NARROW = 60  # characters: less has no room for a bar for each worker, nor for what it printed last
@@ -201,10 +202,16 @@ class Screen:
     """
 
     def __init__(
-        self, view: RunView, *, is_last: bool = True, lock: AbstractContextManager[object] | None = None
+        self,
+        view: RunView,
+        *,
+        is_last: bool = True,
+        lock: AbstractContextManager[object] | None = None,
+        notes: int = NOTES,
     ) -> None:
         self.view = view
         self.is_last = is_last
+        self._notes = notes
         self.widths: list[int] = []
         self._lock = lock or nullcontext()
 
@@ -218,7 +225,7 @@ class Screen:
             yield Segment.line()
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
-        top = Group(*heading(self.view, options.max_width))
+        top = Group(*heading(self.view, options.max_width, self._notes))
         used = len(console.render_lines(top, options, pad=False))
         rows = (options.height or console.height) - used - 3  # the column titles, "and N more", the cursor
         table = workers_table(self.view, max(rows, 1), options.max_width) if self.view.workers else []
@@ -235,8 +242,8 @@ def _stripped(line: list[Segment]) -> list[Segment]:
     return line
 
 
-def heading(view: RunView, width: int) -> list[RenderableType]:
-    """The lines above the workers."""
+def heading(view: RunView, width: int, notes: int = NOTES) -> list[RenderableType]:
+    """The lines above the workers, with so many of the newest notes."""
     style = COLOURS.get(view.status, "")
     title = Text.assemble(
         (f"{GLYPHS.get(view.status, '●')} {view.name or 'run'}", f"bold {style}"),
@@ -254,7 +261,7 @@ def heading(view: RunView, width: int) -> list[RenderableType]:
         lines.append(bar)
     if view.curves:
         lines.append(metrics_columns(view))
-    lines += [_cut_to(Text(note, style="yellow"), 2 * width) for note in list(view.notes)[-2:]]
+    lines += [_cut_to(Text(note, style="yellow"), 2 * width) for note in list(view.notes)[-notes:]]
     return [*lines, Text("")]
 
 

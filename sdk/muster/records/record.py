@@ -207,13 +207,17 @@ class RunRecord:
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
-        """The last lines that a worker (or ``launcher``) printed. Raises as ``logs`` does."""
+        """The last lines that a worker (or ``launcher``) printed, each whole. Raises as ``logs`` does."""
         files = self.log_files(worker)
         if not files:
             return []
         with open_regular(files[-1]) as file:
-            file.seek(max(0, files[-1].stat().st_size - LOG_END_BYTES))
-            text = overwritten(file.read().decode("utf-8", errors="replace"))
+            begin = max(0, files[-1].stat().st_size - LOG_END_BYTES)
+            file.seek(begin)
+            data = file.read()
+        if begin:
+            data = data.partition(b"\n")[2] or data  # the first line is torn, but may be all there is
+        text = overwritten(data.decode("utf-8", errors="replace"))
         return text.removesuffix("\n").split("\n")[-lines:] if text else []
 
     @property
