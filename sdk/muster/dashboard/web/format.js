@@ -50,6 +50,12 @@ function position({ epoch, epochs, step, steps }) {
   return step == null ? "" : `step ${step}${steps ? `/${steps}` : ""}`;
 }
 
+// The longest that a position becomes, so that its column stays as wide.
+function positionAtMost({ epoch, epochs, step, steps }) {
+  const most = (done, all) => (done == null ? done : Math.max(done, all ?? 0));
+  return position({ epoch: most(epoch, epochs), epochs, step: most(step, steps), steps });
+}
+
 // An element with a class, its text or its children.
 function make(tag, className, content = [], attributes = {}) {
   const element = document.createElement(tag);

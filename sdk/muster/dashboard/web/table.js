@@ -82,6 +82,8 @@ class Table {
     this.element.style.setProperty("--worker", `${(0.92 * Math.min(Math.max(width, 8), 60) + 1).toFixed(1)}ch`);
     this.element.style.setProperty("--address-width", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
     const said = longest((columns.phase ?? []).map((phase, row) => (phase === "done" ? columns.ending?.[row] : `${phase} 10:00:00`)));
+    const told = longest(names.map((_, row) => positionAtMost(this.store.worker(row))));
+    this.element.style.setProperty("--progress-width", `${Math.min(Math.max(told, 11), 24)}ch`);
     this.element.style.setProperty("--phase-width", `${(0.92 * Math.min(said, 48) + 1).toFixed(1)}ch`);
   }
 
