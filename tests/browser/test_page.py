@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.dashboard import web
 from muster.dashboard.html_page import html_page
 from muster.dashboard.live import LiveState
 from muster.dashboard.snapshot import to_html
@@ -87,6 +88,56 @@ def test_names_that_scripts_choose_are_names_and_nothing_else(page: Page, tmp_pa
     expect(page.locator(".muster-charts")).to_contain_text("__proto__")
     assert page.evaluate("[{}.train, {}.val, Object.prototype.length, {}.push]") == [None] * 4
     assert "native code" not in page.locator(".muster").inner_text()
+
+
+def test_the_end_of_a_long_log_says_what_is_before_it_and_is_not_searched(page: Page, tmp_path: Path) -> None:
+    run = recorded([at(0, "run_requested", job={}, run="20261125-mnist"), *failing()[1:]])
+    text = "".join(f"line {number} of a long log\n" for number in range(100_000))
+    (run.run_dir / "logs" / "worker-2.log").write_text(text)
+    show(page, run, tmp_path)
+    page.click(".muster-body >> text=worker-2")
+
+    lines = page.locator(".muster-log pre").inner_text().strip().split("\n")
+    assert lines == text.splitlines()[-len(lines) :], "the first one is whole"
+    here, before = f"{len(lines):,}", f"{100_000 - len(lines):,}"
+    rest = "in a terminal: muster logs 20261125-mnist worker-2"
+    note = page.locator(".muster-log .muster-muted")
+    expect(note).to_have_text(f"the last {here} lines, {before} before them, {rest}")
+    page.fill(".muster-log input", "line 17 of")
+    expect(note).to_have_text(f"0 of the last {here} lines; the {before} before them are not searched, {rest}")
+    expect(page.locator(".muster-log pre")).to_have_text("None of the lines that are here has it.")
+
+
+def test_the_total_of_many_steps_is_not_cut(page: Page, tmp_path: Path) -> None:
+    reports = [at(24, "progress", f"worker-{n}", rank=n, step=1000 + n, steps=100_000, epochs=0) for n in range(3)]
+    events = [event for event in training() if event.kind != "progress"]
+    show(page, recorded([*events, *reports]), tmp_path)
+
+    for width in (480, 640, 800, 1024, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(CUT) == [], width
+    expect(first_row(page).locator(".muster-progress")).to_have_text("step 1000/100000")
+
+
+STACK = """
+MainThread (most recent call first):
+  Cell In[2], line 4 in hang
+  Cell In[2], line 9 in train
+"""
+
+
+@pytest.mark.parametrize("first", ["Cell In[2], line 4 in hang", 'File "train.py", line 4 in hang'])
+def test_the_summary_of_a_stack_is_its_innermost_call(page: Page, first: str) -> None:
+    text = STACK.strip().replace("Cell In[2], line 4 in hang", first)
+    where = page.evaluate(f"text => {{ {read_function('whereIs')} return whereIs(text); }}", text)
+    assert where == first
+
+
+def read_function(name: str) -> str:
+    """The source of a function of the page's code, which is a module of its own."""
+    found = re.search(rf"^function {name}\(.*?^}}", web.script(), re.MULTILINE | re.DOTALL)
+    assert found
+    return found.group()
 
 
 CUT = """() => [...document.querySelectorAll(".muster-row :is(.muster-worker, .muster-status, .muster-progress)")]

@@ -173,7 +173,7 @@ def explain(run: str, json_wanted: bool) -> None:
 @click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.option(
     "--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
-    help="Write one page instead, which needs nothing else, with the logs in it.",
+    help="Write one page instead, which needs nothing else, with the ends of the logs in it.",
 )  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @as_json.with_errors

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from html import escape
+from typing import Any
 
 from muster.dashboard import snapshot, web
 from muster.dashboard.live import LiveState
+from muster.dashboard.logwindow import LogWindow
 from muster.dashboard.model import RunView
 from muster.dashboard.replay import replay
 from muster.records.runs import Run
-from muster.text.cleaning import clean
 
-MAX_LOGS = 64  # of workers whose logs are in the page, failed ones first
-LOG_LINES = 100_000  # of each, from its end, and no more than log_end() reads
+MAX_LOGS = 64  # of workers, failed ones first: the ends of their logs are in the page
 
 
 def html_page(run: Run) -> str:
@@ -38,10 +38,11 @@ def html_page(run: Run) -> str:
 """
 
 
-def _logs(run: Run, view: RunView) -> dict[str, str]:
+def _logs(run: Run, view: RunView) -> dict[str, dict[str, Any]]:
+    """The end of each log, as a live view is sent it."""
     known = set(run.workers)
     shown = [worker.name for worker in view.in_order() if worker.name in known][:MAX_LOGS]
-    return {name: clean("\n".join(run.log_end(name, LOG_LINES))) for name in shown}
+    return {name: LogWindow(run.log_path(name)).read() for name in shown}
 
 
 def _embedded(data: object) -> str:

@@ -15,9 +15,11 @@ function overwritten(line) {
 const ended = (line) => overwritten(line).replace("\r", "");
 
 class Log {
-  constructor(onClose, onOlder) {
+  // command: gives the command that prints the whole log of a worker.
+  constructor(onClose, onOlder, command) {
     this.worker = null;
     this.onOlder = onOlder;
+    this.command = command;
     this.title = make("strong");
     this.note = make("span", "muster-muted");
     this.search = make("input", "", [], { type: "search", placeholder: "Search this log", "aria-label": "Search this log" });
@@ -50,8 +52,10 @@ class Log {
   }
 
   // Takes what was printed since the last time, or, if fresh, the end of the log without all that was left out.
-  append({ worker, text, start, line, before, fresh }) {
+  // Of a page by itself that is all there is.
+  append({ worker, text, start, line, before, fresh, isAll = false }) {
     if (worker !== this.worker) return;
+    this.isAll = isAll;
     const atEnd = fresh || this.isAtEnd();
     if (fresh) this.begin(worker, start, before);
     else if (line != null) this.marks.push([line, this.lines.length + (line > start ? 1 : 0)]);
@@ -98,7 +102,7 @@ class Log {
 
   scrolled() {
     const wanted = this.text.scrollTop < NEAR && this.before > 0 && this.lines.length < MOST_LINES;
-    if (!wanted || this.asked || this.search.value) return;
+    if (!wanted || this.asked || this.isAll || this.search.value) return;
     this.asked = true;
     this.onOlder(this.marks[0][0]);
   }
@@ -112,15 +116,17 @@ class Log {
     const lines = this.unfinished ? [...this.lines, ended(this.unfinished)] : this.lines;
     const wanted = this.search.value.toLowerCase();
     const found = wanted ? lines.filter((line) => line.toLowerCase().includes(wanted)) : lines;
-    setText(this.text, found.join("\n") || (wanted ? "" : "It has printed nothing yet."));
+    setText(this.text, found.join("\n") || (wanted ? "None of the lines that are here has it." : "It has printed nothing yet."));
     this.say(this.extent(wanted, found.length, lines.length));
     if (atEnd) this.text.scrollTop = this.text.scrollHeight;
   }
 
   extent(wanted, found, here) {
     const count = (n) => n.toLocaleString("en");
-    const older = this.before ? `, ${count(this.before)} before them` : "";
-    if (wanted) return `${count(found)} of ${count(here)} lines${older}`;
-    return `${this.before ? "the last " : ""}${count(here)} lines${older}`;
+    const lines = `${this.before ? "the last " : ""}${count(here)} lines`;
+    const rest = `in a terminal: ${this.command(this.worker)}`;
+    if (!this.before) return wanted ? `${count(found)} of ${lines}` : lines;
+    if (wanted) return `${count(found)} of ${lines}; the ${count(this.before)} before them are not searched, ${rest}`;
+    return `${lines}, ${count(this.before)} before them${this.isAll ? `, ${rest}` : ""}`;
   }
 }

@@ -6,6 +6,7 @@ const follow = () => document.documentElement.classList.toggle("muster-dark", da
 dark.addEventListener("change", follow);
 follow();
 
+const NO_LOG = { text: "This page has no log of this worker.\n", start: 0, before: 0, fresh: true };
 const logs = new Map(Object.entries(data.logs));
 const listeners = [];
 const answer = (message) => setTimeout(() => listeners.forEach((listener) => listener(message)));
@@ -18,7 +19,7 @@ render({
     send: ({ ask, worker }) => {
       if (ask === "snapshot") answer(data.snapshot);
       if (ask === "log" && worker != null) {
-        answer({ kind: "log", worker, text: logs.get(worker) ?? "This page has no log of this worker.\n", fresh: true });
+        answer({ kind: "log", worker, ...(logs.get(worker) ?? NO_LOG), isAll: true });
       }
     },
   },

@@ -15,7 +15,11 @@ class View {
     this.isGone = false;
     this.store = new Store();
     this.table = new Table(this.store, (worker) => this.select(worker));
-    this.log = new Log(() => this.select(null), (start) => this.send({ ask: "older", start }));
+    this.log = new Log(
+      () => this.select(null),
+      (start) => this.send({ ask: "older", start }),
+      (worker) => `muster logs ${this.store.run.run_id} ${worker}`,
+    );
     this.build(root);
     this.clock = setInterval(() => this.tick(), 250);
     this.askForSnapshot();
@@ -340,10 +344,10 @@ class View {
   }
 }
 
-// The innermost line of a stack that is worth a summary: the last "File ..., line ..." there is.
+// The innermost call of a stack: a file's or a cell's, below the line that names the thread.
 function whereIs(text) {
-  const lines = text.split("\n").map((line) => line.trim()).filter((line) => line.startsWith("File "));
-  return lines[0] ?? text.split("\n")[0];
+  const lines = text.split("\n");
+  return (lines.find((line) => line.startsWith("  ")) ?? lines[0]).trim();
 }
 
 // A view of a model in an element; returns what ends it.
