@@ -137,9 +137,12 @@ def test_the_widget_sends_snapshots_until_it_has_heard_a_browser_and_diffs_from_
     widget.tick()
     widget.tick()
     assert [message["kind"] for message in sent] == ["snapshot"], "nothing where there is no news"
+    monkeypatch.setattr(widget_module, "SECONDS_PER_SNAPSHOT", 0)
+    widget.tick()
+    assert [message["kind"] for message in sent] == ["snapshot"] * 2, "a view that has begun since knows nothing"
+    del sent[1:]
 
     widget._answer(widget, {"ask": "snapshot"}, [])
-    monkeypatch.setattr(widget_module, "SECONDS_PER_SNAPSHOT", 0)
     widget._state(training(2)[-1])
     widget._state(training(2, seconds=21)[-3])
     widget.tick()

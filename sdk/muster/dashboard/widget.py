@@ -106,8 +106,8 @@ class RunWidget(anywidget.AnyWidget):
         with self._sending:
             diff = self._state.take_diff()
             now = time.monotonic()
-            if not self._heard and now - self._snapshot_at >= SECONDS_PER_SNAPSHOT and diff:
-                self._send_snapshot()
+            if not self._heard and now - self._snapshot_at >= SECONDS_PER_SNAPSHOT:
+                self._send_snapshot()  # also without news: a view may have begun since
             elif diff:
                 self.send(diff)
             elif now - self._told_at >= SECONDS_PER_BEAT and self._state.view.ended is None:
