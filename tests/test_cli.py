@@ -79,6 +79,21 @@ def muster(*arguments: str) -> Result:
     return result
 
 
+def in_terminal(*arguments: str, **environment: str) -> str:
+    """What the command writes to a terminal, without colours."""
+    return re.sub(r"\x1b\[[\d;]*m", "", raw_in_terminal(*arguments, **environment))
+
+
+def raw_in_terminal(*arguments: str, **environment: str) -> str:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "muster", *arguments]
+    variables = {**os.environ, "TERM": "xterm", **environment}
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        subprocess.run(command, stdout=theirs, stderr=theirs, check=False, env=variables)
+        os.close(theirs)
+        return terminal.read(65536).decode().replace("\r", "")
+
+
 def recorded(name: str = "mnist", *, days_ago: float = 0, **result: object) -> runs.Run:
     """A run of known content."""
     path = folders.make_run_folder(name)
@@ -360,6 +375,26 @@ cli.main()
         assert run.status == "stopped"
         assert processes_of(run.run_id) == []
 
+    def test_a_second_ctrl_c_leaves_time_to_show_the_end(self, tmp_path: Path) -> None:
+        (tmp_path / "ignore.py").write_text(
+            "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here')\ntime.sleep(60)\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "muster", "run", "-s", "processes", "ignore.py"], cwd=tmp_path,
+            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "running the script" in line:
+                break
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "] stopped after" in stdout
+
     def test_help_says_what_the_exit_status_means(self) -> None:
         assert "124  the run took too long, or stalled" in muster("--help").stdout
 
@@ -402,7 +437,8 @@ def processes_of(run: str) -> list[str]:
     [
         (errors.ScriptFailed, 1), (errors.LauncherFailed, 1), (errors.WorkerOutOfMemory, 1), (errors.MusterError, 1),
         (errors.InterpreterError, 2), (errors.ResourceError, 2), (errors.RunNotFound, 2),
-        (errors.LaunchRefused, 3), (errors.WorkersMissing, 3), (errors.ServersNotListening, 3),
+        (errors.PlatformUnsupported, 2), (errors.LaunchRefused, 3), (errors.WorkersMissing, 3),
+        (errors.ServersNotListening, 3),
         (errors.RunTimeout, 124), (errors.RunStalled, 124), (errors.RunStopped, 130),
     ],
 )  # fmt: skip
@@ -419,19 +455,19 @@ class TestRuns:
         assert lines[0].startswith("✗ failed ")
         assert "horovod" in lines[0]
 
-    def test_a_terminal_shows_a_table_that_fits(self) -> None:
-        run = recorded("a-name-that-is-as-long-as-names-may-be-ab", status="lost")
-        ours, theirs = os.openpty()
-        environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-        subprocess.run([sys.executable, "-m", "muster", "runs"], stdout=theirs, env=environment, check=True)
-        lines = re.sub(r"\x1b\[[\d;]*m", "", os.read(ours, 65536).decode()).splitlines()
-        os.close(ours)
-        os.close(theirs)
+    @pytest.mark.parametrize(
+        ("width", "titles"),
+        [(80, "status took strategy run"), (70, "status took run"), (57, "status run"), (30, "")],
+    )
+    def test_a_terminal_of_any_width_shows_ids_whole(self, width: int, titles: str) -> None:
+        run = recorded("a-name-that-is-long-enough", status="lost")
+        lines = in_terminal("runs", COLUMNS=str(width)).splitlines()
 
-        assert lines[0].split() == ["status", "took", "strategy", "run"]
-        assert " ".join(lines[1].split()[:5]) == "? lost ≥ 2.0 s"
-        assert max(map(len, lines)) <= 80
-        assert "".join(line.split()[-1] for line in lines[1:]) == run.run_id
+        assert (titles == "") == (lines[0] == run.run_id)
+        assert (lines[0].split() if titles else []) == titles.split()
+        assert run.run_id in " ".join(lines).split()
+        assert "? lost" in lines[1]
+        assert all(len(line) <= width or line == run.run_id for line in lines)
 
     def test_none(self) -> None:
         result = muster("runs")
@@ -475,9 +511,13 @@ class TestRuns:
         runs_of_days = [recorded(days_ago=days) for days in range(4)]
         result = muster("runs", "--prune", "--keep", "1", "--older-than", "1.5")
 
-        kept = "2 runs deleted, 2 kept: the newest 1 (--keep), all of the last 1.5 days (--older-than), and any that "
-        told = [runs_of_days[2].run_id, runs_of_days[3].run_id, f"{kept}runs or was lost within a day"]
-        assert result.stdout.splitlines() == told
+        assert result.stdout.splitlines() == [
+            runs_of_days[2].run_id,
+            runs_of_days[3].run_id,
+            "2 runs deleted, 2 left.",
+            "Never deleted: the newest 1 (--keep), all of the last 1.5 days (--older-than), those under way, and those "
+            "lost less than a day ago.",
+        ]
         assert len(lookup.list_runs()) == 2
 
 
@@ -525,6 +565,7 @@ class TestLogs:
         assert muster("logs", "last", "worker-1").stdout == "a\n\nb\n"
         assert muster("logs", "last", "worker-0").stdout == ""
         assert muster("logs", "last", "worker-9").exit_code == 2
+        assert muster("logs", "last", "worker-1", "-n", "1").stdout == "b\n"
 
     def test_follow_goes_on_until_the_run_has_ended(self) -> None:
         run = recorded()
@@ -610,6 +651,42 @@ def test_output_that_cannot_be_written_hides_no_other_error() -> None:
     assert done.returncode == 2
     assert "absent.py" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "begin"),
+    [
+        ({"TERM": "xterm"}, "\x1b[31m\x1b[1mError: \x1b[0m"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "\x1b[1mError: \x1b[0m"),
+        ({"TERM": "dumb"}, "Error: There"),
+        ({"TERM": ""}, "Error: There"),
+    ],
+)
+def test_errors_have_colours_where_these_are_shown(environment: dict[str, str], begin: str) -> None:
+    assert raw_in_terminal("show", "absent", **{"NO_COLOR": "", **environment}).startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("ps", "Did you mean 'runs'?"),
+        ("status last", "Did you mean 'show'?"),
+        ("kill last", "Did you mean 'stop'?"),
+        ("expalin", "Did you mean 'explain'?"),
+        ("no-such", "No such command 'no-such'"),
+        ("show --html", "requires an argument: --html FILE"),
+        ("show --html last", "and last is a run. Try: muster show last --html run.html"),
+        ("logs worker-1", "Try: muster logs last worker-1\n"),
+        ("attach worker-1", "Try: muster logs last worker-1\n"),
+        ("logs worker-9", "There is no run 'worker-9'"),
+        ("stacks", "has ended: succeeded"),
+    ],
+)
+def test_what_people_type_instead_is_answered_with_what_they_mean(typed: str, words: str, tmp_path: Path) -> None:
+    recorded()
+    result = muster(*typed.split())
+    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+    assert not (Path.cwd() / "last").exists()
 
 
 def test_advice_names_a_flag_without_a_value() -> None:
@@ -766,6 +843,9 @@ def test_ctrl_c_during_imports_leaves_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "muster", "runs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+    environment["_MUSTER_COMPLETE"] = "bash_complete"  # into the line that is being typed
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:

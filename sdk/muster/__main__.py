@@ -15,7 +15,8 @@ def main() -> None:
 
         command(prog_name="muster")
     except KeyboardInterrupt:
-        os.write(2, b"Interrupted.\n")
+        if "_MUSTER_COMPLETE" not in os.environ:  # else it would stand in the line that is being typed
+            os.write(2, b"Interrupted.\n")
         sys.exit(INTERRUPTED)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.commands import completion
-from muster.errors import RunUnreachable
+from muster.errors import JobError, RunUnreachable
 from muster.records import lookup
 from muster.text.cleaning import clean
 
@@ -44,9 +44,10 @@ def stacks(run: str) -> None:
     "last", which is the default.
     """
     opened = lookup.open_run(run)
+    if opened.status != "running":
+        raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its processes have ended with it")
     found = opened.stacks()
     for name, text in found.items():
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")
     if not found:
-        running = opened.status == "running"
-        click.echo("No rank runs yet." if running else f"{opened.run_id} has ended: {opened.status}.", err=True)
+        click.echo("No rank runs now.", err=True)

@@ -52,7 +52,7 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
       muster exec last rank-1 -- tar cz checkpoints > checkpoints.tar.gz
       muster exec -t last worker-0 -- top
     """
-    opened = _under_way(run)
+    opened = _under_way(run, worker)
     words = list(command[1:] if command[:1] == ("--",) else command)
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty() and (wants_terminal or not words)
     details: dict[str, Any] = {"worker": worker, "argv": words}
@@ -61,7 +61,7 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
     connection, answer = open_stream(opened.run_dir, "exec", **details)
     if "closed" in answer:
         connection.close()
-        click.echo(clean(str(answer["closed"].get("text"))), err=True)
+        click.echo(f"Error: {clean(str(answer['closed'].get('text')))}", err=True)
         sys.exit(answer["closed"].get("exit_code") or 1)
     pump = Pump(connection, sys.stdin.fileno(), {OUTPUT: sys.stdout.fileno(), ERRORS: sys.stderr.fileno()})
     try:
@@ -96,7 +96,7 @@ def forward(run: str, worker: str, port: str) -> None:
       muster forward last worker-0 5678:0          a debugger, at a free port
     """
     there, here = _ports(port)
-    opened = _under_way(run)
+    opened = _under_way(run, worker)
     try:
         listener = socket.create_server((LOOPBACK, here), backlog=MOST_CONNECTIONS)
     except OSError as error:
@@ -109,10 +109,13 @@ def forward(run: str, worker: str, port: str) -> None:
         _serve(listener, opened, worker, there)
 
 
-def _under_way(run: str) -> Run:
+def _under_way(run: str, worker: str) -> Run:
+    """Return a run that has not ended and has that worker, as far as its plan is known yet."""
     opened = lookup.open_run(run)
     if opened.status != "running":
         raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its workers have ended with it")
+    if opened.workers:
+        opened.worker_of(worker)
     return opened
 
 

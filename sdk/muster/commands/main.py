@@ -29,6 +29,7 @@ from muster.errors import (
     JobError,
     MusterError,
     PlatformError,
+    PlatformUnsupported,
     RunNotFound,
     RunStalled,
     RunStopped,
@@ -39,10 +40,18 @@ from muster.runtime import outlet
 from muster.text.cleaning import clean
 
 FAILED, INTERRUPTED = 1, 130
+ERROR = "Error: "
+OTHER_NAMES = {  # what people call a command besides
+    "status": "show", "info": "show", "describe": "show", "ps": "runs", "list": "runs", "ls": "runs", "history": "runs",
+    "kill": "stop", "cancel": "stop", "log": "logs", "tail": "logs", "ssh": "exec", "watch": "attach", "why": "explain",
+    "start": "run", "submit": "run", "launch": "run", "check": "doctor", "prune": "runs --prune", "rm": "runs --prune",
+    "port-forward": "forward",
+}  # fmt: skip
 SECONDS_TO_SAY = 3.0  # to a terminal that has stopped reading
 EXIT_CODES: tuple[tuple[type[MusterError], int], ...] = (
     (JobError, 2),
     (RunNotFound, 2),
+    (PlatformUnsupported, 2),
     (StartTimeout, 3),
     (PlatformError, 3),
     (RunTimeout, 124),
@@ -70,22 +79,43 @@ class ErrorsAsExitCodes(click.Group):
         with _stdout_may_end():
             return super().main(*args, **extra)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command; one that is called otherwise here, or misspelt, is refused with its name."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name.lower(), self.commands, n=1, cutoff=NEAR)
+            meant = OTHER_NAMES.get(name.lower()) or (near[0] if near else None)
+            if meant:
+                raise click.UsageError(f"No such command {name!r}. Did you mean {meant!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
         try:
             with _stdout_may_end():
                 return super().invoke(ctx)
         except MusterError as error:
-            _say(
-                click.style("Error: ", fg="red", bold=True), wrapped(clean(_spelled(error)), sys.stderr, len("Error: "))
-            )
+            _say_error(wrapped(clean(_spelled(error)), sys.stderr, len(ERROR)))
             ctx.exit(exit_code(error))
         except click.NoSuchOption as error:
             near = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=NEAR)
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+        except click.BadOptionUsage as error:
+            if not error.message.endswith("requires an argument."):
+                raise
+            command = self.commands.get(ctx.invoked_subcommand or "", self)
+            said = f"{error.message[:-1]}: {_with_value(command, ctx, error.option_name)}"
+            raise click.BadOptionUsage(error.option_name, said, error.ctx) from None
         except KeyboardInterrupt:
             _say("Interrupted.")
             ctx.exit(INTERRUPTED)
+
+
+def _with_value(command: click.Command, ctx: click.Context, name: str) -> str:
+    """Return an option of a command with what stands for its value in help."""
+    options = [option for option in command.get_params(ctx) if name in option.opts]
+    records = filter(None, (option.get_help_record(ctx) for option in options))
+    return next((f"{name} {record[0].rpartition(' ')[2]}" for record in records), f"{name} VALUE")
 
 
 @contextlib.contextmanager
@@ -110,7 +140,7 @@ def _stdout_may_end() -> Iterator[None]:
         if isinstance(before, (click.exceptions.Exit, SystemExit, MusterError)) and (is_closed or has_failed):
             raise before from None
         if not is_closed:
-            _say(click.style("Error: ", fg="red", bold=True), f"The output cannot be written: {error.strerror}.")
+            _say_error(f"The output cannot be written: {error.strerror}.")
             sys.exit(FAILED)
 
 
@@ -120,10 +150,15 @@ def _is_of_output(error: OSError) -> bool:
     return frame.f_globals["__name__"] in ("click.utils", __name__)
 
 
-def _say(*words: str) -> None:
+def _say_error(text: str) -> None:
+    """Write an error; its first word in red where that can be shown, and with NO_COLOR only bold."""
+    colour = None if os.environ.get("NO_COLOR") else "red"
+    _say((click.style(ERROR, fg=colour, bold=True) if outlet.takes_escapes(sys.stderr) else ERROR) + text)
+
+
+def _say(text: str) -> None:
     """Write to standard error; a terminal that takes nothing does not keep the process from ending."""
-    line = "".join(words) + "\n"
-    outlet.write_within(sys.stderr, line if sys.stderr.isatty() else click.unstyle(line), SECONDS_TO_SAY)
+    outlet.write_within(sys.stderr, f"{text}\n", SECONDS_TO_SAY)
 
 
 def _spelled(error: MusterError) -> MusterError:
@@ -156,7 +191,7 @@ def main() -> None:
     Exit status:
       0    success
       1    the run failed
-      2    the job cannot be run as described, or there is no such run
+      2    the job cannot be run as described, or not from here, or there is no such run
       3    the cluster did not come up
       124  the run took too long, or stalled
       130  interrupted or stopped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import sys
 import time
@@ -16,13 +17,15 @@ import click
 from muster.commands import as_json, completion
 from muster.commands.options import Number, WholeNumber
 from muster.commands.run import as_options
-from muster.commands.wrapping import wrapped
+from muster.commands.wrapping import columns, wrapped
 from muster.dashboard import is_terminal
 from muster.dashboard.text import COLOURS, GLYPHS, duration
+from muster.errors import RunNotFound
 from muster.records import folders, lookup
 from muster.records.record import LAUNCHER_LOG
 from muster.records.runs import Run
 from muster.runtime.echo import without_echo
+from muster.runtime.outlet import takes_escapes
 from muster.text.arguments import ArgumentText
 from muster.text.cleaning import clean
 from muster.text.reading import open_regular
@@ -43,6 +46,7 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 @click.command()
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @click.option(
+    "-n",
     "--limit",
     type=WholeNumber(min=1),
     metavar="N",
@@ -92,7 +96,11 @@ def runs(
         return
     limit = limit or SHOWN_RUNS
     if listed and sys.stdout.isatty():
-        print_rich(_table(listed[:limit]))
+        table = _table(listed[:limit], columns())
+        if table is not None:
+            print_rich(table)
+        else:
+            click.echo("\n".join(map(_block, listed[:limit])))
     else:
         for run in listed[:limit]:
             started = datetime.fromtimestamp(run.started_at).strftime("%Y-%m-%d %H:%M:%S")
@@ -109,27 +117,41 @@ def runs(
 def _pruning(deleted: int, keep: int, older_than: float | None) -> str:
     """Return, in words, what has been deleted and what has been kept."""
     kept = len(folders.run_ids())
-    rule = f"the newest {keep} (--keep)"
-    if older_than is not None:
-        rule += f", all of the last {older_than:g} days (--older-than)"
+    newer = f", all of the last {older_than:g} days (--older-than)" if older_than is not None else ""
     return (
-        f"{deleted} run{'s' * (deleted != 1)} deleted, {kept} kept: {rule}, and any that runs or was lost within a day"
+        f"{deleted} run{'s' * (deleted != 1)} deleted, {kept} left.\n"
+        f"Never deleted: the newest {keep} (--keep){newer}, those under way, and those lost less than a day ago."
     )
 
 
-def _table(listed: Sequence[Run]) -> Table:
+def _table(listed: Sequence[Run], width: int) -> Table | None:
+    """The runs as a table with as many columns as leave ids whole, which are typed next; None where none does."""
     from rich.table import Table
     from rich.text import Text
 
+    shown = {
+        "status": [Text(_status(run), style=COLOURS.get(run.status, "")) for run in listed],
+        "took": [Text(_took(run)) for run in listed],
+        "strategy": [Text(clean(run.strategy)) for run in listed],
+    }
+    room = width - max(len(run.run_id) for run in listed)
+    while shown and room < sum(2 + max(len(title), *map(len, cells)) for title, cells in shown.items()):
+        shown.popitem()
+    if not shown:
+        return None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
-    table.add_column("status", no_wrap=True)
-    table.add_column("took", no_wrap=True, justify="right")
-    table.add_column("strategy", no_wrap=True)
-    table.add_column("run", overflow="fold")
-    for run in listed:
-        status = Text(_status(run), style=COLOURS.get(run.status, ""))
-        table.add_row(status, _took(run), Text(clean(run.strategy)), Text(f"{_named(run)} {_until(run)}".rstrip()))
+    for title in shown:
+        table.add_column(title, no_wrap=True, justify="right" if title == "took" else "left")
+    table.add_column("run")
+    for run, *cells in zip(listed, *shown.values(), strict=True):
+        table.add_row(*cells, Text(f"{_named(run)} {_until(run)}".rstrip()))
     return table
+
+
+def _block(run: Run) -> str:
+    """A run in two lines, of which the first is its id alone, so that a terminal of any width shows that as a word."""
+    rest = [_status(run), _took(run), clean(run.strategy), _until(run)]
+    return f"{_named(run)}\n  {'  '.join(filter(None, rest))}"
 
 
 def _named(run: Run) -> str:
@@ -188,6 +210,10 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
       muster show
       muster show last --html run.html
     """
+    if html is not None and _is_run(html):
+        raise click.UsageError(
+            f"--html takes the file to write, and {html} is a run. Try: muster show {html} --html run.html"
+        )
     opened = lookup.open_run(run)
     if json_wanted:
         as_json.echo(as_json.outcome(opened))
@@ -201,6 +227,14 @@ def show(run: str, html: Path | None, json_wanted: bool) -> None:
         _show_end(opened)
 
 
+def _is_run(file: Path) -> bool:
+    """Return whether what stands where a file should is a run."""
+    try:
+        return not file.suffix and bool(lookup.open_run(str(file)))
+    except RunNotFound:
+        return str(file) == "last"
+
+
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.run_ids)
 def attach(run: str) -> None:
@@ -209,7 +243,7 @@ def attach(run: str) -> None:
     Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
     of one, or "last", which is the default.
     """
-    opened = lookup.open_run(run)
+    opened = _opened(run)
     if opened.status == "running":
         _show_live(opened)
     else:
@@ -260,17 +294,18 @@ def print_rich(shown: RenderableType, height: int | None = None) -> None:
     """Print what Rich lays out, and let it be known where nobody reads it any more, which Rich's own print hides."""
     from rich.console import Console
 
-    console = Console(height=height)
+    console = Console(height=height, color_system="auto" if takes_escapes(sys.stdout) else None)
     with console.capture() as capture:
         console.print(shown)
-    click.echo(capture.get(), nl=False)
+    lines = capture.get().split("\n")
+    click.echo("\n".join(lines if console.is_terminal else map(str.rstrip, lines)), nl=False)
 
 
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.run_ids)
 @click.argument("worker", required=False, shell_complete=completion.workers)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
-@click.option("--tail", type=WholeNumber(min=0), help="Begin with the last N lines of each.")
+@click.option("-n", "--tail", type=WholeNumber(min=0), help="Begin with the last N lines of each.")
 def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """Print what the workers of RUN, or one of them, have printed.
 
@@ -283,7 +318,7 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
       muster logs last
       muster logs last worker-1 --follow
     """
-    opened = lookup.open_run(run)
+    opened = _opened(run)
     tails: dict[str, Tail] = {}
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
@@ -300,6 +335,17 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
         if ended or not follow:
             return
         time.sleep(POLL_SECONDS)
+
+
+def _opened(run: str) -> Run:
+    """Open a run; a worker that stands in its place is refused with the command for its log."""
+    try:
+        return lookup.open_run(run)
+    except RunNotFound as error:
+        with contextlib.suppress(RunNotFound):
+            if run == LAUNCHER_LOG or lookup.open_run("last").worker_of(run):
+                error.advice = f"muster logs last {run}"
+        raise
 
 
 def write_page(file: Path, page: str) -> None:

@@ -386,7 +386,8 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
         _detach(checked, quiet=quiet, json_wanted=json_wanted)
         return
     dashboard = NoDashboard() if quiet or json_wanted else choose()
-    cluster = Cluster.of(checked, [_without_cause(dashboard)])
+    cluster = Cluster.of(checked)
+    cluster.subscribe(_without_cause(dashboard), at_once=True)  # so that a second Ctrl-C lets it see the end
     with _terminated_like_interrupted(), without_echo():
         try:
             with cluster:

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from muster.dashboard.base import Dashboard, NoDashboard, Shown
 from muster.errors import JobError
+from muster.runtime.outlet import takes_escapes
 from muster.runtime.suspension import is_in_background
 
 __all__ = ["Dashboard", "NoDashboard", "Shown", "choose", "is_notebook", "is_terminal"]
@@ -65,7 +66,7 @@ def is_terminal(stream: TextIO) -> bool:
 
     That of a command in a notebook's cell (``!muster show``) cannot, though IPython gives it a terminal.
     """
-    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+    if not takes_escapes(stream):
         return False
     is_in_cell = all(os.environ.get(name) == value for name, value in OF_A_CELL.items())
     return not is_in_cell and not is_in_background(stream)

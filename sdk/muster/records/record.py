@@ -24,6 +24,7 @@ from muster.text.shown import Text
 
 logger = logging.getLogger("muster")
 
+RANK = r"(?:rank[- ])?(\d+)"
 LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
@@ -172,16 +173,25 @@ class RunRecord:
             RunNotFound: the run has none of that name.
         """
         folder = self.run_dir / "logs"
-        rank = re.fullmatch(r"(?:rank[- ])?(\d+)", str(name))
+        rank = re.fullmatch(RANK, str(name))
         if rank:
             own = folder / "ranks" / f"rank-{rank.group(1)}.log"
-            name = self._planned("ranks").get(rank.group(1), str(name))
             if own.is_file():
                 return own
-        if name not in (*self.workers, LAUNCHER_LOG):
+        return folder / f"{name if name == LAUNCHER_LOG else self.worker_of(name)}.log"
+
+    def worker_of(self, name: str) -> str:
+        """The worker of that name, or that a rank (``rank-1``) is on.
+
+        Raises:
+            RunNotFound: the run has none of that name.
+        """
+        rank = re.fullmatch(RANK, str(name))
+        worker = self._planned("ranks").get(rank.group(1), str(name)) if rank else str(name)
+        if worker not in self.workers:
             known = ", ".join(self.workers) or "none that are known"
             raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=f"its workers: {known}")
-        return folder / f"{name}.log"
+        return worker
 
     def log_files(self, worker: str) -> list[Path]:
         """The files that hold what a worker, a rank or the ``launcher`` printed, older part first; none if nothing.

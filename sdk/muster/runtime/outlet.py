@@ -17,7 +17,13 @@ from collections.abc import Callable
 from typing import TextIO
 
 SECONDS_AT_EXIT = 1.0
+WITHOUT_ESCAPES = ("", "dumb", "unknown")  # values of TERM
 MOST_TEXTS = 10_000  # that wait for a stream that takes nothing; older ones are left out
+
+
+def takes_escapes(stream: TextIO) -> bool:
+    """Return whether ``stream`` is a terminal that shows colours, and whose cursor can be moved."""
+    return stream.isatty() and os.environ.get("TERM", "") not in WITHOUT_ESCAPES
 
 
 def write(stream: TextIO, text: str) -> None:
