@@ -14,7 +14,7 @@ from pathlib import Path
 
 from muster.checks.script import make_script
 from muster.dashboard.model import RunView, fold
-from muster.dashboard.terminal import Screen
+from muster.dashboard.screen import Screen
 from muster.errors import MusterError
 from muster.events import Event
 from muster.job import Job, Resources

@@ -6,7 +6,7 @@ import io
 import re
 
 from muster.dashboard.model import RunView
-from muster.dashboard.terminal import Screen
+from muster.dashboard.screen import Screen
 from rich.console import Console
 
 

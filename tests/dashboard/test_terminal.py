@@ -107,6 +107,50 @@ def test_forty_workers_fit_the_screen(scene: object, width: int, height: int) ->
     assert lines[-1] == (f"… and {40 - shown} more" if shown < 40 else lines[-1])
 
 
+NOTES = [at(0.5, "note", text=f"Note {number}: the workers share the cores of this machine.") for number in range(2)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(50, 15), (30, 10), (25, 6)])
+@pytest.mark.parametrize("scene", [training, failing])
+def test_a_small_terminal_shows_workers_before_anything_that_does_not_change(
+    scene: object, width: int, height: int
+) -> None:
+    events = scene(16)  # type: ignore[operator]
+    lines = painted(view_of([*events[:2], *NOTES, *events[2:]]), width, height)
+    assert "mnist" in lines[0]
+    assert sum(line.startswith("worke") for line in lines) > 1 + (height > 6)
+    assert len(lines) < height or scene is failing
+    assert "Note" not in "".join(lines)
+    assert "Note 1" in "".join(painted(view_of([*events[:2], *NOTES, *events[2:20]]), 60, 24)), "before it is going"
+    assert "Note 1" in "".join(painted(view_of([*events[:2], *NOTES, *events[2:]]), 80, 40)), "where there is room"
+
+
+@pytest.mark.parametrize("width", [30, 50])
+def test_a_narrow_terminal_shows_what_changes(width: int) -> None:
+    silent = [event for event in training(2) if event.kind != "progress"]
+    assert painted(view_of(silent), width)[-1].endswith("running  " + " " * 2 * (width > 30) + "epoch 2")
+    assert "epoch 2/5" in painted(view_of(training(2)), width)[-1]
+
+
+def test_the_last_picture_leaves_room_for_what_stands_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("LINES", "15")
+    terminal = Terminal()
+    dashboard = TerminalDashboard(stream=terminal)
+    run = "20261125-202142-a-run-of-a-long-name-and-more-1234"
+    for event in [
+        at(0, "run_requested", job={}, run=run),
+        *NOTES,
+        *training(16)[1:],
+        at(9, "run_ended", status="failed"),
+    ]:
+        dashboard(event)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue().rpartition("\x1b[2K")[2]).splitlines()
+    assert "failed" in last[0]
+    assert "… and " in last[-2]
+    assert len(last) + len(last[-1]) // 50 < 15
+
+
 def test_no_metric_is_cut_off() -> None:
     metrics = dict.fromkeys(("accuracy", "loss", "val_accuracy", "val_loss", "test_loss", "test_accuracy"), 0.5)
     lines = painted(view_of([at(0, "progress", "worker-0", rank=0, step=1, metrics=metrics)]), width=60)

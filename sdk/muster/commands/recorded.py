@@ -281,7 +281,7 @@ def _show_end(run: Run) -> None:
     from muster.dashboard.follow import usage_now
     from muster.dashboard.model import fold
     from muster.dashboard.replay import replay
-    from muster.dashboard.terminal import Screen
+    from muster.dashboard.screen import Screen
 
     view = replay(run)
     for event in usage_now(run):

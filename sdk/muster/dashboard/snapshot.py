@@ -55,7 +55,7 @@ def to_text(view: RunView) -> str:
     """The picture as text, 120 characters wide."""
     from rich.console import Console
 
-    from muster.dashboard.terminal import Screen
+    from muster.dashboard.screen import Screen
 
     height = min(len(view.workers), MAX_ROWS) + 2 * len(view.notes) + 24
     console = Console(width=120, height=height, color_system=None, force_jupyter=False)

@@ -1,0 +1,280 @@
+"""Layout of a run in a terminal, by rich: the lines above the workers, and a table of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from muster.dashboard.model import RunView, WorkerView
+from muster.dashboard.text import COLOURS, GLYPHS, duration, number, rate, size, sparkline, volume
+
+MAX_CAUSE_LINES = 6
+NOTES = 2  # the newest, of those there are
+CURVE_WIDTH = 12  # characters
+SHORTEST_BAR, LONGEST_BAR = 8, 40  # of the whole run, in characters
+HEADINGS = FULL, WITHOUT_NOTES, WITHOUT_METRICS, STATUS_ALONE = range(4)  # with ever less above the workers
+LEAST_ROWS = 3  # of workers, which metrics are left out for
+BEFORE_TRAINING = ("launching", "connecting", "starting")
+NARROW = 60  # characters: less has no room for a bar for each worker
+NARROWER = 40  # characters: less has no room for ranks
+SHORTEST_LINE = 9  # characters of what a worker printed last; a column of less is left out
+
+
+class Screen:
+    """The picture of a view: cause of the failure, progress of the run, and as many workers as fit.
+
+    Below it the cursor has a line to itself unless ``is_last``: there a terminal shows ``^C``, which at the end of a
+    full line would move everything. ``lock`` guards the view, where it changes meanwhile.
+
+    Attributes:
+        widths: of its lines when it was painted last, in characters' cells.
+        lines_below: of the terminal that are for what is written below the last picture.
+    """
+
+    def __init__(
+        self,
+        view: RunView,
+        *,
+        is_last: bool = True,
+        lock: AbstractContextManager[object] | None = None,
+        notes: int = NOTES,
+    ) -> None:
+        self.view = view
+        self.is_last = is_last
+        self._notes = notes
+        self.widths: list[int] = []
+        self.lines_below = 0
+        self._lock = lock or nullcontext()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with self._lock:
+            lines = console.render_lines(Group(*self._parts(console, options)), options, pad=False)
+        lines = [_stripped(line) for line in lines]
+        self.widths = [Segment.get_line_length(line) for line in lines]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
+        top, rows = self._heading(console, options)
+        table = workers_table(self.view, max(rows, 1), options.max_width) if self.view.workers else []
+        return [*top, *table, *([] if self.is_last else [Text("")])]
+
+    def _heading(self, console: Console, options: ConsoleOptions) -> tuple[list[RenderableType], int]:
+        """Return as much of the lines above the workers as leaves these enough rows, and the number of rows."""
+        room = (options.height or console.height) - 3 - self.lines_below  # the column titles, "and N more", the cursor
+        for level in HEADINGS:
+            top = heading(self.view, options.max_width, level, self._notes)
+            rows = room - len(console.render_lines(Group(*top), options, pad=False))
+            if rows >= self._rows_wanted(level):
+                break
+        return top, rows
+
+    def _rows_wanted(self, level: int) -> int:
+        """Return how many workers are to be seen below that much of a heading.
+
+        Before the run is going its notes leave one of them; then they give way to all, as they say nothing new.
+        """
+        if level > FULL:
+            return min(len(self.view.workers), LEAST_ROWS)
+        return min(len(self.view.workers), 1) if self.view.phase in BEFORE_TRAINING else len(self.view.workers)
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    """The line without the blanks at its end, which a narrower terminal would wrap as well."""
+    line = list(line)
+    while line and not line[-1].text.rstrip():
+        line.pop()
+    if line:
+        line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
+    return line
+
+
+def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES) -> list[RenderableType]:
+    """The lines above the workers, with so many of the newest notes; or the lines worth most: see ``HEADINGS``."""
+    style = COLOURS.get(view.status, "")
+    title = Text.assemble(
+        (f"{GLYPHS.get(view.status, '●')} {view.name or 'run'}", f"bold {style}"),
+        (f"  {view.strategy}" if view.strategy and level < STATUS_ALONE else ""),
+        (f"  {view.doing if view.status == 'running' else view.status}", style),
+        (f"  {duration(view.elapsed)}", "bold"),
+    )
+    census = Text(view.census, style="bright_black")
+    if title.cell_len + 2 + census.cell_len <= width:
+        title = Text.assemble(title, "  ", census)
+        census = Text()
+    if level == STATUS_ALONE:
+        return [title, *cause(view, width)]
+    lines: list[RenderableType] = [title, *([census] if census else []), *cause(view, width)]
+    bar = overall(view, width)
+    if bar is not None:
+        lines.append(bar)
+    if view.curves and level < WITHOUT_METRICS:
+        lines.append(metrics_columns(view))
+    if level < WITHOUT_NOTES:
+        lines += [_cut_to(Text(note, style="yellow"), 2 * width) for note in list(view.notes)[-notes:]]
+    return [*lines, Text("")]
+
+
+def cause(view: RunView, width: int) -> list[RenderableType]:
+    """Return the cause of the failure and what to try; cut where it would crowd out everything else."""
+    lines = []
+    if view.reason:
+        lines.append(Text(view.cause, style=f"bold {COLOURS.get(view.status, '')}"))
+    if view.advice:
+        lines.append(Text(f"Try: {view.advice}"))
+    return [_cut_to(line, width * MAX_CAUSE_LINES // 2) for line in lines]
+
+
+def _cut_to(text: Text, characters: int) -> Text:
+    text.truncate(characters, overflow="ellipsis")
+    return text
+
+
+def overall(view: RunView, width: int) -> RenderableType | None:
+    """A bar for the rank that is furthest back, since the others will wait for it; None before training.
+
+    As long as the project is on its way to the workers, the bar is for that. A narrow terminal has a shorter bar, and
+    then fewer words: the rate goes first. Who has told so is said where others have not.
+    """
+    if view.fraction is None:
+        return None
+    part, *position = view.position
+    speed = f"{rate(view.rate)} examples/s" if view.rate is not None else ""
+    left = f"{duration(view.time_left)} left" if view.time_left is not None else ""
+    told = view.tellers
+    choices = [
+        (part, *position, told, speed, left), (part, *position, told, left), (part, told, left), (part, told), (part,)
+    ]  # fmt: skip
+    texts = ["  ".join(filter(None, words)) for words in choices]
+    text = next((text for text in texts if len(text) + 2 + SHORTEST_BAR <= width), texts[-1])
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(_bar(view.fraction, max(SHORTEST_BAR, min(LONGEST_BAR, width - len(text) - 2))), _line(text))
+    return grid
+
+
+def _bar(fraction: float, width: int) -> Text:
+    """A thick line for what is done and a thin one for the rest, so that it reads on light and dark and in grey."""
+    full, half = divmod(int(2 * width * fraction), 2)
+    style = COLOURS["succeeded" if fraction >= 1 else "running"]
+    return Text.assemble(("━" * full + "╸" * half, style), ("─" * (width - full - half), "bright_black"), no_wrap=True)
+
+
+def metrics_columns(view: RunView) -> RenderableType:
+    """The newest value of every metric and the way it took; on several lines where one is too short."""
+    items = []
+    for name, curve in view.curves.items():
+        if curve.last is not None:
+            values = [point.value for point in curve.points]
+            course = f" {sparkline(values, CURVE_WIDTH)}" if len(values) > 1 else ""
+            items.append(
+                Text.assemble((f"{name} ", "bright_black"), (number(curve.last.value), "bold"), (course, "cyan"))
+            )
+    return Columns(items, padding=(0, 3))
+
+
+class Column(NamedTuple):
+    """A column of the table: what is in it, and what makes it worth its place: so wide a terminal, such workers."""
+
+    title: str
+    cell: Callable[[RunView, WorkerView], RenderableType]
+    from_width: int = 0
+    below_width: float = float("inf")
+    min_width: int | None = None
+    ratio: int | None = None
+    where: Callable[[WorkerView], object] | None = None
+
+
+def _status(view: RunView, worker: WorkerView) -> Text:
+    return Text(f"{GLYPHS.get(worker.status, ' ')} {worker.status}", style=COLOURS.get(worker.status, ""))
+
+
+def _phase(view: RunView, worker: WorkerView) -> Text:
+    return Text(view.phase_of(worker), style="bright_black" if worker.phase == "done" else "")
+
+
+def _line(text: str, style: str = "") -> Text:
+    """Text that is cut rather than wrapped."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _position(view: RunView, worker: WorkerView) -> RenderableType:
+    return _line(worker.slowest.position)
+
+
+def _progress(view: RunView, worker: WorkerView) -> RenderableType:
+    text = _position(view, worker)
+    if worker.fraction is None:
+        return text
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(_bar(worker.fraction, 10), text)
+    return grid
+
+
+def _last_line(view: RunView, worker: WorkerView) -> Text:
+    return Text(worker.news, style=COLOURS["failed"] if worker.has_failed and worker.reason else "bright_black")
+
+
+def _name(view: RunView, worker: WorkerView) -> Text:
+    return Text.assemble(worker.name, (f" {worker.rank_names}" if worker.ranks else "", "bright_black"))
+
+
+COLUMNS = (
+    Column("worker", _name, from_width=NARROWER),
+    Column("worker", lambda view, worker: Text(worker.name), below_width=NARROWER),
+    Column("status", _status, from_width=NARROWER, min_width=11),
+    Column("status", _status, below_width=NARROWER),
+    Column("address", lambda view, worker: Text(worker.address), from_width=110, where=lambda worker: worker.address),
+    Column("phase", _phase, from_width=90),
+    Column("progress", _position, below_width=NARROW, where=lambda worker: worker.told),
+    Column("progress", _progress, from_width=NARROW, min_width=10, where=lambda worker: worker.told),
+    Column("ex/s", lambda view, worker: Text(rate(worker.rate)), from_width=100, where=lambda worker: worker.rate),
+    Column("sent", lambda view, worker: Text(volume(worker.sent)), from_width=110, where=lambda worker: worker.sent),
+    Column(
+        "cpu", lambda view, worker: Text("" if worker.cpu is None else f"{worker.cpu:.1f}"),
+        from_width=100, where=lambda worker: worker.cpu is not None,
+    ),
+    Column("gpu", lambda view, worker: Text(worker.gpu_use), from_width=100, where=lambda worker: worker.gpus),
+    Column(
+        "memory", lambda view, worker: Text(size(worker.memory, view.limit_of(worker))),
+        from_width=80, where=lambda worker: worker.memory is not None,
+    ),
+    Column("last line", _last_line, min_width=SHORTEST_LINE, ratio=1),
+)  # fmt: skip
+
+
+def _width(column: Column, cells: list[RenderableType]) -> int:
+    """Return what a column takes, with the gap behind it."""
+    longest = max((cell.cell_len for cell in cells if isinstance(cell, Text)), default=0)
+    return max(longest, len(column.title), column.min_width or 0) + 2
+
+
+def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
+    """One row for each worker that fits, failed ones first, and a line about the others."""
+    ordered = view.in_order()
+    shown, hidden = ordered[:rows], ordered[rows:]
+    columns = [
+        column
+        for column in COLUMNS
+        if column.from_width <= width < column.below_width and (column.where is None or any(map(column.where, shown)))
+    ]
+    cells = [[column.cell(view, worker) for worker in shown] for column in columns]
+    widths = [_width(column, cells[number]) for number, column in enumerate(columns)]
+    if sum(widths[:-1]) + SHORTEST_LINE > width:
+        columns.pop()
+    table = Table(box=None, expand=columns[-1].ratio is not None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.header_style = "bright_black"
+    for column in columns:
+        table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)
+    for row in zip(*cells[: len(columns)], strict=True):
+        table.add_row(*row)
+    if not hidden:
+        return [table]
+    return [table, Text(f"… and {len(hidden)} more", style="bright_black")]
