@@ -171,6 +171,7 @@ def test_without_a_file_of_keys_a_key_ends_with_its_service(tmp_path: Path, must
     assert said.startswith(f"Serving {tmp_path} on http://127.0.0.1:")
     assert keys.parent.parent == muster_home / "serve"
     assert not keys.exists()
+    assert not keys.parent.exists(), "a service without workers leaves nothing"
     other_keys, other_key, _ = once_started(tmp_path)
     assert (other_keys != keys, other_key != key) == (True, True)
 

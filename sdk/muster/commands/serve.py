@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -61,6 +62,8 @@ def serve(
         return
     if (tls_cert is None) != (tls_key is None):
         raise JobError("TLS needs both a certificate and its key.", advice="--tls-cert FILE --tls-key FILE")
+    if sys.stderr.isatty():  # for people; programs read the lines that come once it serves
+        click.echo("Starting; this takes some seconds.", err=True)
     with extra("serve"):
         import IPython  # noqa: F401  (for the workers)
 

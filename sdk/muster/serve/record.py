@@ -78,6 +78,8 @@ class ServiceRecord:
         """Record that the service has ended, and all its workers with it."""
         self.keys.unlink(missing_ok=True)
         self._owner.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # logs of workers are in it, which are kept
+            self.folder.rmdir()
 
 
 def clean_up() -> list[str]:
