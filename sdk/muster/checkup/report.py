@@ -66,6 +66,9 @@ class Report:
         from rich.table import Table
 
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column()
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # a path that is longer than the column is read to its end
         for finding in self.findings:
             where = (
                 f"[bold]{escape(finding.worker)}[/]: " if finding.worker and finding.worker not in finding.text else ""

@@ -14,6 +14,9 @@ from muster.commands import completion
 from muster.commands.options import TimeSpan
 from muster.commands.recorded import print_rich
 from muster.commands.run import OPTIONS, ScriptCommand, as_options, make_request
+from muster.commands.wrapping import columns
+
+ONE_LINE = 10_000  # characters, in a pipe: none of the findings is broken there
 
 
 def _doctor_options(command: Any) -> Any:
@@ -82,5 +85,5 @@ def doctor(
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        print_rich(report)
+        print_rich(report, width=columns(otherwise=ONE_LINE))
     sys.exit(0 if report.is_fine else 1)

@@ -290,11 +290,11 @@ def _show_end(run: Run) -> None:
     print_rich(Screen(view), height=len(view.workers) + 30)
 
 
-def print_rich(shown: RenderableType, height: int | None = None) -> None:
+def print_rich(shown: RenderableType, *, width: int | None = None, height: int | None = None) -> None:
     """Print what Rich lays out, and let it be known where nobody reads it any more, which Rich's own print hides."""
     from rich.console import Console
 
-    console = Console(height=height, color_system="auto" if takes_escapes(sys.stdout) else None)
+    console = Console(width=width, height=height, color_system="auto" if takes_escapes(sys.stdout) else None)
     with console.capture() as capture:
         console.print(shown)
     lines = capture.get().split("\n")
