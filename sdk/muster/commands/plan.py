@@ -8,21 +8,24 @@ from typing import Any
 import click
 
 from muster.commands import as_json
-from muster.commands.run import ScriptCommand, job_options, make_request
+from muster.commands.run import ScriptCommand, course_options, job_options, make_request
 from muster.job import SERVER
 from muster.security.ssh import SSH_PORT
 
 
 @click.command(cls=ScriptCommand)
 @job_options
+@course_options
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @click.option(
     "--submission", "submission_wanted", is_flag=True, help="Only what the platform's engine would be given, as it is."
 )
 @as_json.with_errors
-def plan(json_wanted: bool, submission_wanted: bool, **options: Any) -> None:
+def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any) -> None:
     """Show what `muster run` would start, and start nothing.
 
+    It takes all options of `muster run`, and refuses what that would refuse before a launch. Limits of time, restarts
+    and -q make no difference to a plan.
     Addresses are placeholders: real ones are known once the workers have started.
 
     \b

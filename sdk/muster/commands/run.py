@@ -263,6 +263,72 @@ OPTIONS: Sequence[Callable[[Command], Command]] = (
 )  # fmt: skip
 
 
+# How the run goes on, which a plan takes as well, so that `muster plan` may stand in place of `muster run`.
+COURSE: Sequence[Callable[[Command], Command]] = (
+    click.option(
+        "--timeout",
+        "timeout_seconds",
+        type=TimeSpan(min=0),
+        default=60,
+        show_default=True,
+        help="How long workers that have a place to run may take to come up, such as 90, which is seconds, or 15m; "
+        "0 for as long as it takes.",
+    ),
+    click.option(
+        "--queue-timeout",
+        type=TimeSpan(min=0, min_open=True),
+        help="How long workers may wait for a place to run.",
+    ),
+    click.option("--run-timeout", type=TimeSpan(min=0, min_open=True), help="How long the run may take."),
+    click.option(
+        "--stall",
+        "stall_seconds",
+        type=TimeSpan(min=0, min_open=True),
+        help="End the run when nothing has moved for so long, and show where every process hangs.",
+    ),
+    click.option(
+        "--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]"
+    ),
+    click.option(
+        "--restarts",
+        type=WholeNumber(min=0),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Start all ranks again up to N times after a failure, to go on from the script's checkpoint.",
+    ),
+    click.option(
+        "--restart-on",
+        type=click.Choice(CAUSES),
+        multiple=True,
+        default=BY_ITSELF,
+        show_default=True,
+        help="After which failures; repeatable.",
+    ),
+    click.option(
+        "--min-workers",
+        type=WholeNumber(min=1),
+        metavar="N",
+        help="Start and go on with N workers at least, where others cannot be had.  [default: all]",
+    ),
+    click.option("--from-scratch", is_flag=True, help="A script without a checkpoint may begin again from nothing."),
+    click.option(
+        "--detach",
+        type=TimeSpan(min=0, min_open=True),
+        help="Return once the run has begun; it lives on by itself for so long at most, such as 8h, 90m or 600, "
+        "which is seconds.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Show errors only."),
+)
+
+
+def course_options(command: Command) -> Command:
+    """Give a command the options that say how a run is to go on."""
+    for option in reversed(COURSE):
+        command = option(command)
+    return command
+
+
 def job_options(command: Command) -> Command:
     """Give a command the options and arguments that describe a job."""
     for option in reversed(OPTIONS):
@@ -299,58 +365,7 @@ def make_request(
 
 @click.command(cls=ScriptCommand)
 @job_options
-@click.option(
-    "--timeout",
-    "timeout_seconds",
-    type=TimeSpan(min=0),
-    default=60,
-    show_default=True,
-    help="How long workers that have a place to run may take to come up, such as 90, which is seconds, or 15m; 0 for "
-    "as long as it takes.",
-)
-@click.option(
-    "--queue-timeout",
-    type=TimeSpan(min=0, min_open=True),
-    help="How long workers may wait for a place to run.",
-)
-@click.option("--run-timeout", type=TimeSpan(min=0, min_open=True), help="How long the run may take.")
-@click.option(
-    "--stall",
-    "stall_seconds",
-    type=TimeSpan(min=0, min_open=True),
-    help="End the run when nothing has moved for so long, and show where every process hangs.",
-)
-@click.option("--session-address", metavar="HOST:PORT", help="Where workers reach this machine.  [default: found out]")
-@click.option(
-    "--restarts",
-    type=WholeNumber(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Start all ranks again up to N times after a failure, to go on from the script's checkpoint.",
-)
-@click.option(
-    "--restart-on",
-    type=click.Choice(CAUSES),
-    multiple=True,
-    default=BY_ITSELF,
-    show_default=True,
-    help="After which failures; repeatable.",
-)
-@click.option(
-    "--min-workers",
-    type=WholeNumber(min=1),
-    metavar="N",
-    help="Start and go on with N workers at least, where others cannot be had.  [default: all]",
-)
-@click.option("--from-scratch", is_flag=True, help="A script without a checkpoint may begin again from nothing.")
-@click.option(
-    "--detach",
-    type=TimeSpan(min=0, min_open=True),
-    help="Return once the run has begun; it lives on by itself for so long at most, such as 8h, 90m or 600, "
-    "which is seconds.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Show errors only.")  # fmt: skip
+@course_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print what came out as JSON, and nothing else but errors.")
 @as_json.with_errors
 def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
@@ -372,6 +387,9 @@ def run(quiet: bool, json_wanted: bool, **options: Any) -> None:
       muster run -s mpi -n 2 --slots 4 --mpi-args "--mca btl_tcp_links 2" ./allreduce
       muster run -s horovod -n 2 --env API_KEY --stall 120 train.py
       muster run -s horovod -n 2 --detach 8h train.py
+
+    In a terminal the run is shown live; elsewhere, as in a file, each change of its state is a line. What the scripts
+    print is in the run's logs: `muster logs last` prints it, and `muster logs -f last` while it comes.
 
     The exit status is that of `muster --help`. Ctrl-C stops the run and everything it started: scripts get SIGTERM and
     1.5 s for ending by themselves, and a second Ctrl-C leaves them none.
