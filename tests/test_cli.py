@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import pty
@@ -222,6 +223,14 @@ class TestPlan:
             result = muster(command, "-s", "processes", "-n", "2", *options, script)
             assert result.exit_code == 2
             assert words in result.stderr
+
+    def test_takes_every_option_of_run(self, script: str) -> None:
+        limits = ["--timeout", "90", "--run-timeout", "1h", "--stall", "60", "--restarts", "2", "--from-scratch", "-q"]
+        result = muster("plan", "-s", "processes", script, *limits)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "--run-timeout" not in result.stdout, "nothing of it is for the script"
+        of_run, of_plan = ({option.name for option in main.commands[name].params} for name in ("run", "plan"))
+        assert of_run <= of_plan
 
     def test_json(self, task: str) -> None:
         plan = json.loads(muster("plan", "--json", "-n", "2", task).stdout)
@@ -708,6 +717,34 @@ def test_errors_are_broken_between_words_in_a_narrow_terminal(tmp_path: Path) ->
     assert [line for line in lines if len(line) > 60] == []
     assert "The strategy of parameter servers, the default," in " ".join(plain.split())
     assert "\nTry: --strategy processes, which runs it on every" in plain
+
+
+def test_a_line_that_points_at_another_is_left_out_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    traceback = "  File 'train.py', line 1\n    fit(model(data))\n        ^^^^^^^^^^^\nValueError: no data"
+    monkeypatch.setenv("COLUMNS", "40")
+    assert wrapped(traceback, terminal) == traceback
+    monkeypatch.setenv("COLUMNS", "18")
+    assert "^" not in wrapped(traceback, terminal)
+
+
+def test_a_run_whose_lines_cannot_be_written_says_so_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text("print('works')\n")
+    line = f"{sys.executable} -m muster run -s processes works.py > /dev/full"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "The output cannot be written: No space left on device. The run goes on without it.\n" in done.stderr
+
+
+def test_the_doctor_breaks_no_line_in_a_pipe_and_no_path_off_in_a_terminal(script: str) -> None:
+    command = ("doctor", "--no-launch", "-s", "processes", script)
+    (found,) = (line for line in muster(*command).stdout.splitlines() if script in line)
+    assert "compiles" in found
+    assert found == found.rstrip()
+    shown = in_terminal(*command, COLUMNS="30")
+    assert "…" not in shown
+    assert script in re.sub(r"\s", "", shown)
 
 
 class Shell:

@@ -10,6 +10,8 @@ from typing import TextIO
 
 import click
 
+MARKS_OF_TRACEBACKS = set(" ~^|")  # a line of them points at the one above, which a second line does not
+
 
 def columns(otherwise: int = 80) -> int:
     """Return how wide the terminal is, or ``COLUMNS`` says; ``otherwise`` where there is none, or it does not know."""
@@ -25,7 +27,8 @@ def wrapped(text: str, stream: TextIO | None = None, taken: int = 0) -> str:
     if not stream.isatty():
         return text
     width = columns()
-    return "\n".join(_fill(line, width, taken if number == 0 else 0) for number, line in enumerate(text.split("\n")))
+    lines = [line for line in text.split("\n") if len(line) <= width or not set(line) <= MARKS_OF_TRACEBACKS]
+    return "\n".join(_fill(line, width, taken if number == 0 else 0) for number, line in enumerate(lines))
 
 
 class HelpFormatter(click.HelpFormatter):

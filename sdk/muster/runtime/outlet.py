@@ -6,6 +6,7 @@ no lock that anybody else needs: also none of Python's buffers, which the interp
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -17,8 +18,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 SECONDS_AT_EXIT = 1.0
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WITHOUT_ESCAPES = ("", "dumb", "unknown")  # values of TERM
 MOST_TEXTS = 10_000  # that wait for a stream that takes nothing; older ones are left out
+
+logger = logging.getLogger("muster")
 
 
 def takes_escapes(stream: TextIO) -> bool:
@@ -137,10 +141,12 @@ class Outlet:
         while (text := self._next()) is not None:
             try:
                 write(self._stream, text)
-            except (OSError, ValueError):  # nobody reads any more (`muster run ... | head`), which must not end the run
+            except (OSError, ValueError) as error:  # nobody reads any more (`... | head`), which must not end the run
                 with self._news:
                     self._closing = True
                     self._texts.clear()
+                if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+                    logger.warning("The output cannot be written: %s. The run goes on without it.", error.strerror)
                 return
 
     def _next(self) -> str | None:
