@@ -132,9 +132,17 @@ def test_a_narrow_terminal_shows_what_changes(width: int) -> None:
     assert "epoch 2/5" in painted(view_of(training(2)), width)[-1]
 
 
-def test_the_last_picture_leaves_room_for_what_stands_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.setenv("LINES", "15")
+def test_no_name_is_cut_in_a_narrow_terminal() -> None:
+    events = [*training(3), *(at(24, "worker_state", f"worker-{index}", status="succeeded") for index in range(3))]
+    assert painted(view_of(events), 30, 10)[-1] == "worker-2  ✓ succeeded"
+
+
+@pytest.mark.parametrize(("width", "height"), [(50, 15), (30, 10), (25, 6)])
+def test_the_last_picture_leaves_room_for_what_stands_below_it(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", str(height))
     terminal = Terminal()
     dashboard = TerminalDashboard(stream=terminal)
     run = "20261125-202142-a-run-of-a-long-name-and-more-1234"
@@ -146,9 +154,9 @@ def test_the_last_picture_leaves_room_for_what_stands_below_it(monkeypatch: pyte
     ]:
         dashboard(event)
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue().rpartition("\x1b[2K")[2]).splitlines()
-    assert "failed" in last[0]
-    assert "… and " in last[-2]
-    assert len(last) + len(last[-1]) // 50 < 15
+    assert "failed" in "".join(last[:2])
+    assert ("… and " in last[-2]) == (height > 6)
+    assert len(last) + len(last[-1]) // width < height
 
 
 def test_no_metric_is_cut_off() -> None:

@@ -24,6 +24,7 @@ LEAST_ROWS = 3  # of workers, which metrics are left out for
 BEFORE_TRAINING = ("launching", "connecting", "starting")
 NARROW = 60  # characters: less has no room for a bar for each worker
 NARROWER = 40  # characters: less has no room for ranks
+GAP = 2  # characters between columns
 SHORTEST_LINE = 9  # characters of what a worker printed last; a column of less is left out
 
 
@@ -64,7 +65,9 @@ class Screen:
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[RenderableType]:
         top, rows = self._heading(console, options)
-        table = workers_table(self.view, max(rows, 1), options.max_width) if self.view.workers else []
+        if not self.lines_below:  # else the status would not be seen at the end
+            rows = max(rows, 1)
+        table = workers_table(self.view, rows, options.max_width) if self.view.workers and rows > 0 else []
         return [*top, *table, *([] if self.is_last else [Text("")])]
 
     def _heading(self, console: Console, options: ConsoleOptions) -> tuple[list[RenderableType], int]:
@@ -252,8 +255,8 @@ COLUMNS = (
 
 def _width(column: Column, cells: list[RenderableType]) -> int:
     """Return what a column takes, with the gap behind it."""
-    longest = max((cell.cell_len for cell in cells if isinstance(cell, Text)), default=0)
-    return max(longest, len(column.title), column.min_width or 0) + 2
+    texts = [] if column.ratio else [cell.cell_len for cell in cells if isinstance(cell, Text)]
+    return max([len(column.title), column.min_width or 0, *texts]) + GAP
 
 
 def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
@@ -267,9 +270,9 @@ def workers_table(view: RunView, rows: int, width: int) -> list[RenderableType]:
     ]
     cells = [[column.cell(view, worker) for worker in shown] for column in columns]
     widths = [_width(column, cells[number]) for number, column in enumerate(columns)]
-    if sum(widths[:-1]) + SHORTEST_LINE > width:
+    while width < NARROW and len(columns) > 2 and sum(widths[: len(columns)]) - GAP > width:
         columns.pop()
-    table = Table(box=None, expand=columns[-1].ratio is not None, padding=(0, 2, 0, 0), pad_edge=False)
+    table = Table(box=None, expand=columns[-1].ratio is not None, padding=(0, GAP, 0, 0), pad_edge=False)
     table.header_style = "bright_black"
     for column in columns:
         table.add_column(column.title, no_wrap=True, ratio=column.ratio, min_width=column.min_width)
