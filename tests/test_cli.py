@@ -26,6 +26,7 @@ from muster.commands.main import exit_code, main
 from muster.commands.recorded import Tail
 from muster.commands.run import as_options
 from muster.commands.wrapping import wrapped
+from muster.dashboard import NoDashboard
 from muster.errors import JobError
 from muster.events import Event
 from muster.job import Resources
@@ -34,6 +35,7 @@ from muster.platforms.base import Cleaned
 from muster.platforms.local import LocalPlatform
 from muster.records import folders, lookup, runs, sessions
 from muster.run.request import CheckedRun, RunRequest, check
+from muster.runtime.background import on_background_thread
 from muster.strategies import STRATEGIES
 from muster.strategies.horovod import Horovod
 from muster.text.arguments import Argument, ArgumentText
@@ -384,25 +386,18 @@ cli.main()
         assert run.status == "stopped"
         assert processes_of(run.run_id) == []
 
-    def test_a_second_ctrl_c_leaves_time_to_show_the_end(self, tmp_path: Path) -> None:
-        (tmp_path / "ignore.py").write_text(
-            "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('here')\ntime.sleep(60)\n"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "muster", "run", "-s", "processes", "ignore.py"], cwd=tmp_path,
-            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "running the script" in line:
-                break
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.7)
-        process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert "] stopped after" in stdout
+    def test_the_view_is_told_before_the_run_goes_on(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else a second Ctrl-C, after which nobody is waited for, would leave it without the end."""
+        told: list[tuple[str, bool]] = []
+
+        class View(NoDashboard):
+            def __call__(self, event: Event) -> None:
+                told.append((event.kind, on_background_thread()))
+
+        monkeypatch.setattr("muster.dashboard.choose", View)
+        assert muster("run", script).exit_code == 0
+        assert told[-1] == ("run_ended", True)
+        assert all(at_once for _, at_once in told)
 
     def test_help_says_what_the_exit_status_means(self) -> None:
         assert "124  the run took too long, or stalled" in muster("--help").stdout
