@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import muster
 import pytest
 from click.testing import CliRunner
 from IPython.lib.pretty import pretty
@@ -58,12 +60,16 @@ def test_nobody_else_may_put_a_run_in_the_place_of_another(home: Path) -> None:
 
 
 def make(
-    name: str, *, result: dict[str, Any] | None = None, session: dict[str, Any] | None = None, days_ago: float = 0
-) -> runs.Run:
+    name: str, *, result: dict[str, Any] | None = None, session: dict[str, Any] | None = None, days_ago: float = 0,
+    detached: bool = False,
+) -> runs.Run:  # fmt: skip
     """A run's folder as a cluster would leave it."""
     path = folders.make_run_folder(name)
     when = time.time() - days_ago * 86400
-    request = Event("run_requested", data={"job": {"name": name}, "session": session or {}}, time=when)
+    asked: dict[str, Any] = {"job": {"name": name, "cwd": "/somewhere"}, "session": session or {}}
+    if detached:
+        asked["detached_until"] = when + 3600
+    request = Event("run_requested", data=asked, time=when)
     (path / "events.jsonl").write_text(request.to_json() + "\n")
     os.utime(path / "events.jsonl", (when, when))
     if result is not None:
@@ -363,6 +369,43 @@ class TestFind:
         assert lookup.open_run().run_id == newer.run_id
         assert lookup.open_run(older.run_id).run_id == older.run_id
         assert lookup.open_run(older.run_id[:-2]).run_id == older.run_id
+
+    def test_the_last_one_is_of_this_session_where_it_has_begun_any(self) -> None:
+        own, foreign = make("own", days_ago=1), make("foreign", session=sessions.this_session())
+        assert lookup.open_run().run_id == foreign.run_id
+        sessions.note_begun(own.run_id)
+        assert lookup.open_run().run_id == lookup.open_run("last").run_id == own.run_id
+
+    def test_whoever_attaches_gets_a_detached_run_that_lives(self, capsys: pytest.CaptureFixture[str]) -> None:
+        alive = sessions.this_session()
+        detached = make("detached", days_ago=3, session=alive, detached=True)
+        make("ended", days_ago=2, result=SUCCEEDED, detached=True)
+        own = make("own", days_ago=1, result=SUCCEEDED)
+        newest = make("foreign", session=alive)
+        sessions.note_begun(own.run_id)
+        assert muster.attach(dashboard=False).run_id == detached.run_id
+        line = capsys.readouterr().err
+        assert line.startswith(f"Attached to run {detached.run_id}: started ")
+        assert line.endswith(" in /somewhere, detached; running.\n")
+        assert muster.attach(newest.run_id, dashboard=False).run_id == newest.run_id
+        assert not capsys.readouterr().err, "it was named"
+        folders.write_json(detached.run_dir / "result.json", SUCCEEDED)
+        assert muster.attach(dashboard=False).run_id == own.run_id
+        assert "by this session; succeeded." in capsys.readouterr().err
+
+    def test_after_a_restart_nobody_is_attached_to_a_run_of_another_session(self) -> None:
+        detached = make("detached", days_ago=2, result=SUCCEEDED, detached=True)
+        make("foreign", days_ago=1)
+        assert muster.attach(dashboard=False).run_id == detached.run_id
+        shutil.rmtree(detached.run_dir)
+        assert muster.attach(dashboard=False).name == "foreign", "where there is no other"
+
+    def test_the_command_attaches_to_a_detached_run_that_lives_and_else_to_the_last(self) -> None:
+        make("detached", days_ago=2, result=SUCCEEDED, detached=True)
+        last = make("last", days_ago=1, result=SUCCEEDED)
+        attached = CliRunner().invoke(main, ["attach"])
+        assert f"Attached to run {last.run_id}: started " in attached.output
+        assert "/somewhere, by another session; succeeded." in attached.output
 
     def test_an_ambiguous_prefix(self) -> None:
         ids = {make("a").run_id, make("b").run_id}

@@ -26,7 +26,7 @@ from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
 from muster.records.first_step import importing
-from muster.records.lookup import open_run
+from muster.records.lookup import attached_to, open_run, run_to_attach_to
 from muster.records.result import Result
 from muster.records.runs import Run
 from muster.run import controller
@@ -368,11 +368,14 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
     return examine(RunRequest(**wanted, resources=resources, ps_resources=servers), launch=launch)
 
 
-def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
+@without_inner_frames
+def attach(run: str | Run | None = None, *, dashboard: bool = True) -> Run:
     """Return a run of any process of yours, and show it while it is under way: from its first event on.
 
     Args:
-        run: its id, the beginning of one, or ``last``.
+        run: its id, the beginning of one, or ``last`` as :func:`open_run` takes it. None: the newest detached run that
+            is under way; where none is, the newest that was detached or that this session has begun; where there is
+            none either, the newest of all. A line says which run it is.
         dashboard: whether to show it.
 
     Returns:
@@ -382,7 +385,9 @@ def attach(run: str | Run = "last", *, dashboard: bool = True) -> Run:
     Raises:
         RunNotFound: there is none, or there are several.
     """
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run if isinstance(run, Run) else run_to_attach_to() if run is None else open_run(run)
+    if run in (None, "last"):
+        _say(attached_to(opened))
     if dashboard and opened.status == "running":
         if is_notebook():
             import_module("muster.dashboard.display").show(opened)

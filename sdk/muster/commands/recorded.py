@@ -236,14 +236,16 @@ def _is_run(file: Path) -> bool:
 
 
 @click.command()
-@click.argument("run", default="last", shell_complete=completion.run_ids)
-def attach(run: str) -> None:
+@click.argument("run", required=False, shell_complete=completion.run_ids)
+def attach(run: str | None) -> None:
     """Show RUN live until it has ended, and end as it does.
 
     Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
-    of one, or "last", which is the default.
+    of one, or "last". Without it, it is the newest detached run that is under way, and the last run where none is.
     """
-    opened = _opened(run)
+    opened = _opened(run) if run else lookup.living_detached_run() or lookup.open_run()
+    if run in (None, "last"):
+        click.echo(lookup.attached_to(opened), err=True)
     if opened.status == "running":
         _show_live(opened)
     else:

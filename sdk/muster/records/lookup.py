@@ -12,6 +12,8 @@ from muster.agent.removal import remove_folder
 from muster.errors import RunNotFound, without_inner_frames
 from muster.records.folders import muster_home, run_ids
 from muster.records.runs import Run
+from muster.records.sessions import has_begun
+from muster.text.cleaning import clean
 from muster.text.shown import Table
 
 LIKE = 0.6  # how much of what was typed an id must have to be suggested
@@ -38,7 +40,8 @@ def list_runs() -> Runs:
 def open_run(name: str = "last") -> Run:
     """The run of that id, or whose id alone begins that way, the only one of that name, or the ``last`` one.
 
-    The four letters that an id ends with will do as well.
+    The last one is the newest that this session has begun; where it has begun none, the newest of all. The four letters
+    that an id ends with will do as well.
 
     Raises:
         RunNotFound: there is none, or there are several.
@@ -52,7 +55,7 @@ def open_run(name: str = "last") -> Run:
             raise RunNotFound(
                 "No run has been recorded yet.", advice=f"runs are looked for in {muster_home() / 'runs'}"
             )
-        return next(iter(runs.values()))
+        return next(filter(_is_own, runs.values()), None) or next(iter(runs.values()))
     for what, matches in (
         ("begin with", [run_id for run_id in runs if name and run_id.startswith(name)]),
         ("are called", [run_id for run_id in runs if name in _called(run_id)]),
@@ -63,6 +66,34 @@ def open_run(name: str = "last") -> Run:
             raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=", ".join(matches[:5]))
     near = [run_id for run_id in runs if name and name in run_id] or _near(name, list(runs))
     raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or "`muster runs` lists them")
+
+
+def living_detached_run() -> Run | None:
+    """The newest detached run that is under way; None where there is none."""
+    return next((run for run in list_runs() if run.detached_until is not None and run.status == "running"), None)
+
+
+def run_to_attach_to() -> Run:
+    """The newest detached run that is under way; or the newest of those detached and those of this session; or of all.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    mine = (run for run in list_runs() if run.detached_until is not None or _is_own(run))
+    return living_detached_run() or next(mine, None) or open_run()
+
+
+def attached_to(run: Run) -> str:
+    """Say which run somebody has been attached to who has not given its id."""
+    who = "detached" if run.detached_until is not None else "by this session" if _is_own(run) else "by another session"
+    when = time.strftime("%a %d %b %Y %H:%M", time.localtime(run.started_at))
+    where = f" in {clean(run.cwd)}" if run.cwd else ""
+    return f"Attached to run {run.run_id}: started {when}{where}, {who}; {run.status}."
+
+
+def _is_own(run: Run) -> bool:
+    """Return whether this session has begun a run."""
+    return has_begun(run.run_id)
 
 
 def _called(run_id: str) -> tuple[str, ...]:

@@ -84,6 +84,11 @@ class RunRecord:
         return self._asked.detached_until
 
     @property
+    def cwd(self) -> str:
+        """The folder that it was started in; empty where that was not recorded."""
+        return str(self._job.get("cwd") or "")
+
+    @property
     def seconds(self) -> float:
         """Seconds that the run took, has taken so far, or is known to have lasted."""
         if self.result is not None and "seconds" in self.result:

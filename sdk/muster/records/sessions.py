@@ -8,12 +8,27 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from muster.runtime.forks import in_forked_children
+
 WAKE = "fg in its terminal, or kill -CONT {}"  # a suspended process
+
+_begun: set[str] = set()  # ids of runs
+in_forked_children(_begun.clear)  # they are the parent's
 
 
 def this_session() -> dict[str, Any]:
     """Return what ``run_requested`` records of this process, so that others can tell whether it still runs."""
     return {"pid": os.getpid(), "started": start_time(os.getpid()), "boot": _boot_id(), "pids": _pid_namespace()}
+
+
+def note_begun(run_id: str) -> None:
+    """Note that this process has begun a run, be it one that lives in a process of its own."""
+    _begun.add(run_id)
+
+
+def has_begun(run_id: str) -> bool:
+    """Return whether it was this process that has begun a run."""
+    return run_id in _begun
 
 
 def is_alive(session: Any) -> bool:

@@ -23,6 +23,7 @@ from muster.errors import JobError, MusterError, PlatformError
 from muster.events.observers import Observers
 from muster.platforms.base import Platform
 from muster.records.runs import Run
+from muster.records.sessions import note_begun
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
 
@@ -113,7 +114,9 @@ def _begun(said: bytes, errors: str) -> Run:
         raise PlatformError("The controller of the run ended before it had begun it.", details=errors) from None
     if "run_dir" not in answer:
         raise PlatformError(answer["message"], advice=answer["advice"], details=answer["details"])
-    return Run(Path(answer["run_dir"]))
+    begun = Run(Path(answer["run_dir"]))
+    note_begun(begun.run_id)
+    return begun
 
 
 def main() -> None:

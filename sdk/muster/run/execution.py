@@ -99,6 +99,7 @@ class Execution:
         self._remarks = checked.remarks()
         journal, self._scratch = self._make_folders(checked.job.name)
         self.run_id = self.run_dir.name
+        sessions.note_begun(self.run_id)
         self._loop = background_loop()
         asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal), self._loop)
 
