@@ -15,7 +15,7 @@ from muster.errors import JobError, MusterError, RunTimeout
 from muster.events import Event, EventKind
 from muster.records import folders, lookup, runs
 from muster.records.result import Result
-from muster.text.arguments import Argument, ArgumentText, listed
+from muster.text.arguments import Argument, ArgumentText, Command, listed
 
 ADVICE = ArgumentText(
     "a longer ", Argument("timeout_seconds"), ", ", Argument("nvidia_gpu", 2), " or ", Argument("python", "")
@@ -31,6 +31,7 @@ ADVICE = ArgumentText(
         (ArgumentText(Argument("worker_script", ""), " a file"), "worker_script= a file", "SCRIPT a file"),
         (ArgumentText(Argument("observers", "")), "observers=", "observers="),  # nothing that a command line can say
         (ArgumentText("its ", listed(["slots", "mpi_args"])), "its slots, mpi_args", "its --slots, --mpi-args"),
+        (ArgumentText("see ", Command("f(1)", "f 1"), "; ", Argument("n_ps")), "see f(1); n_ps", "see f 1; --ps"),
         ("a text with memory=4 in it", "a text with memory=4 in it", "a text with memory=4 in it"),
     ],
 )  # fmt: skip
@@ -47,6 +48,11 @@ def test_an_error_keeps_the_arguments_of_its_message_and_advice() -> None:
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda text: pickle.loads(pickle.dumps(text))])
 def test_copies_name_the_same_arguments(again: Callable[[ArgumentText], ArgumentText]) -> None:
     assert again(ADVICE).parts == ADVICE.parts
+
+
+def test_commands_are_kept_in_records() -> None:
+    text = ArgumentText("see ", Command("run.stacks()", "muster stacks ID"), " and ", Argument("n_ps", 1))
+    assert ArgumentText.from_json(json.loads(json.dumps(text.to_json()))).parts == text.parts
 
 
 def record(error: MusterError, home: Path, monkeypatch: pytest.MonkeyPatch) -> runs.Run:

@@ -11,18 +11,19 @@ from muster.records.first_step import first_step
 from muster.records.record import LAUNCHER_LOG, LOST_REASON, RunRecord
 from muster.records.sessions import WAKE, suspended, words_for_suspended
 from muster.records.under_way import under_way
+from muster.text.arguments import ArgumentText, Command
 
 NOTES = (Note, RunAttempt)  # events that tell the user something
 
 
 def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
-    """Return the account; ``write`` is given what to try, and returns it in other words."""
+    """Return the account; ``write`` is given what to try, an ``ArgumentText`` perhaps, and returns it as it wants."""
     headline, seconds = f"{record.name} ({record.run_id})", f"{record.seconds:.1f} s"
     remarks = _remarks(record)
     if record.status == "succeeded":
         return "\n".join([f"{headline} succeeded in {seconds}.", *remarks, *_outcome(record)])
     if record.status == "running":
-        return "\n".join([f"{headline} is running, since {seconds}.", *_state(record), *remarks, *_ways(record)])
+        return "\n".join([f"{headline} is running, since {seconds}.", *_state(record), *remarks, *_ways(record, write)])
     if record.status == "lost":
         heard = f"It was last heard of after {seconds}."
         return "\n".join([f"{headline} was lost: {LOST_REASON}.", heard, *remarks, *_cause(record, write)])
@@ -38,8 +39,9 @@ def _state(record: RunRecord) -> list[str]:
     return lines
 
 
-def _ways(record: RunRecord) -> list[str]:
-    return [f"To see where it is: muster stacks {record.run_id}", f"To end it: muster stop {record.run_id}"]
+def _ways(record: RunRecord, write: Callable[[str], str]) -> list[str]:
+    looks = ArgumentText("To see where it is: ", Command("run.stacks()", f"muster stacks {record.run_id}"))
+    return [write(looks), write(ArgumentText("To end it: ", Command("run.stop()", f"muster stop {record.run_id}")))]
 
 
 def _printed_at(record: RunRecord) -> dict[str, float]:

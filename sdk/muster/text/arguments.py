@@ -1,4 +1,4 @@
-"""Texts that name arguments of ``run_cluster``, which each interface writes in its own way."""
+"""Texts that name arguments of ``run_cluster``, or what else to call, which each interface writes in its own way."""
 
 from __future__ import annotations
 
@@ -31,8 +31,22 @@ class Argument(NamedTuple):
         return f"{self.name}={self.value:g}" if isinstance(self.value, float) else f"{self.name}={self.value!r}"
 
 
+class Command(NamedTuple):
+    """Something to do, in a text: what to call in Python, and what to type in a terminal."""
+
+    call: str
+    line: str
+
+    def as_python(self) -> str:
+        """Return it as Python has it."""
+        return self.call
+
+
+Part = str | Argument | Command
+
+
 class ArgumentText(str):
-    """A text that names arguments. As a string it is in the words of Python.
+    """A text that names arguments or commands. As a string it is in the words of Python.
 
     >>> text = ArgumentText("a longer ", Argument("timeout_seconds"), ", or ", Argument("n_workers", 2))
     >>> str(text)
@@ -41,29 +55,37 @@ class ArgumentText(str):
     'a longer TIMEOUT_SECONDS, or N_WORKERS'
     """
 
-    parts: tuple[str | Argument, ...]
+    parts: tuple[Part, ...]
 
-    def __new__(cls, *parts: str | Argument) -> ArgumentText:
-        """Make one of strings, of other such texts, and of arguments."""
-        flat: list[str | Argument] = []
+    def __new__(cls, *parts: Part) -> ArgumentText:
+        """Make one of strings, of other such texts, of arguments and of commands."""
+        flat: list[Part] = []
         for part in parts:
             flat += part.parts if isinstance(part, ArgumentText) else [part]
-        made = super().__new__(cls, "".join(part.as_python() if isinstance(part, Argument) else part for part in flat))
+        made = super().__new__(cls, "".join(part if isinstance(part, str) else part.as_python() for part in flat))
         made.parts = tuple(flat)
         return made
 
     def write(self, write_argument: Callable[[Argument], str]) -> str:
-        """Return the text with its arguments as ``write_argument`` writes them."""
-        return "".join(write_argument(part) if isinstance(part, Argument) else part for part in self.parts)
+        """Return the text for a terminal, with its arguments as ``write_argument`` writes them.
+
+        >>> ArgumentText("see ", Command("run.stacks()", "muster stacks ID")).write(str)
+        'see muster stacks ID'
+        """
+        written = [part.line if isinstance(part, Command) else part for part in self.parts]
+        return "".join(write_argument(part) if isinstance(part, Argument) else part for part in written)
 
     def to_json(self) -> list[Any]:
-        """Return its parts as plain data: strings, and pairs of name and value."""
-        return [list(part) if isinstance(part, Argument) else part for part in self.parts]
+        """Return its parts as plain data: strings, pairs of name and value, and commands by their fields' names."""
+        return [
+            list(part) if isinstance(part, Argument) else part._asdict() if isinstance(part, Command) else part
+            for part in self.parts
+        ]
 
     @classmethod
     def from_json(cls, parts: Iterable[Any]) -> ArgumentText:
         """Return the text again."""
-        return cls(*(Argument(*part) if isinstance(part, list) else str(part) for part in parts))
+        return cls(*map(_part_from_json, parts))
 
 
 def listed(names: Sequence[str]) -> ArgumentText:
@@ -82,7 +104,15 @@ def each_part(text: str, change: Callable[[str], str]) -> str:
     return ArgumentText(*(_changed(part, change) for part in text.parts))
 
 
-def _changed(part: str | Argument, change: Callable[[str], str]) -> str | Argument:
+def _part_from_json(told: Any) -> Part:
+    if isinstance(told, dict):
+        return Command(str(told["call"]), str(told["line"]))
+    return Argument(*told) if isinstance(told, list) else str(told)
+
+
+def _changed(part: Part, change: Callable[[str], str]) -> Part:
+    if isinstance(part, Command):
+        return Command(*map(change, part))
     if not isinstance(part, Argument):
         return change(part)
     return Argument(change(str(part.name)), change(part.value) if isinstance(part.value, str) else part.value)
