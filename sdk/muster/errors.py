@@ -29,6 +29,7 @@
     │   ├── RunTimeout               the run took longer than run_timeout, or than its platform allows
     │   └── LauncherFailed           horovodrun or mpiexec itself failed
     ├── RunStopped                   somebody stopped the run before it ended
+    ├── StillRunning (TimeoutError)  the run has not ended in the time that somebody waited for it; it goes on
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
     ├── RunLost                      the process that the run lived in is gone, and left no result
     ├── RunNotFound                  no recorded run of that name
@@ -212,6 +213,15 @@ class LauncherFailed(RunFailed):
 
 class RunStopped(MusterError):
     """The run was stopped before it ended."""
+
+
+class StillRunning(MusterError, TimeoutError):
+    """The run has not ended in the time that somebody waited for it. It goes on."""
+
+    @classmethod
+    def after(cls, timeout: float, run_id: str) -> StillRunning:
+        """The error for a wait of so many seconds."""
+        return cls(f"Run {run_id} has not ended after {timeout:g} s, and goes on.", advice="wait() again, or stop()")
 
 
 class TrustError(PlatformError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from muster.errors import RunLost, RunUnreachable, without_inner_frames
+from muster.errors import JobError, RunLost, RunUnreachable, StillRunning, without_inner_frames
 from muster.records import control
 from muster.records.explanation import explanation
 from muster.records.record import LOST_ADVICE, RunRecord
@@ -35,12 +35,41 @@ class Run(RunRecord):
         Raises:
             RunFailed, RunStopped, ...: what ended the run, as whoever started it is told.
             RunLost: its session is gone and left no result.
-            TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
+            StillRunning: it has not ended after ``timeout`` seconds, and goes on. A ``TimeoutError``.
         """
         try:
             self._block_until_end(timeout)
         except KeyboardInterrupt:
             raise RunInterrupted(self._words_for_interrupt()) from None
+        return self._came_to()
+
+    @property
+    @without_inner_frames
+    def values(self) -> list[Any]:
+        """Values that the function returned, as ``wait()`` returns them in a ``Result``, once the run has ended.
+
+        Raises:
+            JobError: it has not ended.
+            RunFailed, RunStopped, RunLost, ...: what ended the run, as for who waits for it.
+        """
+        return self._came_to().values
+
+    @property
+    @without_inner_frames
+    def value(self) -> Any:
+        """Value that the function returned on the first rank; None for scripts. Raises as ``values``."""
+        return self._came_to().value
+
+    @property
+    @without_inner_frames
+    def metrics(self) -> Mapping[str, float]:
+        """What the script last reported, by name. Raises as ``values``; ``result`` has those of a failed run, too."""
+        return self._came_to().metrics
+
+    def _came_to(self) -> Result:
+        """The result of a run that has ended. Raises what ended it, if something did."""
+        if self.status == "running":
+            raise JobError(f"Run {self.run_id} has not ended.", advice="wait() for it first, which returns the result")
         if self.result is None:
             raise RunLost(
                 f"Run {self.run_id} was lost: its session is gone and left no result.",
@@ -68,7 +97,7 @@ class Run(RunRecord):
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.status == "running":
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
+                raise StillRunning.after(timeout or 0.0, self.run_id)
             time.sleep(POLL_SECONDS)
 
     def _words_for_interrupt(self) -> str:
@@ -85,13 +114,13 @@ class Run(RunRecord):
 
         Raises:
             RunUnreachable: its session does not answer.
-            TimeoutError: it has not ended in time; it goes on ending.
+            StillRunning: it has not ended in time; it goes on ending. A ``TimeoutError``.
         """
         self.ask_to_stop(now=now)
         deadline = time.monotonic() + timeout
         while self.status == "running":
             if time.monotonic() > deadline:
-                raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
+                raise StillRunning.after(timeout, self.run_id)
             time.sleep(0.05)
 
     def ask_to_stop(self, *, now: bool = False) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from muster.checks.arguments import patterns
 from muster.checks.planning import command_line
-from muster.errors import JobError, PlatformError, RunStopped, without_inner_frames
+from muster.errors import JobError, PlatformError, RunStopped, StillRunning, without_inner_frames
 from muster.events import Observer
 from muster.events.observers import Observers
 from muster.job import Job, Plan, Workers
@@ -239,7 +239,7 @@ class Cluster:
         Raises:
             RunFailed: naming the worker that failed first, with its traceback or the end of its log.
             RunStopped: it was stopped before it ended.
-            TimeoutError: it has not ended after ``timeout`` seconds, and goes on.
+            StillRunning: it has not ended after ``timeout`` seconds, and goes on. A ``TimeoutError``.
         """
         self._refuse_unless_usable()
         if self._observers.are_calling():
@@ -247,7 +247,7 @@ class Cluster:
         with self._ending_at_interrupt():
             self._block_on(self._wait_for_end, None if timeout is None else time.monotonic() + timeout)
         if self._execution.outcome is None:
-            raise TimeoutError(f"run {self.run_id} has not ended after {timeout:g} s")
+            raise StillRunning.after(timeout or 0.0, self.run_id)
         return self.result
 
     def stop(self) -> None:
