@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from click.testing import CliRunner
 from IPython.lib.pretty import pretty
 from muster.commands.main import main
 from muster.dashboard.repeat import repeat_command
-from muster.errors import MusterError, RunNotFound
+from muster.errors import JobError, MusterError, RunLost, RunNotFound, ScriptFailed, StillRunning
 from muster.events import Event
 from muster.records import folders, lookup, runs, sessions
 
@@ -314,8 +315,12 @@ class TestExplain:
         assert " is running, since " in text
         assert re.search(r"^Phase: connecting, for 10\d\.\d s\.$", text, re.MULTILINE)
         assert "Waiting for worker-1 (Priority)." in text
-        assert f"muster stacks {run.run_id}" in text
-        assert f"muster stop {run.run_id}" in text
+        assert "To see where it is: run.stacks()\nTo end it: run.stop()" in text
+        typed = CliRunner().invoke(main, ["explain", run.run_id]).output
+        assert f"To see where it is: muster stacks {run.run_id}\nTo end it: muster stop {run.run_id}" in typed
+        assert "run.stacks" not in typed
+        printed = json.loads(CliRunner().invoke(main, ["explain", run.run_id, "--json"]).output)
+        assert f"muster stop {run.run_id}" in printed["explanation"]
 
     def test_a_run_that_trains_tells_who_is_behind_and_of_whom_nothing_comes(self) -> None:
         run = make("x", session=sessions.this_session())
@@ -346,11 +351,60 @@ class TestExplain:
                 file.write(Event(kind, worker, data, time=time.time() - ago).to_json() + "\n")
 
 
+class TestOutcome:
+    """What a run has once it has ended, be it opened, listed or detached: the same as one of the session."""
+
+    def test_of_one_that_succeeded(self) -> None:
+        run = make("x", result={**SUCCEEDED, "metrics": {"loss": 0.5}})
+        for rank, value in enumerate([4, None]):
+            (run.run_dir / "results" / f"rank-{rank}.json").write_text(json.dumps(value))
+
+        assert (run.values, run.value, run.metrics) == ([4, None], 4, {"loss": 0.5})
+        assert run.result is not None
+        assert run.result["status"] == "succeeded"
+
+    def test_of_one_under_way(self) -> None:
+        run = make("x", session=sessions.this_session())
+        for ask in (lambda: run.values, lambda: run.value, lambda: run.metrics):
+            with pytest.raises(JobError, match="has not ended") as caught:
+                ask()
+            assert "wait() for it first" in str(caught.value)
+
+    def test_of_one_that_failed_or_was_lost(self) -> None:
+        failure = {"status": "failed", "seconds": 1, "error": "ScriptFailed", "reason": "no data"}
+        with pytest.raises(ScriptFailed, match="no data"):
+            _ = make("x", result=failure).values
+        with pytest.raises(RunLost, match="was lost"):
+            _ = make("x", session=a_process_that_is_gone()).metrics
+
+    def test_a_wait_that_is_over_too_soon_is_one_clean_error(self) -> None:
+        run = make("x", session=sessions.this_session())
+        with pytest.raises(StillRunning, match=f"Run {run.run_id} has not ended after 0.01 s, and goes on") as caught:
+            run.wait(0.01)
+        assert isinstance(caught.value, TimeoutError)
+        ours = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if "/sdk/" in frame.filename]
+        assert len(ours) == 1, "the one that strips the others"
+
+
 class TestFind:
     def test_newest_first(self) -> None:
         ids = [make("x", days_ago=days).run_id for days in (2, 3, 1)]
 
         assert [run.run_id for run in lookup.list_runs()] == [ids[2], ids[0], ids[1]]
+
+    def test_some_of_them(self) -> None:
+        make("old", result={"status": "failed", "seconds": 1}, days_ago=3)
+        make("mnist-2", result=SUCCEEDED, days_ago=2)
+        make("mnist", result={"status": "failed", "seconds": 1}, days_ago=1)
+
+        assert [run.name for run in lookup.list_runs(2)] == ["mnist", "mnist-2"]
+        assert [run.name for run in lookup.list_runs(status="failed")] == ["mnist", "old"]
+        assert [run.name for run in lookup.list_runs(1, status=["failed", "lost"])] == ["mnist"]
+        assert [run.name for run in lookup.list_runs(name="mnist*", status="succeeded")] == ["mnist-2"]
+        with pytest.raises(JobError, match="no status 'broken'"):
+            lookup.list_runs(status="broken")
+        with pytest.raises(JobError, match="limit is 'mnist'"):
+            lookup.list_runs("mnist")  # type: ignore[arg-type]
 
     def test_none_yet(self, home: Path) -> None:
         assert lookup.list_runs() == []
@@ -418,6 +472,12 @@ class TestFind:
         with pytest.raises(RunNotFound) as caught:
             lookup.open_run("nist")
         assert caught.value.advice == run.run_id
+
+    def test_who_is_near_nothing_is_told_what_lists_them_where_he_is(self) -> None:
+        with pytest.raises(RunNotFound) as caught:
+            lookup.open_run("nope")
+        assert caught.value.advice == "muster.list_runs() lists them"
+        assert "Try: `muster runs` lists them" in CliRunner().invoke(main, ["show", "nope"]).output
 
     @pytest.mark.parametrize("name", ["", "..", "../runs"])
     def test_a_path_is_no_name(self, name: str) -> None:

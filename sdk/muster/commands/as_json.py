@@ -89,9 +89,14 @@ def outcome(run: Run) -> dict[str, Any]:
     }
 
 
-def explanation(run: Run) -> dict[str, Any]:
-    """Return what failed first in a run and why, or what its first step had to wait for."""
+def explanation(run: Run, write: Callable[[str], str]) -> dict[str, Any]:
+    """Return what failed first in a run and why, in the words of ``write``, or what its first step had to wait for."""
     facts = outcome(run)
     del facts["workers"]
     details = (run.result or {}).get("details")
-    return {**facts, "details": details, "first_step": first_step(run.events()) or None, "explanation": run.explain()}
+    return {
+        **facts,
+        "details": details,
+        "first_step": first_step(run.events()) or None,
+        "explanation": run.explain(write),
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ POLL_SECONDS = 0.2
 SHOWN_RUNS = 30
 KEPT_RUNS = 20
 LEFT = 130  # the exit status where Ctrl-C has ended the view of a run, and not the run
-STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 
 
 @click.command()
@@ -53,7 +51,9 @@ STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
     help=f"List the newest N.  [default: {SHOWN_RUNS}; as JSON all]",
 )
 @click.option("--name", metavar="NAME", help="List those of this name; * stands for anything.")
-@click.option("--status", type=click.Choice(STATUSES), multiple=True, help="List those of this status; repeatable.")
+@click.option(
+    "--status", type=click.Choice(lookup.STATUSES), multiple=True, help="List those of this status; repeatable."
+)
 @click.option("--prune", is_flag=True, help="Delete old runs; those that run are left alone.")
 @click.option(
     "--keep", type=WholeNumber(min=0), metavar="N", help=f"With --prune: leave the newest N.  [default: {KEPT_RUNS}]"
@@ -86,11 +86,7 @@ def runs(
         return
     if keep is not None or older_than is not None:
         raise click.UsageError("--keep and --older-than say what --prune leaves, and --prune is not given.")
-    listed = [
-        run
-        for run in lookup.list_runs()
-        if (name is None or fnmatch.fnmatchcase(run.name, name)) and (not status or run.status in status)
-    ]
+    listed = lookup.list_runs(name=name, status=status or None)
     if json_wanted:
         as_json.echo([as_json.summary(run) for run in listed[:limit]])
         return
@@ -186,7 +182,7 @@ def explain(run: str, json_wanted: bool) -> None:
     default.
     """
     if json_wanted:
-        as_json.echo(as_json.explanation(lookup.open_run(run)))
+        as_json.echo(as_json.explanation(lookup.open_run(run), as_options))
         return
     click.echo(wrapped(lookup.open_run(run).explain(as_options)))
 

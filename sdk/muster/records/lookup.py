@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from muster.agent.removal import remove_folder
-from muster.errors import RunNotFound, without_inner_frames
+from muster.errors import JobError, RunNotFound, without_inner_frames
 from muster.records.folders import muster_home, run_ids
 from muster.records.runs import Run
 from muster.records.sessions import has_begun
+from muster.text.arguments import ArgumentText, Command
 from muster.text.cleaning import clean
 from muster.text.shown import Table
 
+STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
 LIKE = 0.6  # how much of what was typed an id must have to be suggested
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
@@ -30,10 +33,33 @@ class Runs(Table[Run]):
         return item.status, f"{item.seconds:.1f} s", item.strategy, item.run_id
 
 
-def list_runs() -> Runs:
-    """All recorded runs, newest first; shown as a table."""
+@without_inner_frames
+def list_runs(
+    limit: int | None = None, *, name: str | None = None, status: str | Collection[str] | None = None
+) -> Runs:
+    """Recorded runs, newest first; shown as a table.
+
+    Args:
+        limit: how many at most; None for all.
+        name: only those of this name; ``*`` in it stands for anything.
+        status: only those of this status, or of one of several: ``"failed"``, ``["failed", "lost"]``.
+
+    Raises:
+        JobError: ``limit`` is no number of runs, or there is no such status.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name= and status= choose among runs")
+    wanted = STATUSES if status is None else (status,) if isinstance(status, str) else tuple(status)
+    unknown = [repr(one) for one in wanted if one not in STATUSES]
+    if unknown:
+        raise JobError(f"There is no status {', '.join(unknown)} of runs.", advice=f"one of {', '.join(STATUSES)}")
     runs = [Run(muster_home() / "runs" / run_id) for run_id in run_ids()]
-    return Runs(sorted(runs, key=lambda run: (run.started_at, run.run_id), reverse=True))
+    chosen = [
+        run
+        for run in sorted(runs, key=lambda run: (run.started_at, run.run_id), reverse=True)
+        if (name is None or fnmatch.fnmatchcase(run.name, name)) and (status is None or run.status in wanted)
+    ]
+    return Runs(chosen[:limit])
 
 
 @without_inner_frames
@@ -65,7 +91,8 @@ def open_run(name: str = "last") -> Run:
         if matches:
             raise RunNotFound(f"{len(matches)} runs {what} {name!r}.", advice=", ".join(matches[:5]))
     near = [run_id for run_id in runs if name and name in run_id] or _near(name, list(runs))
-    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or "`muster runs` lists them")
+    lists = ArgumentText(Command("muster.list_runs()", "`muster runs`"), " lists them")
+    raise RunNotFound(f"There is no run {name!r}.", advice=", ".join(near[:5]) or lists)
 
 
 def living_detached_run() -> Run | None:
