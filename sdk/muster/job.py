@@ -114,7 +114,7 @@ class Script:
         target: a path, a module's name, or the function's name for display.
         is_task: whether it is a ``run(cluster, server, task_index)`` rather than a program of its own.
         pickled: the function, pickled by value; empty for files and modules.
-        cells: what the notebook's cells that it comes from say, by their names, pickled.
+        cells: names and texts of the notebook's cells that it comes from, by the names of their files, pickled.
     """
 
     kind: str

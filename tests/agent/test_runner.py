@@ -107,6 +107,43 @@ def test_a_function_of_a_notebook_brings_its_cell_which_tensorflow_compiles_it_f
     assert "def step(): return 7" in (tmp_path / "worker-0.json").read_text()
 
 
+def test_what_a_function_of_a_notebook_raises_names_the_cell_in_the_workers_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = str(tmp_path / "ipykernel_1" / "2.py")
+    cell = "def train():\n    raise ValueError('no data')\n"
+    monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(True), name))
+    monkeypatch.setattr("muster.checks.function.cell_name", {name: "Cell In[12]"}.__getitem__)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(cell, name, "exec"), space)
+    script = make_script(space["train"])
+    (tmp_path / "function").write_bytes(script.pickled + script.cells)
+    command = [sys.executable, runner.__file__, "function", str(tmp_path / "function")]
+    printed = subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr
+    assert "  Cell In[12], line 2, in train\n    raise ValueError('no data')\n" in printed
+    assert "ipykernel_" not in printed
+    monkeypatch.setitem(runner.CELLS, name, "Cell In[12]")
+    with pytest.raises(ValueError) as caught:
+        space["train"]()
+    assert caught.tb.tb_next is not None
+    assert "  Cell In[12], line 2 in train\n" in runner._stack("MainThread", caught.tb.tb_next.tb_frame)
+
+
+@pytest.mark.parametrize(("status", "kept"), [("0", "null"), ("", "null"), ("3", None), ("'no data'", None)])
+def test_a_function_that_ends_itself_without_an_error_has_returned_none(
+    tmp_path: Path, status: str, kept: str | None
+) -> None:
+    function = tmp_path / "function"
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def train():\n    import sys\n    sys.exit({status})", space)
+    function.write_bytes(cloudpickle.dumps(space["train"]))
+    environment = {**os.environ, "MUSTER_RESULTS": str(tmp_path), "MUSTER_WORKER": "worker-0"}
+    command = [sys.executable, runner.__file__, "function", str(function)]
+    ended = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL)
+    value = tmp_path / "worker-0.json"
+    assert (ended.returncode == 0, value.read_text() if value.exists() else None) == (kept is not None, kept)
+
+
 @pytest.mark.skipif(sys.version_info < (3, 8), reason="older ones do not end by the signal")
 def test_an_interrupt_that_a_script_raises_shows_its_own_frames_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def step():\n    raise KeyboardInterrupt\nstep()\n")

@@ -102,7 +102,7 @@ def test_a_failure_is_kept_with_its_cause_and_advice(execute: Any) -> None:
     assert error.ename == "ScriptFailed"
     told = "\n".join(error.traceback)
     assert told.startswith("Cell In[1], line 9\n----> shown = muster.run_cluster(2, worker_script=train")
-    assert "  Cell In[1], line 8, in train\n    raise ValueError('no data')\n" in told, "which only the session knows"
+    assert "  Cell In[1], line 8, in train\n    raise ValueError('no data')\n" in told, "the cell, which is no file"
     beside_the_log = shown.data["text/html"].partition("log of")[0]
     assert "ipykernel_" not in told + beside_the_log + details.data["text/plain"]
     assert "Cell In[1], line 8, in train" in explained.data["text/plain"]

@@ -168,6 +168,22 @@ def run_task(target, arguments):
     _call_task(module.run, lambda value: None)
 
 
+def _returning(function):
+    # type: (Any) -> Any
+    """The function, which returns None where it ends itself by ``sys.exit(0)``: no rank is without a value then."""
+
+    def call(*arguments):
+        # type: (*Any) -> Any
+        try:
+            return function(*arguments)
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+            return None
+
+    return call
+
+
 def run_function(path, arguments):
     # type: (str, list[str]) -> None
     """Run the pickled function, and keep what it returns for the session."""
@@ -178,14 +194,17 @@ def run_function(path, arguments):
     with open(path, "rb") as file:
         function = pickle.load(file)
         with contextlib.suppress(EOFError):  # it comes from no cells of a notebook
-            for name, text in pickle.load(file).items():
+            for name, (cell, text) in pickle.load(file).items():
                 linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+                if cell:
+                    CELLS[name] = cell
     if os.environ.get("MUSTER_TASK"):
-        _call_task(function, _save_result)
+        _call_task(_returning(function), _save_result)
     else:
-        _save_result(function())
+        _save_result(_returning(function)())
 
 
+CELLS = {}  # type: dict[str, str]  # names of the cells that the function comes from, by those of their files
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # states of a connection, as the kernel counts them
 
 RUN = {"program": run_program, "module": run_module, "task": run_task, "function": run_function}
@@ -365,7 +384,8 @@ def _stack(name, frame):
     lines = ["{} (most recent call first):\n".format(name)]
     callers = _callers(frame)
     for caller, line in callers[:MOST_CALLS]:
-        lines.append('  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name))
+        place = '  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name)
+        lines.append(_with_cells(place))
     deeper = len(callers) - MOST_CALLS
     if deeper > 0:
         lines.append("  and {} more calls\n".format(deeper))
@@ -421,12 +441,20 @@ def _leave_out_own_frames(error):
 def _traceback_of(error):
     # type: (BaseException) -> str
     """The traceback as Python prints it, with the name that may have been meant, which it suggests from 3.12 on."""
-    text = "".join(traceback.format_exception(type(error), error, _own_traceback(error)))
+    text = _with_cells("".join(traceback.format_exception(type(error), error, _own_traceback(error))))
     near = ""
     if isinstance(error, (NameError, AttributeError, ImportError)):
         with contextlib.suppress(Exception):  # this file runs without it as well
             near = importlib.import_module("muster.training.suggestions").did_you_mean(error)
     return "{}. Did you mean: '{}'?\n".format(text.rstrip("\n"), near) if near and "Did you mean" not in text else text
+
+
+def _with_cells(text):
+    # type: (str) -> str
+    """A traceback or stack with the names that the notebook's cells have there, which no file on a worker has."""
+    for name, cell in CELLS.items():
+        text = text.replace('  File "{}", line '.format(name), "  {}, line ".format(cell))
+    return text
 
 
 def _print_exception(error):

@@ -19,6 +19,7 @@ from typing import Any
 
 from muster.errors import ScriptError
 from muster.job import Script
+from muster.text.traceback import cell_name
 
 TASK_PARAMETERS = 3  # run(cluster, server, task_index)
 FILENAME = 10  # among the arguments of CodeType
@@ -110,10 +111,13 @@ def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str
 
 
 def _cells_of(pickled: bytes) -> bytes:
-    """Return what the cells say that a pickled function comes from: TensorFlow compiles a function from its source."""
+    """Return names and texts of the cells that a pickled function comes from, by the names of their files.
+
+    Tracebacks name the cell, and TensorFlow compiles a function from its source.
+    """
     known = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1}
     used = {name: "".join(lines) for name, lines in known.items() if name.encode() in pickled}
-    cells = {name: text for name, text in used.items() if not os.path.exists(name)}
+    cells = {name: (cell_name(name), text) for name, text in used.items() if not os.path.exists(name)}
     return pickle.dumps(cells, protocol=2) if cells else b""
 
 

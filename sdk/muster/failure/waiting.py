@@ -82,7 +82,9 @@ def is_in_own_code(stack: str) -> bool:
 
     >>> is_in_own_code('Current thread 0x1 (most recent call first):\\n  File "/home/me/train.py", line 7 in step')
     True
+    >>> is_in_own_code("MainThread (most recent call first):\\n  Cell In[3], line 7 in step")
+    True
     """
     _, _, main_thread = stack.partition("(most recent call first)")
-    frame = re.search(r'File "(?!<string>|<frozen )(.*?)"', main_thread)
+    frame = re.search(r'^  (?!File "<(?:string|frozen )[^"]*")(.*), line \d+ in ', main_thread, re.MULTILINE)
     return frame is not None and not re.search(r"/(site|dist)-packages/", frame.group(1))

@@ -35,7 +35,7 @@ def with_cells(text: str) -> str:
 
 
 def _of_cell(frame: re.Match[str]) -> str:
-    cell = _cell(frame["file"])
+    cell = cell_name(frame["file"])
     if not cell:
         return frame[0]
     line = linecache.getline(frame["file"], int(frame["line"])).strip()
@@ -46,10 +46,10 @@ def _of_cell(frame: re.Match[str]) -> str:
 
 def _place(filename: str) -> str:
     """Return IPython's name of a cell; the path of any other file."""
-    return _cell(filename) or f"File {filename}"
+    return cell_name(filename) or f"File {filename}"
 
 
-def _cell(filename: str) -> str:
+def cell_name(filename: str) -> str:
     """Return IPython's name of a cell; empty for any other file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
