@@ -19,6 +19,7 @@ from muster.dashboard.follow import follow
 from muster.dashboard.logtail import LogTail
 from muster.dashboard.logwindow import LogWindow
 from muster.dashboard.model import RunView, fold
+from muster.dashboard.notebook import NotebookDashboard
 from muster.dashboard.plain import PlainDashboard
 from muster.dashboard.repeat import repeat_command
 from muster.dashboard.ticker import SECONDS_PER_TICK, Ticker
@@ -144,6 +145,18 @@ def test_a_run_is_followed_to_its_end() -> None:
 
     assert not thread.is_alive()
     assert [event.kind for event in seen if event.kind != "output"][-2:] == ["worker_state", "run_ended"]
+
+
+def test_the_first_picture_of_a_run_under_way_is_of_its_present_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("muster.dashboard.display")
+    events = training()
+    events[0] = Event("run_requested", None, {**events[0].data, "session": this_session()}, events[0].time)
+    run, shown = record(events), []
+    monkeypatch.setattr(NotebookDashboard, "show", lambda self: shown.append(self._static()["text/plain"]))
+    display.show(run)
+    (run.run_dir / "result.json").write_text('{"status": "stopped", "seconds": 25}')  # so that nobody follows it on
+    assert "training" in shown[0]
+    assert "launching" not in shown[0]
 
 
 def test_the_last_lines_of_a_run_are_told_before_its_end() -> None:

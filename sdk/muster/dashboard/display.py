@@ -19,6 +19,8 @@ from muster.dashboard.tensorboard import hint
 from muster.records.runs import Run
 from muster.run.cluster import Cluster
 
+SECONDS_TO_CATCH_UP = 3.0  # with what is recorded of a run under way
+
 _dashboards: WeakKeyDictionary[Any, NotebookDashboard] = WeakKeyDictionary()
 
 
@@ -57,8 +59,10 @@ def _show_run(run: Run, shown: Cluster | Run, controls: Controls) -> None:
         display(snapshot.mime_bundle(view, run), raw=True)
         return
     dashboard = _dashboards[shown] = NotebookDashboard(_load(""), lambda: run.run_dir, controls)
+    caught_up = threading.Event()
+    threading.Thread(target=follow, args=(run, dashboard, caught_up), name="muster-follow", daemon=True).start()
+    caught_up.wait(SECONDS_TO_CATCH_UP)  # so that the first picture shows the run as it is now
     dashboard.show()
-    threading.Thread(target=follow, args=(run, dashboard), name="muster-follow", daemon=True).start()
 
 
 def _load(kind: str) -> MakeView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,16 +22,21 @@ ASK_SECONDS = 1.0  # until a run under way is asked again for what its workers u
 WORKERS_PER_SECOND = 1000  # or longer, where there are more than these
 
 
-def follow(run: Run, observer: Observer, closing: threading.Event | None = None) -> None:
-    """Tell ``observer`` everything that is recorded of ``run``, until it has ended or ``closing`` is set."""
+def follow(run: Run, observer: Observer, caught_up: threading.Event | None = None) -> None:
+    """Tell ``observer`` everything that is recorded of ``run``, until it has ended.
+
+    ``caught_up`` is set once all has been told that was recorded before.
+    """
+    caught_up = caught_up or threading.Event()
     usage = _Usage(run)
     try:
-        _follow(run, observer, closing or threading.Event(), usage)
+        _follow(run, observer, caught_up, usage)
     finally:
         usage.close()
+        caught_up.set()
 
 
-def _follow(run: Run, observer: Observer, closing: threading.Event, usage: _Usage) -> None:
+def _follow(run: Run, observer: Observer, caught_up: threading.Event, usage: _Usage) -> None:
     logs: dict[str, LogTail] = {}
     tell, ended = _teller(observer, lambda: _tell_output(run.run_dir / "logs", logs, observer))
     journal = LogTail(run.run_dir / "events.jsonl", at_most=None)
@@ -47,8 +53,9 @@ def _follow(run: Run, observer: Observer, closing: threading.Event, usage: _Usag
         reads += 1
         if not alive and not ended.is_set():
             tell(untold_end(run))
-        if not ended.is_set() and closing.wait(READ_SECONDS):
-            return
+        caught_up.set()
+        if not ended.is_set():
+            time.sleep(READ_SECONDS)
 
 
 def usage_now(run: Run) -> list[Event]:
