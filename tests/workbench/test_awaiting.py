@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import muster
@@ -81,6 +82,16 @@ def test_one_that_had_only_vanished_from_a_listing_is_stopped(scripted: Scripted
     scripted.workers.append(worker)
     muster.stop_workers()
     assert worker["status"] == "stopped"
+
+
+def test_stopping_all_workers_says_which_runs_go_on_and_what_ends_them(
+    scripted: ScriptedWorkbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert muster.stop_workers() == []
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("muster.run.cluster.running_clusters", lambda: [SimpleNamespace(run_id="a-run")])
+    assert muster.stop_workers() == []
+    assert capsys.readouterr().err == "Runs of run_cluster go on. What ends them: muster.open_run('a-run').stop()\n"
 
 
 def test_one_that_is_listed_late_has_not_vanished(scripted: ScriptedWorkbench) -> None:

@@ -1,6 +1,7 @@
 """Workers by themselves, in the shapes that users of the workbench know: launched, awaited, listed and stopped.
 
-Thin over :class:`~muster.platforms.base.Platform`. For a training cluster use :func:`muster.run_cluster`.
+Thin over :class:`~muster.platforms.base.Platform`. For a training cluster use :func:`muster.run_cluster`, whose workers
+are not among these: its runs are listed by :func:`muster.list_runs`, and each is ended by its own ``stop()``.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ def launch_workers(
 
 
 def list_workers() -> list[dict[str, Any]]:
-    """All workers that this session launched, ended ones included, oldest first."""
+    """All workers that this session has launched by ``launch_workers``, ended ones included, oldest first.
+
+    Those of ``run_cluster`` are not among them: ``muster.list_runs()`` lists its runs.
+    """
     return [describe(worker) for worker in session_platform().list()]
 
 
@@ -143,15 +147,27 @@ def await_workers(
 
 
 def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
-    """Ask workers to end: those given by id, dict or a list of them, or all of this session.
+    """Ask workers to end: those given by id, dict or a list of them, or all that ``list_workers`` lists.
 
-    Returns them as they were before.
+    Returns them as they were before. Runs of ``run_cluster`` go on; without ids, a line on standard error names those
+    of this session and what ends them.
     """
     platform = session_platform()
     wanted = {_id(item) for several in ids for item in _several(several)}
     chosen = [worker for worker in platform.list() if not ids or worker.id in wanted]
     platform.stop([worker.id for worker in chosen])
+    if not ids:
+        _tell_what_goes_on()
     return [describe(worker) for worker in chosen]
+
+
+def _tell_what_goes_on() -> None:
+    """Say which runs of this session are not ended by ``stop_workers``, and what ends them."""
+    from muster.run.cluster import running_clusters  # which takes long to import, for those who have none
+
+    ways = [f"muster.open_run({cluster.run_id!r}).stop()" for cluster in running_clusters()]
+    if ways:
+        print(f"Runs of run_cluster go on. What ends them: {', '.join(ways)}", file=sys.stderr)
 
 
 def describe(worker: Worker) -> dict[str, Any]:
