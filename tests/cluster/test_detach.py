@@ -25,6 +25,7 @@ from muster.records import lookup, sessions
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.request import RunRequest, check
+from muster.runtime.interrupts import RunInterrupted
 
 from tests.support import IMPORT_PATH, eventually
 
@@ -152,7 +153,10 @@ def test_what_a_function_returns_is_there_for_any_session(here: Path) -> None:
     run = muster.run_cluster(
         1, strategy="processes", worker_script=train, kwargs={"factor": 6}, detach="5m", dashboard=False
     )
+    with pytest.raises(JobError, match="has not ended"):
+        _ = run.values
     assert run.wait(timeout=60).value == {"product": 42}
+    assert (run.values, lookup.open_run().values) == ([{"product": 42}], [{"product": 42}])
 
 
 def test_the_command_line_detaches_and_attaches(here: Path) -> None:
@@ -268,8 +272,9 @@ def test_an_interrupt_ends_a_controller_that_has_not_begun(here: Path, monkeypat
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RunInterrupted, match="was interrupted; nothing of it is left") as caught:
         muster.run_cluster(1, strategy="processes", worker_script="train.py", detach="5m", dashboard=False)
+    assert caught.value.__suppress_context__, "no frames of what was interrupted"
     await_end(int(told.read_text()))
 
 

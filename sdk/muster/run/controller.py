@@ -26,10 +26,12 @@ from muster.records.runs import Run
 from muster.records.sessions import note_begun
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
+from muster.runtime.interrupts import RunInterrupted
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package is imported from
 PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controller import main; main()"
 LOG = "controller.log"  # in the run's folder: what the controller itself prints, which should be nothing
+INTERRUPTED = "The start of the detached run was interrupted; nothing of it is left."
 SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_END = 10.0  # of one that has not begun in time, until it is killed
 SECONDS_PER_LOOK = 5.0  # at a clock that goes on while a machine sleeps
@@ -41,6 +43,7 @@ def start(checked: CheckedRun) -> Run:
     Raises:
         JobError: parts of it cannot be handed to another process.
         PlatformError: it could not be begun.
+        RunInterrupted: an interrupt came before it had begun.
     """
     request = _pickle(checked)
     with tempfile.TemporaryFile() as errors:  # a pipe would be kept open by what the controller starts
@@ -57,9 +60,9 @@ def start(checked: CheckedRun) -> Run:
                 said, _ = controller.communicate(request, SECONDS_TO_BEGIN)
             except subprocess.TimeoutExpired:
                 _end(controller)
-            except BaseException:  # an interrupt
+            except KeyboardInterrupt:
                 _end(controller)
-                raise
+                raise RunInterrupted(INTERRUPTED) from None
         errors.seek(0)
         complaints = errors.read().decode("utf-8", errors="replace")
         if said is None:
