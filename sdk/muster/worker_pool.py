@@ -361,7 +361,7 @@ class _Elsewhere(_Place):
         if self._pid != os.getpid():
             return ", as it belongs to the process that this one was forked from"
         if self._why_closed is None and not self._cluster.is_running:
-            return f", as its workers have ended: `muster show {self._cluster.run_id}` says why"
+            return f", as its workers have ended: muster.open_run({self._cluster.run_id!r}).explain() says why"
         return self._why_closed
 
     @property

@@ -335,7 +335,8 @@ def test_a_pool_that_was_stopped_from_elsewhere_says_so(pool: Pool) -> None:
     held = pool._place._cluster.run_id  # type: ignore[attr-defined]
     muster.open_run(held).stop()
     with pytest.raises(
-        JobError, match=rf"This pool is closed, as its workers have ended: `muster show {held}` says why"
+        JobError,
+        match=rf"This pool is closed, as its workers have ended: muster.open_run\('{held}'\).explain\(\) says why",
     ):
         run(pool)
 

@@ -1,4 +1,4 @@
-"""Processes that runs belong to, described so that other processes can tell whether they still run."""
+"""Processes that runs belong to, described so that others can tell whether they still run; and runs of this one."""
 
 from __future__ import annotations
 

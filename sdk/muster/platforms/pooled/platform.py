@@ -78,7 +78,7 @@ class PooledPlatform(Platform):
         """Raise PlatformError where the pool has ended."""
         if self._held() is None:
             raise PlatformError(
-                f"The pool has ended, and its workers with it: see `muster show {self._run_dir.name}`.",
+                f"The pool has ended, and its workers with it: see muster.open_run({self._run_dir.name!r}).explain().",
                 advice="make another one: muster.pool(...)",
             )
 
