@@ -63,7 +63,7 @@ class Run(RunRecord):
     @property
     @without_inner_frames
     def metrics(self) -> Mapping[str, float]:
-        """What the script last reported, by name. Raises as ``values``; ``result`` has those of a failed run, too."""
+        """Numbers that the script last reported, by name. Raises as ``values``; ``result`` has a failed run's, too."""
         return self._came_to().metrics
 
     def _came_to(self) -> Result:
