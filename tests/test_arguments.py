@@ -12,7 +12,8 @@ import muster
 import numpy as np
 import pytest
 from muster.api import run_cluster
-from muster.checks.arguments import OTHER_NAMES, plain_args, plain_env
+from muster.checks.arguments import plain_args, plain_bool, plain_env
+from muster.checks.names import OTHER_NAMES
 from muster.checks.script import make_script
 from muster.errors import CallError, JobError, MusterError
 from muster.strategies import get_strategy
@@ -104,7 +105,9 @@ MISNAMED = [
     ("script", "worker_script"),
     ("gpus", "nvidia_gpu"),
     ("worker_scripts", "worker_script"),
-    ("timeout", "timeout_seconds"),
+    ("run_seconds", "run_timeout"),
+    ("nmae", "name"),
+    ("workers", "n_workers"),
     ("stall_second", "stall_seconds"),
     ("arguments", "args"),
     ("slot", "slots"),
@@ -121,6 +124,87 @@ def test_a_wrong_name_names_the_right_one(name: str, right: str, muster_home: Pa
         run_cluster(2, strategy="horovod", **misnamed)
     assert caught.value.advice == f"{right}="
     assert not (muster_home / "runs").exists()
+
+
+def test_a_timeout_may_be_of_the_run_or_of_its_start() -> None:
+    with pytest.raises(CallError) as caught:
+        run_cluster(2, timeout=5)
+    assert caught.value.advice == "run_timeout= for the run, timeout_seconds= for its start"
+
+
+def train_at(rate: float = 0.1, image: str = "") -> float:
+    return rate
+
+
+@pytest.mark.parametrize("name", ["rate", "image"])
+def test_a_parameter_of_the_function_belongs_into_kwargs(name: str) -> None:
+    misnamed: dict[str, Any] = {name: 0.5}
+    with pytest.raises(CallError, match=f"no argument {name!r}") as caught:
+        run_cluster(2, worker_script=train_at, strategy="processes", **misnamed)
+    assert caught.value.advice == f'kwargs={{"{name}": ...}}'
+
+
+@pytest.mark.parametrize("name", ["rate", "steps", "data"])
+def test_a_name_that_is_only_a_little_like_another_is_the_scripts(name: str) -> None:
+    misnamed: dict[str, Any] = {name: 0.5}
+    with pytest.raises(CallError) as caught:
+        run_cluster(2, worker_script="train.py", **misnamed)
+    assert str(caught.value.advice).startswith(f'args=["--{name}", ...]')
+
+
+@pytest.mark.parametrize("name", ["workers", "num_workers", "n", "n_worker"])
+def test_a_misnamed_number_of_workers_is_named_in_place_of_what_is_missing(name: str) -> None:
+    misnamed: dict[str, Any] = {name: 2}
+    calls: list[Callable[..., Any]] = [run_cluster, muster.doctor, muster.pool]
+    for call in calls:
+        with pytest.raises(CallError, match=f"no argument {name!r}") as caught:
+            call(**misnamed)
+        assert caught.value.advice == "n_workers="
+
+
+def test_a_script_in_the_place_of_a_number_is_told_its_name() -> None:
+    misplaced: list[tuple[Callable[..., Any], list[Any], str]] = [
+        (run_cluster, [2, train_at], "worker_script=train_at"), (run_cluster, [train_at], "worker_script=train_at"),
+        (run_cluster, [2, "train.py"], 'worker_script="train.py"'), (muster.doctor, [2, train_at], "worker_script="),
+        (muster.pool, [train_at], "worker_script="),
+    ]  # fmt: skip
+    for call, arguments, advice in misplaced:
+        with pytest.raises(CallError, match="must be a number") as caught:
+            call(*arguments)
+        assert advice in str(caught.value.advice)
+
+
+@pytest.mark.parametrize(("name", "advice"), [
+    ("cpus", "cpu="), ("gpus", "nvidia_gpu="), ("strategy", "pool.run_cluster(..., strategy=...)"),
+    ("slots", "pool.run_cluster(..., slots=...)"), ("worker_script", "pool.run_cluster(..., worker_script=...)"),
+])  # fmt: skip
+def test_a_pool_knows_other_names_and_what_belongs_to_its_runs(name: str, advice: str) -> None:
+    misnamed: dict[str, Any] = {name: 1}
+    with pytest.raises(CallError, match=f"muster.pool has no argument {name!r}") as caught:
+        muster.pool(2, **misnamed)
+    assert caught.value.advice == advice
+
+
+def test_an_option_of_another_platform_names_the_platform() -> None:
+    for call in (run_cluster, muster.pool):
+        with pytest.raises(JobError, match="no such option: hosts") as caught:
+            call(2, hosts=["a"])
+        assert caught.value.advice == 'platform="hosts", whose option hosts is'
+
+
+@pytest.mark.parametrize(("name", "value", "meant"), [
+    ("wait", "no", False), ("reuse", "yes", True), ("dashboard", "off", False), ("warm", 1, True),
+    ("from_scratch", [], False),
+])  # fmt: skip
+def test_what_is_true_or_false_is_nothing_else(name: str, value: Any, meant: bool) -> None:
+    unclear: dict[str, Any] = {name: value}
+    with pytest.raises(JobError, match=f"{name} is .*must be True or False") as caught:
+        run_cluster(1, strategy="processes", worker_script="calendar", **unclear)
+    assert caught.value.advice == f"{name}={meant}"
+
+
+def test_a_bool_of_numpy_is_one() -> None:
+    assert plain_bool("wait", np.bool_(True)) is True
 
 
 def test_a_name_like_no_other_lists_them_all() -> None:
@@ -140,7 +224,7 @@ def test_every_other_name_stands_for_an_argument_that_there_is() -> None:
     known = set(inspect.signature(run_cluster).parameters)
     options = {"slots", "network_interface"}
     assert set(OTHER_NAMES) <= known | options
-    others = [other for names in OTHER_NAMES.values() for other in names.split()]
+    others = [other for names in OTHER_NAMES.values() for other in names.split() if other != "timeout"]
     assert len(others) == len(set(others))
     assert not set(others) & (known | options)
 

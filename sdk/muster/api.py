@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import inspect
+import difflib
 import os
 import sys
 import threading
@@ -15,14 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from muster import platforms, strategies
-from muster.checks.arguments import plain_observers, right_name
+from muster.checks.arguments import plain_bool, plain_observers
+from muster.checks.names import bind, with_names_checked
 from muster.dashboard import NoDashboard, is_notebook
 from muster.dashboard import choose as choose_dashboard
-from muster.errors import CallError, JobError, without_inner_frames
+from muster.errors import JobError, without_inner_frames
 from muster.events import Observer
 from muster.job import Resources
-from muster.platforms import PLATFORMS
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
 from muster.records.first_step import importing
@@ -31,10 +30,10 @@ from muster.records.result import Result
 from muster.records.runs import Run
 from muster.run import controller
 from muster.run.cluster import Cluster, running_clusters
+from muster.run.misnamed import refuse_misnamed
 from muster.run.request import CheckedRun, RunRequest
 from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
-from muster.strategies import STRATEGIES
 from muster.strategies.base import Strategy
 from muster.strategies.tensorflow import hosts_of
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:  # which takes long to import, for those who want it
     from muster.checkup import Report
 
 SECOND = 2
+OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
 LONG_IMPORTS = 3.0  # seconds that are worth a word on how to save them
 
 
@@ -68,7 +68,24 @@ class ClusterAddress(tuple[Any, Any]):
             return getattr(self.cluster, name)
         if name in _public(Result):
             return getattr(self.cluster.result, name)
-        raise AttributeError(f"what run_cluster returns has no attribute {name!r}", name=name, obj=self)
+        text = f"what run_cluster returns has no attribute {name!r}{self._instead_of(name)}"
+        # The name of no object: plain Python would add what it finds near in one.
+        raise AttributeError(text, name=name, obj=None)
+
+    def _instead_of(self, name: str) -> str:
+        """Return what may have been meant by an attribute that it has not, as the end of an error."""
+        if name.startswith("_"):
+            return ""
+        script = self.cluster.job.script
+        recorded = Run(self.cluster.run_dir).result if self.cluster.run_id else None
+        if name in ((recorded or {}).get("metrics") or {}):
+            return f": it is a metric, .result.metrics[{name!r}]"
+        if name in OUTPUT:
+            return ": what workers print is .logs(), what a function returned .values"
+        near = difflib.get_close_matches(name, [*_public(Cluster), *_public(Result)], n=1, cutoff=0.8)
+        if not near and script is not None and script.kind == "function":
+            return ": what the function returned is .values, what it reported .result.metrics"
+        return f": is it .{near[0]}?" if near else ""
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
@@ -149,6 +166,7 @@ def run_cluster(
     **options: Any,
 ) -> Run: ...
 @without_inner_frames
+@with_names_checked(refuse_misnamed)
 def run_cluster(
     n_workers: int,
     n_ps: int = 0,
@@ -233,7 +251,10 @@ def run_cluster(
     Raises:
         JobError, PlatformError, StartTimeout, RunFailed: see :mod:`muster.errors`. Nothing is left running.
     """
-    _refuse_misnamed(strategy, platform, options)
+    for flag, value in {"wait": wait, "dashboard": dashboard, "warm": warm, "from_scratch": from_scratch}.items():
+        plain_bool(flag, value)
+    if reuse is not None and not isinstance(reuse, KeptPlatform):
+        plain_bool("reuse", reuse)
     observers = plain_observers(observers)
     kept = kept_for(reuse, platform, detach is not None)
     lent = kept.borrow() if kept is not None else None
@@ -354,13 +375,9 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
     """
     from muster.checkup import examine
 
-    try:
-        call = inspect.signature(run_cluster).bind(*args, **kwargs)
-    except TypeError as error:
-        raise CallError(f"muster.doctor takes the arguments of run_cluster: {error}.") from None
+    call = bind("muster.doctor takes the arguments of run_cluster", run_cluster, refuse_misnamed, args, kwargs)
     call.apply_defaults()
     given = call.arguments
-    _refuse_misnamed(given["strategy"], given["platform"], given["options"])
     wanted = {name: given[name] for name in given.keys() & {field.name for field in fields(RunRequest)}}
     wanted.update(env=given["env"] or {}, name=given["name"] or "", script=given["worker_script"])
     resources = Resources(given["cpu"], given["memory"], given["nvidia_gpu"])
@@ -444,28 +461,6 @@ def _say(text: str) -> None:
 def _is_at_prompt() -> bool:
     """Return whether somebody types at a Python prompt in a terminal, where a live display would be in the way."""
     return hasattr(sys, "ps1") and not is_notebook()
-
-
-def _refuse_misnamed(strategy: str | Strategy, platform: str | Platform | None, options: Mapping[str, Any]) -> None:
-    """Refuse arguments that neither ``run_cluster`` nor any strategy or platform has, with the likely name."""
-    own = [*inspect.signature(run_cluster).parameters][:-1]
-    mine = strategies.option_names(strategy) if isinstance(strategy, str) else []
-    if platform is None or isinstance(platform, str):
-        mine += platforms.option_names(platforms.platform_name(platform))
-    if all(name in mine for name in options):
-        return  # without the others, which are imported to be asked
-    known = [option for other in STRATEGIES for option in strategies.option_names(other)]
-    known += [option for other in PLATFORMS for option in platforms.option_names(other)]
-    for name in options:
-        if name not in known and isinstance(strategy, str) and strategy in STRATEGIES:
-            right = right_name(name, [*own, *mine])
-            raise JobError(
-                f"run_cluster has no argument {name!r}.",
-                advice=f"{right}="
-                if right
-                else f'args=["--{name}", ...] for a script of yours, kwargs={{"{name}": ...}} for a function of yours; '
-                f"or one of {', '.join([*own, *mine])}",
-            )
 
 
 def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -14,7 +15,8 @@ from typing import Any
 from muster import platforms
 from muster.agent import linux
 from muster.api import ClusterAddress, run_cluster
-from muster.checks.arguments import whole_number
+from muster.checks.arguments import plain_bool, whole_number
+from muster.checks.names import refuse_script_as_number, with_names_checked
 from muster.dashboard import choose as choose_dashboard
 from muster.errors import JobError, without_inner_frames
 from muster.job import Resources, Status, Worker
@@ -23,6 +25,7 @@ from muster.platforms.kept import IDLE_SECONDS, KeptPlatform
 from muster.platforms.local import LocalPlatform
 from muster.platforms.pooled.platform import BACK_POLL, BACK_SECONDS, PooledPlatform
 from muster.run.cluster import Cluster, running_clusters
+from muster.run.misnamed import refuse_misnamed_of_pool
 from muster.run.request import RunRequest
 from muster.runtime import interrupts
 from muster.strategies.hold import Hold
@@ -33,7 +36,12 @@ OF_THE_POOL = {
 REPLACEMENTS = 1000  # of workers of a pool that are lost
 
 
+def _refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
+    refuse_misnamed_of_pool(given, own, of_runs=[*inspect.signature(run_cluster).parameters][:-1])
+
+
 @without_inner_frames
+@with_names_checked(_refuse_misnamed)
 def pool(
     n_workers: int,
     *,
@@ -77,6 +85,7 @@ def pool(
         PlatformUnsupported: there can be no pools there, as only the first agents of its workers reach this session.
         PlatformError, StartTimeout: the workers could not be had. Nothing is left of them.
     """
+    plain_bool("dashboard", dashboard)
     if whole_number("n_workers", n_workers) < 1:
         raise JobError(f"n_workers is {n_workers}; a pool has at least 1 worker.")
     if idle_minutes is not None and not 0 < idle_minutes < float("inf"):
@@ -143,11 +152,13 @@ class Pool:
         """
         if self._place.why_closed is not None:
             raise JobError(f"This pool is closed{self._place.why_closed}.", advice="muster.pool(...) makes another one")
+        refuse_script_as_number({"n_workers": n_workers, "n_ps": n_ps})
         self._refuse(options, n_ps)
         wanted = self.n_workers - n_ps if n_workers is None else whole_number("n_workers", n_workers)
         if wanted + n_ps > self.n_workers:
             raise JobError(
-                f"The pool has {self.n_workers} workers, fewer than {wanted} that train and {n_ps} parameter servers.",
+                f"The pool has {_workers(self.n_workers)}, fewer than {wanted} that train and {n_ps} parameter "
+                f"server{'s' if n_ps != 1 else ''}.",
                 advice=f"n_workers={max(1, self.n_workers - n_ps)}, or a larger pool",
             )
         if self._last is not None and self._last.cluster.is_running:
@@ -194,7 +205,7 @@ class Pool:
         has = self.resources
         each = f"{has.cpu:g} core{'s' if has.cpu != 1 else ''}, {has.memory:g} GB"
         each += f", {has.gpu} GPU{'s' if has.gpu != 1 else ''}" if has.gpu else ""
-        return f"<Pool of {self.n_workers} workers {self._place.where}, {each} each: {self._state()}>"
+        return f"<Pool of {_workers(self.n_workers)} {self._place.where}, {each} each: {self._state()}>"
 
     def _state(self) -> str:
         """Return, in words, what it is at."""
@@ -223,6 +234,10 @@ class Pool:
                 "A run on a pool cannot be detached: the pool ends with this session.",
                 advice="muster.run_cluster(..., detach=...), whose workers are its own",
             )
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' if number != 1 else ''}"
 
 
 class _Place(ABC):

@@ -449,6 +449,8 @@ def test_polls_do_not_grow_with_the_number_of_runs(pool: Pool, monkeypatch: pyte
 def test_warm_is_turned_off_and_the_pool_is_exact_about_what_it_has(pool: Pool) -> None:
     assert said_by(pool, warm=False)["warm"] is False
     assert repr(pool) == "<Pool of 2 workers on this machine, 1 core, 0.5 GB each: cold>"
+    with muster.pool(1, memory=0.5) as one:
+        assert repr(one).startswith("<Pool of 1 worker on")
     with pytest.raises(JobError, match="The pool has 2 workers, fewer than 3"):
         pool.run_cluster(3, worker_script="train.py")
     with pytest.raises(JobError, match="have cpu already"):

@@ -5,7 +5,6 @@ Values of environment variables are never repeated: they may be secret.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -15,38 +14,6 @@ from typing import Any
 
 from muster.errors import JobError
 from muster.text.arguments import Argument, ArgumentText
-
-OTHER_NAMES = {
-    "worker_script": "script file filename path function func fn target entrypoint entry_point program main train_fn",
-    "nvidia_gpu": "gpu gpus n_gpus ngpus num_gpus gpu_count gpus_per_worker nvidia_gpus",
-    "n_workers": "workers num_workers nworkers worker_count n num n_procs num_proc np hosts nodes n_nodes num_nodes",
-    "n_ps": "ps num_ps nps n_servers parameter_servers ps_count",
-    "cpu": "cpus cores n_cpus num_cpus n_cores num_cores",
-    "memory": "mem ram memory_gb mem_gb memory_limit",
-    "timeout_seconds": "timeout start_timeout",
-    "args": "argv arguments script_args command_line",
-    "kwargs": "params parameters fn_kwargs keyword_arguments hyperparameters",
-    "env": "environ environment env_vars envs variables",
-    "python": "interpreter python_path executable",
-    "slots": "ranks processes processes_per_worker nproc_per_node slots_per_worker ranks_per_worker",
-    "network_interface": "interface iface nic network_interfaces",
-    "dashboard": "show progress verbose display quiet",
-    "wait": "block blocking background",
-    "name": "run_name title job_name",
-    "run_timeout": "max_seconds walltime time_limit",
-    "strategy": "backend method framework launcher",
-}  # what other tools call the same, by our name
-_RIGHT_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others.split()}
-
-
-def right_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that an unknown one most likely stands for; None where none is near."""
-    known = list(known)
-    meant = _RIGHT_NAMES.get(name.lower())
-    if meant in known:
-        return meant
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return near[0] if near else None
 
 
 def patterns(name: str, value: Any) -> tuple[str, ...]:
@@ -58,14 +25,15 @@ def patterns(name: str, value: Any) -> tuple[str, ...]:
     found = (value,) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(found, (list, tuple)) or not all(isinstance(item, (str, os.PathLike)) for item in found):
         raise JobError(
-            f"{name} is {value!r}; it must be a pattern or a list of some.", advice=f'{name}="checkpoints/**"'
+            f"{name} is {value!r}; it must be a pattern or a list of some.",
+            advice=ArgumentText(Argument(name, "checkpoints/**")),
         )
     plain = tuple(os.path.normpath(os.fspath(item)) for item in found)
     for pattern in plain:
         if os.path.isabs(pattern) or pattern == "." or pattern.split("/")[0] == ".." or "\0" in pattern:
             raise JobError(
-                f"{name}={pattern!r} does not lie in the working directory of a worker.",
-                advice=f'{name}="checkpoints/**", and have the script write there',
+                ArgumentText(Argument(name, pattern), " does not lie in the working directory of a worker."),
+                advice=ArgumentText(Argument(name, "checkpoints/**"), ", and have the script write there"),
             )
     return plain
 
@@ -123,6 +91,17 @@ def plain_text(name: str, text: Any) -> str:
     return text or ""
 
 
+def plain_bool(name: str, value: Any) -> bool:
+    """True or False, of Python's or of NumPy's. Raises JobError for anything else: ``"no"`` would count as true."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        is_no = not value or str(value).strip().lower() in NO
+        raise JobError(
+            ArgumentText(Argument(name), f" is {value!r}; it must be True or False."),
+            advice=ArgumentText(Argument(name, not is_no)),
+        )
+    return bool(value)
+
+
 def whole_number(name: str, number: Any) -> int:
     """A whole number, of Python's or of another kind such as NumPy's. Raises JobError for anything else."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
@@ -146,6 +125,7 @@ def port_range(ports: Any) -> tuple[int, int] | None:
     return first, last
 
 
+NO = ("no", "off", "false", "0", "none", "never", "n", "f")  # in texts of those who mean False
 LONGEST_SPAN = 10 * 365 * 86400.0  # seconds: what is longer is meant otherwise
 UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(d|h|min|m|s|$)")

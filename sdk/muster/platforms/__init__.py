@@ -67,7 +67,12 @@ def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
         having = [other for other in PLATFORMS if unknown[0] in option_names(other)]
         raise JobError(
             ArgumentText(f"Platform {name!r} has no such option: ", listed(unknown), "."),
-            advice=ArgumentText(Argument(unknown[0]), f" is an option of {', '.join(having)}")
+            advice=ArgumentText(
+                *[part for other in having for part in (" or ", Argument("platform", other))][1:],
+                ", whose option ",
+                Argument(unknown[0]),
+                " is",
+            )
             if having
             else ArgumentText("its options are ", listed(known) or "none"),
         )
