@@ -8,21 +8,19 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import io
 import linecache
 import os
 import pickle
-from collections import ChainMap
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
+from muster.checks.pickling import pickled
 from muster.errors import ScriptError
 from muster.job import Script
 from muster.text.traceback import cell_name
 
+READS_ARGV = {"argv", "argparse", "parse_args", "parse_known_args"}  # names in its code
 TASK_PARAMETERS = 3  # run(cluster, server, task_index)
-FILENAME = 10  # among the arguments of CodeType
 
 
 def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None) -> Script:
@@ -56,8 +54,24 @@ def function_script(function: Callable[..., Any], kwargs: Mapping[str, Any] | No
             advice=f"kwargs={{{', '.join(f'{need!r}: ...' for need in needs)}}}, or functools.partial; args= becomes "
             "sys.argv. With parameter servers run(cluster, server, task_index) is called with these",
         )
-    pickled = _pickle(function, name)
-    return Script("function", name, len(positional) == TASK_PARAMETERS, pickled, _cells_of(pickled))
+    by_value = pickled(function, name)
+    return Script("function", name, len(positional) == TASK_PARAMETERS, by_value, _cells_of(by_value))
+
+
+def without_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of parameters that nobody gives a value to, of a function that does not look at ``sys.argv`` either.
+
+    >>> def train(rate=0.1):
+    ...     return rate
+    >>> without_arguments(train), without_arguments(functools.partial(train, rate=1))
+    (['rate'], [])
+    """
+    inner = _innermost(function)
+    if READS_ARGV & set(getattr(getattr(inner, "__code__", None), "co_names", ())):
+        return []
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    parameters = _signature(function, name_of(function)).parameters.values()
+    return [p.name for p in parameters if p.default is not p.empty and p.name not in given]
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -110,40 +124,12 @@ def _check_keywords(name: str, signature: inspect.Signature, kwargs: Mapping[str
             raise ScriptError(f"{name} takes no argument {keyword!r}, which kwargs has.", advice=advice)
 
 
-def _cells_of(pickled: bytes) -> bytes:
+def _cells_of(by_value: bytes) -> bytes:
     """Return names and texts of the cells that a pickled function comes from, by the names of their files.
 
     Tracebacks name the cell, and TensorFlow compiles a function from its source.
     """
     known = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1}
-    used = {name: "".join(lines) for name, lines in known.items() if name.encode() in pickled}
+    used = {name: "".join(lines) for name, lines in known.items() if name.encode() in by_value}
     cells = {name: (cell_name(name), text) for name, text in used.items() if not os.path.exists(name)}
     return pickle.dumps(cells, protocol=2) if cells else b""
-
-
-def _pickle(function: Callable[..., Any], name: str) -> bytes:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CodeType: _with_filename}, cloudpickle.Pickler.dispatch_table)
-
-    pickled = io.BytesIO()
-    try:
-        Pickler(pickled).dump(function)
-    except Exception as error:  # whatever the user's objects raise when pickled
-        raise ScriptError(
-            f"{name} cannot be sent to the workers: {error}",
-            advice="open files, locks and sessions inside the function, not around it",
-        ) from error
-    return pickled.getvalue()
-
-
-def _with_filename(code: CodeType) -> tuple[Any, ...]:
-    """Reduce code as cloudpickle does, with the name of its file: cloudpickle leaves that out from 3.1.3 on.
-
-    Tracebacks name it, and TensorFlow finds the source by it.
-    """
-    import cloudpickle
-
-    made, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return made, (*arguments[:FILENAME], code.co_filename, *arguments[FILENAME + 1 :])
