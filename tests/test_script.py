@@ -154,16 +154,60 @@ def test_a_wrong_path_names_the_file_that_is_near(folder: Path, given: str, mean
     assert caught.value.advice == (f"there is {Path(os.path.abspath(folder / meant))}" if meant else None)
 
 
+def test_a_notebook_that_is_not_there_is_a_file(folder: Path) -> None:
+    (folder / "train.ipynb").write_text("{}")
+    for given, advice in (("trian.ipynb", f"there is {folder / 'train.ipynb'}"), ("other.ipynb", None)):
+        with pytest.raises(ScriptError, match=f"{given} does not exist") as caught:
+            make_script(given)
+        assert caught.value.advice == advice
+
+
+@pytest.mark.parametrize(("words", "advice"), [
+    (["train.py", "--epochs", "3"], """worker_script="train.py", args=['--epochs', '3']"""),
+    (["python3", "train.py"], 'worker_script="train.py"'),
+])  # fmt: skip
+def test_a_command_line_in_words_is_taken_apart(words: list[str], advice: str) -> None:
+    with pytest.raises(ScriptError, match="worker_script is a list") as caught:
+        make_script(cast(Any, words))
+    assert caught.value.advice == advice
+
+
+def test_a_url_is_not_fetched() -> None:
+    with pytest.raises(ScriptError, match="is a URL, and nothing is fetched"):
+        make_script("https://example.org/train.py")
+
+
+def rated(rate: float = 0.1) -> float:
+    return rate
+
+
+def reads_argv(rate: float = 0.1) -> list[str]:
+    return sys.argv
+
+
+@pytest.mark.parametrize(("options", "is_told"), [
+    ({"script": rated, "args": [0.1]}, True), ({"script": rated}, False), ({"script": reads_argv, "args": [1]}, False),
+    ({"script": rated, "args": [0.1], "kwargs": {"rate": 1}}, False),
+    ({"script": functools.partial(rated, rate=1), "args": [0.1]}, False),
+    ({"script": test_a_url_is_not_fetched, "args": [0.1]}, False),
+])  # fmt: skip
+def test_args_of_a_function_with_parameters_are_told_to_give_it_none(options: dict[str, Any], is_told: bool) -> None:
+    remarks = " ".join(check_request(RunRequest(**options, strategy="processes")).remarks())
+    assert ("rated is given none of its arguments (rate)" in remarks) == is_told
+    assert ("kwargs={'rate': ...}" in remarks) == is_told
+
+
+def test_servers_without_script_and_parameter_server_are_told_to_be_idle() -> None:
+    remarks = " ".join(check_request(RunRequest(n_workers=2)).remarks())
+    assert "no script and no parameter server: 2 idle servers will wait" in remarks
+    assert check_request(RunRequest(n_workers=2, n_ps=1)).without_effect() == []
+    assert "idle" not in " ".join(check_request(RunRequest(n_workers=2, n_ps=1)).remarks())
+
+
 def test_what_does_not_compile_is_refused_with_its_line(folder: Path) -> None:
     (folder / "broken.py").write_text("x = 1\nif x\n    pass\n")
     with pytest.raises(ScriptError, match="line 2"):
         make_script("broken.py")
-
-
-def test_what_cannot_be_pickled_is_refused() -> None:
-    lock = threading.Lock()
-    with pytest.raises(ScriptError, match="cannot be sent"):
-        make_script(lambda: lock.acquire())
 
 
 def test_a_function_with_the_wrong_arguments_is_refused() -> None:

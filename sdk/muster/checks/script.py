@@ -24,10 +24,12 @@ NOT_PYTHON = frozenset(
     {".bash", ".c", ".cfg", ".cpp", ".csv", ".h5", ".html", ".ini", ".json", ".keras", ".log", ".md", ".rst", ".sh"}
     | {".so", ".tar", ".toml", ".txt", ".yaml", ".yml", ".zip"}
 )  # files that nobody means as Python; some would compile
+NOTEBOOK = ".ipynb"
 MOST_FOLDERS = 500  # that are looked through for a file of a name
 NAMED_SCRIPTS = 3  # of a folder, in the advice of an error
 
 
+URL = re.compile(r"(https?|ftp|s3|gs|hdfs)://", re.IGNORECASE)
 PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 INTERPRETER = ArgumentText("the script itself; ", Argument("python"), " names an interpreter for it")
 
@@ -59,19 +61,29 @@ def make_script(
         InterpreterError: ``python`` cannot be run, or a package around the module cannot be imported.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ScriptError(f"kwargs is of type {type(kwargs).__name__}; it must be a dict.", advice="kwargs={'rate': 1}")
+        raise ScriptError(
+            f"kwargs is of type {type(kwargs).__name__}; it must be a dict.",
+            advice=ArgumentText(Argument("kwargs", {"rate": 1})),
+        )
     if callable(worker_script):
         return function_script(worker_script, kwargs)
+    if isinstance(worker_script, (list, tuple)) and worker_script and all(isinstance(w, str) for w in worker_script):
+        _refuse_words(list(worker_script))
     if not isinstance(worker_script, (str, os.PathLike)):
         raise ScriptError(
             f"worker_script is of type {type(worker_script).__name__}; "
             "it must be a file, a module's name or a function.",
-            advice="the function without calling it: worker_script=train; its arguments go into kwargs={...}",
+            advice=ArgumentText(
+                "the function without calling it: ",
+                Argument("worker_script", ""),
+                "train; its arguments go into ",
+                Argument("kwargs"),
+            ),
         )
     if kwargs:
         raise ScriptError(
             ArgumentText(Argument("kwargs"), f" are for a function, and {worker_script} is a file or a module."),
-            advice='args=["--rate", "0.1"] for the command line of a file or module',
+            advice=ArgumentText(Argument("args", ["--rate", "0.1"]), " for the command line of a file or module"),
         )
     name = str(worker_script)
     if not name.strip():
@@ -79,12 +91,16 @@ def make_script(
             ArgumentText(Argument("worker_script"), " is empty."), advice="give a file, a module's name or a function"
         )
     path = Path(name).expanduser()
+    if URL.match(name):
+        raise ScriptError(
+            f"{name} is a URL, and nothing is fetched from one.", advice="download it, and give the name of that file"
+        )
     if " " in name and not path.exists():
         _refuse_command_line(name)
     if not module:
         if path.name and not path.suffix and path.with_suffix(".py").is_file():
             path = path.with_suffix(".py")
-        if path.suffix == ".py" or path.exists() or "/" in name:
+        if path.suffix in (".py", NOTEBOOK) or path.exists() or "/" in name:
             return _from_file(path)
     return _module_elsewhere(name) if elsewhere else _from_module(name, str(python or sys.executable))
 
@@ -102,6 +118,16 @@ def _refuse_command_line(text: str) -> None:
         )
 
 
+def _refuse_words(words: list[str]) -> None:
+    """Refuse a script that is given as a list of words, with or without an interpreter in front."""
+    script, *rest = words[1:] if len(words) > 1 and PYTHON.fullmatch(words[0]) else words
+    arguments = ArgumentText(", ", Argument("args", rest)) if rest else ArgumentText()
+    raise ScriptError(
+        ArgumentText(Argument("worker_script"), " is a list; it must be a file, a module's name or a function."),
+        advice=ArgumentText(Argument("worker_script", script), *arguments.parts),
+    )
+
+
 def _from_file(path: Path) -> Script:
     path = Path(os.path.abspath(path))  # tracebacks show it, so without detours through ".."
     if path.is_dir():
@@ -109,11 +135,11 @@ def _from_file(path: Path) -> Script:
     if not path.is_file():
         what = "is no regular file" if path.exists() else "does not exist"
         raise ScriptError(f"The script {path} {what}.", advice=_similar(path))
-    if path.suffix == ".ipynb":
+    if path.suffix == NOTEBOOK:
         raise ScriptError(
             f"{path} is a notebook, and workers run scripts.",
-            advice="define what to run as a function in a cell and give that, worker_script=train; or make a script of "
-            f"the notebook: jupyter nbconvert --to script {path.name}",
+            advice="define what to run as a function in a cell and give run_cluster that; or make a script of the "
+            f"notebook: jupyter nbconvert --to script {path.name}",
         )
     if _is_executable(path):
         return Script("executable", str(path))
@@ -261,7 +287,7 @@ def _like(path: Path, is_meant: Callable[[Path], bool]) -> Path | None:
 
 
 def _may_run(path: Path) -> bool:
-    return path.suffix in ("", ".py", ".sh") and path.is_file()
+    return path.suffix in ("", ".py", ".sh", NOTEBOOK) and path.is_file()
 
 
 def _namesakes(name: str, folder: Path) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from muster.checks.arguments import (
     port_range,
     whole_number,
 )
+from muster.checks.function import name_of, without_arguments
 from muster.checks.planning import member_names, overridden, preview
 from muster.checks.project import LIMIT, Project, find_project, refuse_missing
 from muster.checks.script import make_script
@@ -250,7 +251,7 @@ class CheckedRun:
         Raises:
             ResourceError: the platform could never grant what the workers are to have.
         """
-        found = [*self.shortages(), *self.without_effect()]
+        found = [*self.shortages(), *self.without_effect(), *self._forgotten()]
         if self.collect and self.project is None:
             found.append(f"Nothing has to be collected: the workers write into {self.job.cwd} itself.")
         if self.restart_policy.restarts and self.job.script and self.platform.storage is Storage.NOTHING:
@@ -259,6 +260,26 @@ class CheckedRun:
                 "only where that is in a folder which outlives the workers."
             )
         return found
+
+    def _forgotten(self) -> list[str]:
+        """Return, in words, what was perhaps forgotten: a script, or the arguments of a function."""
+        function = self.request.script
+        if self.job.script is None and not self.job.n_ps and self.strategy.name == "parameter_server":
+            return [
+                f"There is no script and no parameter server: {self.job.n_workers} idle "
+                f"server{'s' if self.job.n_workers != 1 else ''} will wait for this session to train through them, "
+                "until stopped. A script is given as worker_script, parameter servers as n_ps."
+            ]
+        if not self.job.args or self.request.kwargs or not callable(function):
+            return []
+        names = without_arguments(function)
+        if not names:
+            return []
+        example = f"kwargs={{{names[0]!r}: ...}}"
+        return [
+            f"{name_of(function)} is given none of its arguments ({', '.join(names)}): args becomes sys.argv, and "
+            f"{example} gives them."
+        ]
 
     def without_effect(self) -> list[str]:
         """Return, in words, which environment variables no process will have as they were given."""
