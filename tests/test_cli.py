@@ -217,6 +217,8 @@ class TestPlan:
             (["--memory", "0.001"], "--memory is 0.001 GB, less than a Python"),
             (["--memory", "1000000"], "each worker asks for 1000000.0 GB"),
             (["--cpu", "5000"], "each worker asks for 5000.0 cores"),
+            (["--cpu", "5000"], f"Try: --cpu {len(machine.cores())} at most"),
+            (["--memory", "999424"], "at most"),
             (["--gpus", "9"], "ask for 18 GPUs"),
         ],
     )
@@ -900,6 +902,7 @@ def test_a_run_is_found_by_its_name_and_its_last_letters() -> None:
         (["plan", "-s", "processes", "--env", "A-B=1", "train.py"], "A-B can be no name of a variable"),
         (["plan", "-s", "processes", "--name", "", "train.py"], "it is empty"),
         (["plan", "-s", "processes", "--project", "/nope", "train.py"], "There is no /nope"),
+        (["plan", "-s", "processes", "--project", "/nope", "train.py"], "Try: --project a folder, or a list of files"),
         (
             ["run", "-s", "processes", "--detach", "0m", "train.py"],
             "'--detach': 0.0 is not in the range x>0; a",

@@ -5,6 +5,7 @@ Frozen dataclasses. Nothing here does anything but check itself.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from muster.errors import JobError, ResourceError
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.shown import Table
 
+LIKELY_MEGABYTES = 256  # so much memory, where there is less, is meant in MB
 LEAST_MEMORY = 0.02  # GB
 SESSION = "session"  # where a launcher runs that no worker runs
 SERVER = "ps"  # the role of parameter servers
@@ -95,6 +97,25 @@ def memory_argument(worker: str | None) -> str:
     ('ps_memory', 'memory')
     """
     return "ps_memory" if worker and worker.rpartition("-")[0] == SERVER else "memory"
+
+
+def at_most(name: str, asked: float, most: float, worker: str | None = None) -> ArgumentText:
+    """Return what to ask for in place of more than there is.
+
+    Args:
+        name: ``cpu`` or ``memory``.
+        asked: what was asked for.
+        most: what there is.
+        worker: whom it is for; None where that is any.
+
+    >>> at_most("cpu", 64, 2), at_most("memory", 64, 25.37, "ps-0"), at_most("memory", 4096, 25.37)
+    ('cpu=2 at most', 'ps_memory=25.3 at most', 'memory=4: it is in GB')
+    """
+    argument = f"ps_{name}" if memory_argument(worker) == "ps_memory" else name
+    meant = asked / (1024 if asked % 1024 == 0 else 1000)
+    if name == "memory" and asked >= LIKELY_MEGABYTES and meant <= most:
+        return ArgumentText(Argument(argument, meant), ": it is in GB")
+    return ArgumentText(Argument(argument, math.floor(most * 10) / 10), " at most")
 
 
 def _as_amount(name: str, text: object) -> str | None:

@@ -21,7 +21,7 @@ from muster.agent.places import is_symbolic, resolve
 from muster.agent.ports import random_loopback_address
 from muster.agent.removal import remove_folder
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported, ResourceError
-from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import guards, machine
 from muster.platforms.agents import agent_config, default_log_cap
@@ -296,10 +296,16 @@ def _check_resources(wanted: Mapping[str, Resources]) -> None:
     for name, resources in wanted.items():
         worker = name if name.rpartition("-")[2].isdigit() else None
         if resources.cpu > cores:
-            raise ResourceError(f"{name} asks for {resources.cpu} cores; this machine has {cores}.", worker=worker)
+            raise ResourceError(
+                f"{name} asks for {resources.cpu} cores; this machine has {cores}.",
+                worker=worker,
+                advice=at_most("cpu", resources.cpu, cores, worker),
+            )
         if resources.memory_bytes > memory:
             raise ResourceError(
-                f"{name} asks for {resources.memory} GB of memory; this machine has {memory / 1e9:.1f}.", worker=worker
+                f"{name} asks for {resources.memory} GB of memory; this machine has {memory / 1e9:.1f}.",
+                worker=worker,
+                advice=at_most("memory", resources.memory, memory / 1e9, worker),
             )
 
 

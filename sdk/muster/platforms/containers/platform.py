@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.agent.claims import Claim, claim
 from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported, ResourceError
-from muster.job import Resources, Status, Worker, WorkerSpec
+from muster.job import Resources, Status, Worker, WorkerSpec, at_most
 from muster.options.fields import option
 from muster.platforms import machine
 from muster.platforms.agents import default_log_cap
@@ -42,6 +42,7 @@ from muster.platforms.containers.network import Network, make_network, plan_netw
 from muster.platforms.containers.refusals import asking
 from muster.platforms.session_guard import is_orphaned, owner
 from muster.records.folders import muster_home
+from muster.text.arguments import Argument, ArgumentText
 
 AT_ONCE = 8  # requests to the engine at the same time
 STOP_SECONDS = 4.0  # that an agent gets for ending its processes and itself
@@ -104,7 +105,9 @@ class ContainersPlatform(Platform):
         if not self.image and not engine.is_here:
             raise PlatformUnsupported(
                 f"{engine} does not see this machine's files, and so cannot run workers with this Python.",
-                advice="image= the name of an image with Python, and what the script imports",
+                advice=ArgumentText(
+                    Argument("image", ""), " the name of an image with Python, and what the script imports"
+                ),
             )
 
     def reach(self) -> Reach:
@@ -388,11 +391,16 @@ def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
     for name, resources in wanted.items():
         worker = name if name.rpartition("-")[2].isdigit() else None
         if resources.cpu > engine.cores:
-            raise ResourceError(f"{name} asks for {resources.cpu:g} cores; {here} has {engine.cores}.", worker=worker)
+            raise ResourceError(
+                f"{name} asks for {resources.cpu:g} cores; {here} has {engine.cores}.",
+                worker=worker,
+                advice=at_most("cpu", resources.cpu, engine.cores, worker),
+            )
         if engine.memory and resources.memory_bytes > engine.memory:
             raise ResourceError(
                 f"{name} asks for {resources.memory:g} GB of memory; {here} has {engine.memory / 1e9:.1f}.",
                 worker=worker,
+                advice=at_most("memory", resources.memory, engine.memory / 1e9, worker),
             )
         if gpus is not None and resources.gpu > gpus:
             raise ResourceError(
