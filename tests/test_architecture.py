@@ -57,7 +57,14 @@ def test_what_documents_call_by_its_module_needs_no_import_of_that() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("runs", ": is it muster.list_runs?"), ("runcluster", ": is it muster.run_cluster?"), ("xyz", ""), ("_dir", "")],
+    [
+        ("logs", ": a run has it, such as muster.open_run().logs()"),
+        ("launch", ": is it muster.run_cluster?"),
+        ("runs", ": is it muster.list_runs?"),
+        ("runcluster", ": is it muster.run_cluster?"),
+        ("xyz", ""),
+        ("_dir", ""),
+    ],
 )
 def test_a_name_that_is_not_there_has_what_was_likely_meant(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as raised:

@@ -190,6 +190,9 @@ def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
 ADVICE = [
     ("AttributeError", "module 'muster' has no attribute 'run_cluster'", "", "workers have muster.training alone"),
     ("EOFError", "EOF when reading a line", "line 3\n    name = input()", "no standard input"),
+    ("bdb.BdbQuit", "", "", "leave breakpoint() out"),
+    ("BdbQuit", "", "", "leave breakpoint() out"),
+    ("TypeError", "what the function returned, of type lock, cannot be sent back: ...", "", "MUSTER_RESULTS"),
     ("OSError", "[Errno 98] Address already in use", "  File train.py\n    server.bind(('', 8000))", "bind port 0"),
     ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),
     ("UnknownError", "Could not start gRPC server", "tensorflow/python/training/server_lib.py", "worker_ports="),

@@ -57,6 +57,8 @@ _PUBLIC = {
     "tensorboard": "muster.board.tensorboard",
 }
 
+_LAUNCHING = ("run", "launch", "start", "train", "submit")  # what others call it
+
 _SUBPACKAGES = ("errors", "events", "testing", "training")  # that the reference calls by these names
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605
@@ -79,9 +81,16 @@ def _near(name: str) -> str:
     """Return the public name that was most likely meant, as the end of an error; empty where none is near."""
     import difflib
 
+    if name.startswith("_"):
+        return ""
+    if name in _LAUNCHING:
+        return ": is it muster.run_cluster?"
+    of_run = getattr(import_module("muster.records.runs").Run, name, None)
+    if of_run is not None:
+        return f": a run has it, such as muster.open_run().{name}{'()' if callable(of_run) else ''}"
     plain = {known.lower(): known for known in __dir__()}
     near = difflib.get_close_matches(name.lower(), plain, n=1)
-    return f": is it muster.{plain[near[0]]}?" if near and not name.startswith("_") else ""
+    return f": is it muster.{plain[near[0]]}?" if near else ""
 
 
 def __dir__() -> list[str]:

@@ -100,6 +100,12 @@ def test_names_and_values_that_are_a_slip_are_told_once(received: Received) -> N
     ]
 
 
+def test_a_dict_of_metrics_is_answered_with_how_they_are_given(received: Received) -> None:
+    report(cast(Any, {"val_loss": 1.0}))
+    (warning,) = [message["text"] for message in received() if message["kind"] == "warning"]
+    assert warning.endswith("metrics are given by name, as in report(val_loss=...), or report(**metrics)")
+
+
 @pytest.mark.parametrize("slip", ["setp", "stpe", "epohcs", "exampels"])
 def test_letters_that_have_changed_places_are_a_slip(received: Received, slip: str) -> None:
     report(1, **cast("dict[str, Any]", {slip: 1}))

@@ -43,6 +43,13 @@ def advice_on_exception(failure: Failure) -> str | None:
             " or ",
             Argument("env"),
         )
+    if failure.type.rpartition(".")[2] == "BdbQuit":
+        return (
+            "workers have no standard input, and so no debugger: leave breakpoint() out and print what it would show; "
+            "muster stacks says where ranks are"
+        )
+    if failure.type == "TypeError" and "what the function returned" in failure.message:
+        return "return numbers, texts, arrays or dicts and lists of them, and save models to a file in MUSTER_RESULTS"
     if re.search(r"module 'muster' has no|from 'muster'|No module named 'muster\.", failure.message):
         return "workers have muster.training alone: launch runs in the session, and have the script import only that"
     if failure.type == "ImportError" and "relative import" in failure.message:
@@ -55,8 +62,12 @@ def advice_on_exception(failure: Failure) -> str | None:
             "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
         )
     if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
-        return (
-            f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (args=, env=)"
+        return ArgumentText(
+            f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (",
+            Argument("args"),
+            ", ",
+            Argument("env"),
+            ")",
         )
     if failure.type == "FileNotFoundError":
         return "scripts run in the session's working directory; an absolute path is the same everywhere"

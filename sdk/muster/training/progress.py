@@ -285,7 +285,12 @@ def _converted(values: "Mapping[str, Any]", convert: "Callable[[Any], Any]") -> 
             converted[name] = convert(value)
         except Exception:  # a foreign tensor type may raise anything, and a report must not end a training run
             kind = type(value).__name__  # the value itself may be secret, or long
-            _warn_once(name, "reports {} as a value of type {}, which is no number: it is left out".format(name, kind))
+            text = "reports {} as a value of type {}, which is no number: it is left out".format(name, kind)
+            if isinstance(value, dict):
+                text += "; metrics are given by name, as in report({}=...), or report(**metrics)".format(
+                    next((key for key in value if isinstance(key, str) and key.isidentifier()), "loss")
+                )
+            _warn_once(name, text)
     return converted
 
 
