@@ -150,19 +150,27 @@ def check_answers(python: str, job: Job, answers: Mapping[str, tuple[int, str]])
             raise InterpreterError(
                 f"{python} on {machine} is no usable Python interpreter.",
                 details=output[-2000:],
-                advice="python= the path of a Python 3.6 or later there",
+                advice=ArgumentText(Argument("python", ""), " the path of a Python 3.6 or later there"),
             ) from None
         if job.script is not None and job.script.kind == "function" and version[:2] != sys.version_info[:2]:
             raise InterpreterError(
                 f"A function of this Python {_dotted(sys.version_info[:2])} cannot be sent to {python} on {machine}, "
                 f"which is Python {_dotted(version[:2])}.",
-                advice="put the function into a file and give that as worker_script, or python= another interpreter",
+                advice=ArgumentText(
+                    "put the function into a file and give that as worker_script, or ",
+                    Argument("python", ""),
+                    " another interpreter",
+                ),
             )
         missing = [name for name, place in packages.items() if place is None]
         if missing:
             raise InterpreterError(
                 f"{python} on {machine} has no {' and no '.join(missing)}.",
-                advice=f"{python} -m pip install {' '.join(missing)} there, or python= another interpreter",
+                advice=ArgumentText(
+                    f"{python} -m pip install {' '.join(missing)} there, or ",
+                    Argument("python", ""),
+                    " another interpreter",
+                ),
             )
 
 

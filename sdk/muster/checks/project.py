@@ -7,6 +7,7 @@ out more.
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import shutil
@@ -108,7 +109,7 @@ def _chosen(job: Job, asked: Any) -> tuple[Path, list[str]]:
         if not root.is_dir():
             raise JobError(
                 f"The project {root} is no folder.",
-                advice=ArgumentText(Argument("project", ""), " a folder, or a list of files"),
+                advice=_instead(str(root)),
             )
         return root, _tracked(root)
     if isinstance(asked, (list, tuple)) and all(isinstance(item, (str, os.PathLike)) for item in asked):
@@ -127,7 +128,20 @@ def refuse_missing(job: Job, asked: Any) -> None:
         if isinstance(item, (str, os.PathLike)) and item != NOTHING and not glob.has_magic(os.fspath(item)):
             path = os.path.join(job.cwd, os.path.expanduser(item))
             if not os.path.lexists(path):
-                raise JobError(ArgumentText("There is no ", path, ", which is given as ", Argument("project"), "."))
+                raise JobError(
+                    ArgumentText("There is no ", path, ", which is given as ", Argument("project"), "."),
+                    advice=_instead(path),
+                )
+
+
+def _instead(path: str) -> ArgumentText:
+    """Advice on a folder that is not there: one of a similar name beside it, if there is one."""
+    folder, name = os.path.split(path)
+    beside = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if os.path.isdir(folder) else []
+    near = difflib.get_close_matches(name, beside, n=1)
+    if near:
+        return ArgumentText(Argument("project", os.path.join(folder, near[0])))
+    return ArgumentText(Argument("project", ""), " a folder, or a list of files; by default it is the script's own")
 
 
 def _root(job: Job) -> Path:
@@ -149,7 +163,7 @@ def _listed(root: Path, item: str) -> Iterator[str]:
     if not found:
         why = "is not there" if inner is not None else f"is not in the working directory {root}"
         raise JobError(
-            f"{item}, of project=, {why}.",
+            ArgumentText(f"{item}, of ", Argument("project", ""), f", {why}."),
             advice=ArgumentText(Argument("project", ""), " files and folders in the working directory"),
         )
     for name in found:
@@ -252,8 +266,12 @@ def _refuse(project: Project, limit: float) -> None:
     told = ", ".join(f"{name} ({megabytes(size)})" for name, size in largest)
     raise JobError(
         f"The project {project}, is more than the {limit:g} MB that may go to each worker. The largest: {told}.",
-        advice=f"name what workers do not need in {project.root / IGNORE} (written like a .gitignore), project= only "
-        f"what they need, or project_limit={max(int(project.size / 1e6) + 1, 1)}",
+        advice=ArgumentText(
+            f"name what workers do not need in {project.root / IGNORE} (written like a .gitignore), ",
+            Argument("project", ""),
+            " only what they need, or ",
+            Argument("project_limit", max(int(project.size / 1e6) + 1, 1)),
+        ),
     )
 
 

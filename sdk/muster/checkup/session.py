@@ -253,7 +253,7 @@ def check_logout(checked: CheckedRun) -> Iterator[Finding]:
     except (OSError, subprocess.SubprocessError):  # this system has no logind, which would do so
         return
     if ends == "yes" and stays != "yes":
-        text = "systemd ends all processes of a user who logs out, also those of a run with detach="
+        text = "systemd ends all processes of a user who logs out, also those of a detached run"
         yield Finding("warning", "logout", text, "loginctl enable-linger")
 
 

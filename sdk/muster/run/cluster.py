@@ -34,6 +34,7 @@ from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
 from muster.strategies.base import Strategy
+from muster.text.arguments import Argument, ArgumentText
 from muster.text.shown import Stacks, Text
 
 logger = logging.getLogger("muster")
@@ -434,7 +435,9 @@ class Cluster:
         if orchestrator is None or not self.is_running:
             raise JobError(
                 f"Run {self.run_id} is not under way: files go to and from workers while they run.",
-                advice=f"what it has left is in {self.run_dir}; collect= brings more at the end",
+                advice=ArgumentText(
+                    f"what it has left is in {self.run_dir}; ", Argument("collect"), " brings more at the end"
+                ),
             )
         if worker not in orchestrator.state.members:
             known = ", ".join(orchestrator.state.members) or "none yet"

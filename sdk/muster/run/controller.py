@@ -27,6 +27,7 @@ from muster.records.sessions import note_begun
 from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.runtime.interrupts import RunInterrupted
+from muster.text.arguments import Argument, ArgumentText
 
 PACKAGES = Path(__file__).resolve().parents[2]  # the folder that this package is imported from
 PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controller import main; main()"
@@ -98,7 +99,9 @@ def _pickle(checked: CheckedRun) -> bytes:
     if isinstance(checked.request.platform, Platform):
         raise JobError(
             "A detached run cannot use a platform object of this session, which may end before the run.",
-            advice='give the platform by name, such as platform="local", and its options as arguments',
+            advice=ArgumentText(
+                "give the platform by name, such as ", Argument("platform", "local"), ", and its options as arguments"
+            ),
         )
     job = checked.job
     request = replace(checked.request, script=job.script, python=job.python, cwd=job.cwd, name=job.name, kwargs=None)

@@ -28,6 +28,7 @@ from muster.platforms.slurm.queue import queue
 from muster.platforms.slurm.states import state_of
 from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_behind, task_of
 from muster.records.folders import muster_home
+from muster.text.arguments import Argument, ArgumentText
 
 END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
 KILL_SECONDS = 15.0  # that a step may take by which tasks of a node are told to end
@@ -117,7 +118,7 @@ class SlurmPlatform(Platform):
                 return Reach(mine, mine)
         raise PlatformUnsupported(
             "No compute node's address is known here, so that nobody knows which of this machine's they could dial.",
-            advice="session_address= the one that they reach",
+            advice=ArgumentText(Argument("session_address", ""), " the one that they reach"),
         )
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
@@ -194,7 +195,9 @@ class SlurmPlatform(Platform):
             raise LaunchRefused(
                 f"The submission's files cannot be written into {made.folder}: {error.strerror}.",
                 worker=specs[0].name,
-                advice="folder= another one, which this machine and the compute nodes see",
+                advice=ArgumentText(
+                    Argument("folder", ""), " another one, which this machine and the compute nodes see"
+                ),
             ) from error
         except BaseException:
             made.remove()
