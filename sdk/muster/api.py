@@ -74,7 +74,7 @@ class ClusterAddress(tuple[Any, Any]):
 
     def _instead_of(self, name: str) -> str:
         """Return what may have been meant by an attribute that it has not, as the end of an error."""
-        if name.startswith("_"):
+        if name.startswith("_") or name == "cluster":  # a copy that is being made has none yet
             return ""
         script = self.cluster.job.script
         recorded = Run(self.cluster.run_dir).result if self.cluster.run_id else None

@@ -105,7 +105,10 @@ def test_a_value_that_cannot_be_pickled_is_an_error_of_that_worker() -> None:
 def test_progress_and_metrics_reach_observers_and_the_result(script: Any) -> None:
     path = script("from muster.training import report\nreport(step=7, epoch=1, loss=0.5)\n")
     events: list[Event] = []
-    result = run(path, n_workers=1, observers=[events.append]).cluster.result
+    ended = run(path, n_workers=1, observers=[events.append])
+    result = ended.cluster.result
+    with pytest.raises(AttributeError, match="it is a metric, .result.metrics"):
+        ended.loss  # noqa: B018
     progress = [event for event in events if event.kind == "progress"]
     assert progress[0].worker == "worker-0"
     assert progress[0].data["step"] == 7
@@ -378,6 +381,10 @@ def test_what_run_cluster_returns_has_what_its_cluster_and_its_result_have() -> 
     assert "succeeded" in ended.explain()
     assert {"values", "logs", "explain", "cluster", "count"} <= set(dir(ended))
     assert not hasattr(ended, "valeus")
+    hints = {"output": "what workers print is .logs", "valuess": "is it .values", "loss": "what the function returned"}
+    for missing, hint in hints.items():
+        with pytest.raises(AttributeError, match=hint):
+            getattr(ended, missing)
     with pytest.raises(AttributeError, match="no attribute 'valeus'"):
         ended.valeus  # noqa: B018
 
