@@ -24,9 +24,9 @@ autodoc_typehints = "description"
 autodoc_mock_imports = ["horovod", "keras", "tensorflow"]
 napoleon_google_docstring = True
 napoleon_use_ivar = True
+# Docstrings of training modules have `code` in single backticks.
+default_role = "code"
 
 html_theme = "furo"
 html_title = "Muster"
 html_static_path: list[str] = []
-# Links to files of the repository, such as the notebooks, are for readers of the source.
-suppress_warnings = ["myst.xref_missing"]

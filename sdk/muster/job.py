@@ -26,14 +26,14 @@ SERVER = "ps"  # the role of parameter servers
 class Status(str, Enum):
     """State of a worker. It only ever moves forward."""
 
-    SCHEDULING = "scheduling"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-    TIMEDOUT = "timedout"
+    SCHEDULING = "scheduling"  #: it waits until its platform has a place for it
+    STARTING = "starting"  #: it has a place, and its container or its agent is being started
+    RUNNING = "running"  #: it runs
+    STOPPING = "stopping"  #: it has been told to stop, and has not ended yet
+    SUCCEEDED = "succeeded"  #: it has ended by itself, with status 0
+    FAILED = "failed"  #: it has ended in any other way that nobody asked for
+    STOPPED = "stopped"  #: it has ended because it was told to
+    TIMEDOUT = "timedout"  #: its platform ended it for the time that it took
 
     @property
     def is_final(self) -> bool:
@@ -146,7 +146,7 @@ class Script:
 
     @property
     def name(self) -> str:
-        """A short name: of a file without folder and ending, of a module or function the last part."""
+        """A short name. Of a file it has neither folder nor ending, of a module or function only the last part."""
         if self.kind in ("file", "executable"):
             return Path(self.target).stem
         return self.target.rpartition(".")[2].strip("<>")
@@ -307,12 +307,12 @@ class WorkerSpec:
 class EndCause(str, Enum):
     """Cause of a worker's end, where its platform knows one that its agent could not tell."""
 
-    LOST = "lost"  # its machine, or whatever it ran in, is gone
-    PREEMPTED = "preempted"  # it had to make way for others
-    MEMORY = "memory"  # the platform ended it for the memory that it used
-    OVERTIME = "overtime"  # the platform ended it for the time that it took
-    CANCELLED = "cancelled"  # somebody had the platform end it
-    PEER = "stopped"  # the platform ended it for what another worker of the run did
+    LOST = "lost"  #: its machine, or whatever it ran in, is gone
+    PREEMPTED = "preempted"  #: it had to make way for others
+    MEMORY = "memory"  #: the platform ended it for the memory that it used
+    OVERTIME = "overtime"  #: the platform ended it for the time that it took
+    CANCELLED = "cancelled"  #: somebody had the platform end it
+    PEER = "stopped"  #: the platform ended it for what another worker of the run did
 
     def __str__(self) -> str:
         return self.value

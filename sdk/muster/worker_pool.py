@@ -183,7 +183,7 @@ class Pool:
 
     @property
     def memory(self) -> int:
-        """Bytes that the pool holds between runs: its templates', shared pages in proportion. 0 where there is none."""
+        """Bytes that the pool's templates hold between runs, shared pages in proportion. 0 where there is none."""
         return self._place.memory
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ class Cluster:
 
     @property
     def job(self) -> Job:
-        """The job as ``check`` found it: with the script's path, its interpreter and its folder."""
+        """The job as ``check`` found it, with the script's path, its interpreter and its folder."""
         return self.check().job
 
     @property

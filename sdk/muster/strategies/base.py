@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def launcher_folder(self) -> Path:
-        """Folder that the launcher runs in, with the plan's files: the scratch folder, or one of its worker's."""
+        """Folder that the launcher runs in, with the plan's files. It is the scratch folder, or one of its worker's."""
         return self.scratch if self.launcher_at == SESSION else Path(symbol("scratch"), LAUNCHER_FOLDER)
 
     @property

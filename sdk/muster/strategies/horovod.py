@@ -96,7 +96,7 @@ class Horovod(Strategy):
 
     @property
     def ports_per_worker(self) -> int:
-        """Number of ports that each agent holds: one, for the rendezvous server."""
+        """Number of ports that each agent holds, one for the rendezvous server."""
         return 0 if self.launcher == HOROVODRUN else 1
 
     @property

@@ -1,5 +1,7 @@
 """Modules for training scripts inside workers. They need nothing of the rest of Muster and can be shipped alone.
 
+A script imports what it needs::
+
     from muster.training import report, preempted             any script, any Python from 3.6
     from muster.training import partition                     every rank's share of the data; NumPy
     from muster.training import keras as distributed          Keras 3 on Horovod

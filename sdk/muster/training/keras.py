@@ -1,5 +1,7 @@
 """Data-parallel training of Keras 3 models on Horovod's collectives, with the TensorFlow backend.
 
+A script is changed in these lines::
+
     from muster.training import horovod, partition, keras as distributed
 
     horovod.init()

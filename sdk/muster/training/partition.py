@@ -22,7 +22,7 @@ process i modulo their number. So after k batches of each the first `k * process
 permutation have been taken, whoever takes part, and training can go on from there with another number of processes.
 
 Every rank must take the same number of steps, or those that have one more wait for ever. `batches` and `epochs` see to
-that; other shares are made equal by `uneven`:
+that; other shares are made equal by `uneven`::
 
     "keep"    every example once; shares may differ by one example (for evaluation, and for loops that count steps)
     "trim"    equal shares; fewer examples than there are processes sit this epoch out, others in the next one
@@ -131,7 +131,7 @@ def dataset(
     """This process's share of a `tf.data.Dataset` of single examples, for one epoch.
 
     A process keeps the same share in all epochs, since a stream cannot be shuffled as a whole; within it the order is
-    another one in each. Without end, for `model.fit(..., steps_per_epoch=...)`:
+    another one in each. Without end, for `model.fit(..., steps_per_epoch=...)`::
 
         tf.data.Dataset.counter(first_epoch).flat_map(lambda epoch: partition.dataset(examples, epoch=epoch, ...))
 

@@ -48,6 +48,8 @@ def report(
 ) -> None:
     """Tell the session how far this process has come; outside a Muster run, do nothing.
 
+    In a loop of the script::
+
         for step, batch in enumerate(batches, start=1):
             loss = train(batch)
             report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
@@ -90,6 +92,8 @@ def report(
 
 def preempted() -> bool:
     """Return whether a worker of this run is about to be taken away, so that now is the time to save a checkpoint.
+
+    In a loop of the script::
 
         if preempted():
             save(step)

@@ -1,8 +1,10 @@
 """Communication among ranks while they train: schemes that send less than every gradient to everybody.
 
+The optimizer is told which::
+
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression=TopK(0.01))
 
-`compression` is None for plain Horovod (`Dense`), a compressor, or a scheme:
+`compression` is None for plain Horovod (`Dense`), a compressor, or a scheme::
 
     compressors       FP16, TopK, Threshold, OneBit, KBit; one of one's own is two methods of `Compressor`
     for gradients     Dense; Reducer, which puts together a compressor, a memory and a collective

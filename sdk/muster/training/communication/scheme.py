@@ -72,7 +72,7 @@ class Scheme(ABC):
     """A way to keep the ranks' models together: what they send, when, and what the optimizer gets to apply.
 
     In `model.fit` and wherever a Keras 3 optimizer is at hand, `DistributedOptimizer(optimizer, compression=scheme)`
-    does all of this. In a loop without one:
+    does all of this. In a loop without one::
 
         scheme.build(variables)
         scheme.step(gradients, variables, apply=lambda gradients: optimizer.apply_gradients(zip(gradients, variables)))
