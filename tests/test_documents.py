@@ -96,6 +96,17 @@ def test_the_glossary_has_at_most_fifteen_terms() -> None:
     assert len(re.findall("^: ", glossary, re.MULTILINE)) <= 15
 
 
+def test_each_kind_of_change_stands_once_in_the_changelog_and_so_does_each_change() -> None:
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in re.split("^## ", changelog, flags=re.MULTILINE)[1:]:
+        titles = re.findall("^### (.*)$", version, re.MULTILINE)
+        assert titles == [kind for kind in kinds if kind in titles]
+        entries = re.split(r"\n(?=- )|\n\n", version)
+        assert len(set(entries)) == len(entries)
+        assert version.count("\n\n- ") == len(titles)  # one list each
+
+
 def test_the_page_of_the_command_line_is_what_help_prints() -> None:
     made = subprocess.run(
         [sys.executable, ROOT / "scripts" / "command_line.py", "--print"], capture_output=True, text=True, check=True
