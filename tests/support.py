@@ -12,6 +12,7 @@ import selectors
 import shutil
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
@@ -59,6 +60,17 @@ while True:
             os.abort()
         raise
 """
+
+
+def tracked_files(folder: Path) -> Path:
+    """A folder with what git tracks here, as it is now: what a fresh checkout would have."""
+    root = TESTS.parent
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    for path in filter(Path.is_file, (root / name for name in tracked.split("\0") if name)):
+        there = folder / path.relative_to(root)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, there)
+    return folder
 
 
 def handles_of(workers: Iterable[Worker]) -> list[str]:

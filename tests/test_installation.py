@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support import tracked_files
+
 ROOT = Path(__file__).resolve().parent.parent
 # What each extra is there for: a module that the base does not bring.
 EXTRAS = {
@@ -54,12 +56,7 @@ def uv() -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built from the sdist of what is tracked here."""
-    source, there = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in tracked.split("\0"):
-        if name.startswith(("sdk/", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+    source, there = tracked_files(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel")
     build = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
     run([sys.executable, "-c", build.format("sdist"), str(there)], source)
     (sdist,) = there.glob("*.tar.gz")

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support import eventually
+from tests.support import eventually, tracked_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -198,19 +199,17 @@ def test_the_version_stands_in_one_place() -> None:
 
 @pytest.mark.slow
 def test_wheel_and_sdist_build_and_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in tracked.split("\0"):
-        if name.startswith(("sdk/", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+    source = tracked_files(tmp_path / "source")
     build = "import sys; from setuptools import build_meta as build; there = sys.argv[1]\n"
     build += "print(build.build_sdist(there), build.build_wheel(there))"
     command = [sys.executable, "-W", "error::UserWarning", "-c", build, str(tmp_path)]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     sdist, wheel = done.stdout.split()[-2:]
-    assert sdist.endswith(".tar.gz")
+    with tarfile.open(tmp_path / sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "sdk/muster/py.typed", "setup.cfg"} <= packed
+    assert [name for name in packed if name.startswith("tests")] == []
     empty, target = tmp_path / "empty", tmp_path / "target"
     empty.mkdir()
     shutil.unpack_archive(tmp_path / wheel, target, "zip")
