@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import shutil
@@ -12,6 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.support import tracked_files
 
@@ -101,6 +105,25 @@ class Fresh:
 def fresh(uv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fresh:
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return Fresh(uv, tmp_path)
+
+
+def test_the_oldest_environment_has_the_versions_that_are_declared(uv: str) -> None:
+    oldest = Path(part_of_set_up("matrix").lowest(sys.executable)).read_text(encoding="utf-8")
+    resolved = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", oldest, re.M)
+    }
+    declared = configparser.ConfigParser(inline_comment_prefixes=("#",))
+    declared.read(ROOT / "setup.cfg", encoding="utf-8")
+    extras = declared["options.extras_require"]
+    tested = [extras[extra] for extra in part_of_set_up("matrix").OLDEST_EXTRAS]
+    lines = "\n".join([declared["options"]["install_requires"], *tested]).splitlines()
+    newer = {}
+    for requirement in (Requirement(line) for line in lines if line.strip()):
+        found = resolved.get(canonicalize_name(requirement.name), "")  # none where a marker leaves it out
+        bounds = [part.version for part in requirement.specifier if part.operator == ">="]
+        if found and bounds and found not in SpecifierSet(f"=={bounds[0]}.*"):
+            newer[requirement.name] = f"declared from {bounds[0]}, tested with {found}"
+    assert newer == {}
 
 
 @pytest.fixture(scope="module")

@@ -247,6 +247,14 @@ def test_what_is_not_installed_names_the_command_that_installs_it(
     assert f"pip install 'muster[{extra}]'" in done.stderr
 
 
+def test_the_demo_says_in_words_what_it_lacks() -> None:
+    run = "import runpy; runpy.run_module('muster.commands.demo', run_name='__main__')"
+    program = f"import sys; sys.modules['psutil'] = None\n{run}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "pip install 'muster[demo]'" in done.stderr
+
+
 ABSENT = """
 import sys
 
@@ -458,7 +466,7 @@ def test_what_is_declared_anew_is_installed(setup: ModuleType, ran: list[str], t
     with open(tree / name, "a") as file:
         file.write("\n# a change\n")
     setup.provide_environment(sys.executable, HERE)
-    assert ran[-1] == "loading Horovod"
+    assert ran[-1] == "installing Horovod"
     assert not any(label.startswith(("making", "compiling")) for label in ran), "the environment and the wheel are kept"
 
 
@@ -515,6 +523,29 @@ def test_a_kept_wheel_that_does_not_load_is_built_again(
     monkeypatch.setattr(setup.tools, "run", fails_once)
     setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
     assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
+
+
+def test_a_wheel_that_has_loaded_is_not_loaded_again(setup: ModuleType, ran: list[str], tree: Path) -> None:
+    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
+    assert [label.split()[0] for label in ran] == ["compiling", "installing", "loading"]
+    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
+    assert [label.split()[0] for label in ran[3:]] == ["installing"]
+
+
+def test_a_set_up_beside_another_does_not_wait_while_that_loads_the_wheel(
+    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, run = Path(setup.horovod_wheel.wheel_folder(HERE)), setup.tools.run
+
+    def looks(label: str, *args: Any) -> None:
+        run(label, *args)
+        with open(f"{folder}.lock", "w") as lock:
+            if not label.startswith("compiling"):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(setup.tools, "run", looks)
+    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
+    assert [label.split()[0] for label in ran] == ["compiling", "installing", "loading"]
 
 
 def test_a_set_up_beside_another_waits_for_its_wheel(

@@ -143,7 +143,7 @@ def test_an_interpreter_without_it_is_named() -> None:
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, env={**os.environ})
 
     assert f"TensorBoardFailed: {sys.executable} has no TensorBoard." in done.stderr
-    assert f"Try: {sys.executable} -m pip install tensorboard" in done.stderr
+    assert f"Try: {sys.executable} -m pip install 'muster[tensorflow]'" in done.stderr
 
 
 def test_what_it_said_is_in_the_error_if_it_does_not_come_up(

@@ -91,7 +91,7 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     """
     if not interpreter.probe(sys.executable, ["tensorboard"]).has("tensorboard"):
         raise TensorBoardFailed(
-            f"{sys.executable} has no TensorBoard.", advice=f"{sys.executable} -m pip install tensorboard"
+            f"{sys.executable} has no TensorBoard.", advice=f"{sys.executable} -m pip install 'muster[tensorflow]'"
         )
     shown = web_app(os.environ)
     port = shown.port if shown else 0

@@ -26,8 +26,13 @@ from muster.records.runs import Run
 from muster.runtime.extras import extra
 from muster.text.cleaning import clean
 
-with extra("demo"):
-    import psutil
+try:
+    with extra("demo"):
+        import psutil
+except MusterError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(clean(error))
 
 SSH_PORT = 2222
 SCRIPTS = Path(__file__).parents[3] / "worker_scripts"

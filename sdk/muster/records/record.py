@@ -50,7 +50,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """``running``, ``succeeded``, ``failed``, ``stopped``, or ``lost`` where its session died and left no result."""
+        """``running``, ``succeeded``, ``failed``, ``stopped``, or ``lost`` if its session left no result."""
         if self.result is not None:
             return str(self.result.get("status", "failed"))
         if self._request is None:

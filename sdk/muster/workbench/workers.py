@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import remove_folder
-from muster.errors import JobError, ScriptError
+from muster.errors import ExtraMissing, JobError, ScriptError
 from muster.job import Limits, Process, Resources, Status, Worker, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform, PollBackoff
@@ -235,7 +235,9 @@ def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8", errors="replace") if script else code
     needs_ipython = bool(SHELL_LINE.search(text))
     if needs_ipython and importlib.util.find_spec("IPython") is None:
-        raise JobError("Lines that begin with ! or % need IPython, which is not here.", advice="pip install ipykernel")
+        raise ExtraMissing(
+            "Lines that begin with ! or % need IPython, which is not here.", advice="pip install 'muster[notebook]'"
+        )
     make_folder(folder, 0o700)
     if not script:
         path = folder / "code.py"
