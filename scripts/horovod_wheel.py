@@ -26,6 +26,7 @@ HOROVOD_FLAGS = {
     "HOROVOD_CPU_OPERATIONS": "GLOO",
     "HOROVOD_WITHOUT_MPI": "1",
 }
+LOADED = "loaded"  # a file beside a wheel that has been loaded once
 
 
 def locked(name: str) -> str:
@@ -90,29 +91,40 @@ def build_horovod(prefix: str, folder: str) -> None:
 def provide_horovod(prefix: str, version: Tuple[int, int, int]) -> None:
     """Install Horovod from the kept wheel, and build that first where there is none, or one that does not load."""
     folder = wheel_folder(version)
+    if keep_wheel(prefix, folder):
+        return install_horovod(prefix, folder)
+    try:
+        install_horovod(prefix, folder)
+    except SetupError:
+        tools.say(f"the kept wheel of Horovod does not load: building it again ({folder})")
+        shutil.rmtree(folder, ignore_errors=True)
+        keep_wheel(prefix, folder)
+        install_horovod(prefix, folder)
+
+
+def keep_wheel(prefix: str, folder: str) -> bool:
+    """Build the wheel unless it is kept already, and return whether it was built."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:  # two clones that are set up at once need it once
         tools.lock(lock, "another clone's set-up to build Horovod")
         if os.path.isdir(folder):
-            try:
-                return install_horovod(prefix, folder)
-            except SetupError:
-                tools.say(f"the kept wheel of Horovod does not load: building it again ({folder})")
-                shutil.rmtree(folder)
+            return False
         build_horovod(prefix, folder)
-        install_horovod(prefix, folder)
+        return True
 
 
 def install_horovod(prefix: str, folder: str) -> None:
-    """Install a wheel of Horovod and load it."""
+    """Install a wheel of Horovod, and load it unless it has loaded before: its folder is named by all that matters."""
     wheels = glob.glob(os.path.join(glob.escape(folder), "*.whl"))
     python = os.path.join(prefix, "bin", "python")
     # By force: the version alone does not tell which TensorFlow an installed one was compiled against.
     install = [tools.provide_uv(), "pip", "install", "--python", python, "--reinstall", "--no-deps"] + wheels
     tools.run("installing Horovod", install, tools.log_of(prefix), tools.environment(prefix))
-    tools.run(
-        "loading Horovod", [python, "-c", "import horovod.tensorflow"], tools.log_of(prefix), tools.environment(prefix)
-    )
+    has_loaded = os.path.join(folder, LOADED)
+    if not os.path.exists(has_loaded):
+        load = [python, "-c", "import horovod.tensorflow"]
+        tools.run("loading Horovod", load, tools.log_of(prefix), tools.environment(prefix))
+        open(has_loaded, "w").close()
 
 
 def horovod_only() -> None:
