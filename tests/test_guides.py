@@ -163,6 +163,16 @@ def test_a_training_reads_its_share_of_tfrecord_files(tmp_path: Path, monkeypatc
     assert not [event for event in muster.open_run().events() if event.kind == "note"]
 
 
+@pytest.mark.slow
+def test_all_ranks_stop_early_after_the_same_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(program("training.md", "early stopping"))
+    cluster = muster.run_cluster(2, strategy="horovod", worker_script="train.py", run_timeout=200).cluster
+    first, second = (cluster.logs(f"worker-{rank}").splitlines()[-1] for rank in range(2))
+    assert first == second
+    assert 2 < int(first.split()[2]) < 100
+
+
 @functools.cache
 def python_with_torch() -> str:
     """Return an interpreter with PyTorch: this one, or that of Debian's python3-torch; empty where there is none."""
