@@ -137,7 +137,8 @@ def provide_uv() -> str:
     except subprocess.CalledProcessError:
         package = "python{}.{}-venv".format(*sys.version_info[:2])
         if os.geteuid() != 0 or not shutil.which("apt-get"):
-            raise SetupError(f"{sys.executable} cannot make environments: install {package}") from None
+            how = f"run:  sudo apt-get install {package}" if shutil.which("apt-get") else f"install {package}"
+            raise SetupError(f"{sys.executable} cannot make environments; {how}") from None
         run(f"installing {package}", [sys.executable, SYSTEM, package], log)
     partial = tempfile.mkdtemp(prefix=".uv-", dir=cache())
     try:

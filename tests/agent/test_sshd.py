@@ -224,7 +224,7 @@ def test_an_account_that_sshd_would_refuse(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_configuration() -> None:
-    config: dict[str, Any] = {"scratch": "/s c", "run": "r", "name": "worker-0", "environ": {}}
+    config: dict[str, Any] = {"scratch": "/s c", "run_id": "r", "name": "worker-0", "environ": {}}
     config["sshd"] = {"version": "OpenSSH_9.8p1, OpenSSL"}
     lines = sshd_config(config, "127.1.2.3", 2222, "/s c/ssh").splitlines()
     assert "ListenAddress 127.1.2.3" in lines

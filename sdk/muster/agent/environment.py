@@ -84,7 +84,7 @@ def _from_resources(config: "dict[str, Any]") -> "dict[str, str]":
 def _identity(config: "dict[str, Any]", address: str) -> "dict[str, str]":
     scratch = config["scratch"]
     return {
-        "MUSTER_RUN_ID": config["run"],
+        "MUSTER_RUN_ID": config["run_id"],
         "MUSTER_WORKER": config["name"],
         "MUSTER_ROLE": config["role"],
         "MUSTER_INDEX": str(config["index"]),

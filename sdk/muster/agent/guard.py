@@ -43,7 +43,7 @@ class GuardedWorker:
         self.decoder = frames.Decoder()
         self.claims = claims
         self.outcome: "dict[str, object]" = {}
-        self.run_id: str = config["run"]
+        self.run_id: str = config["run_id"]
         self.scratch: str = config["scratch"]
         self.imports: "dict[str, Any] | None" = config.get("imports")
         self.facts = {
@@ -163,7 +163,7 @@ class Guard:
         cores = claim_cores(claims["folder"], claims["cores"], [config["cpu"] for config in workers])
         # The workers of a cluster share its cores: a rank has threads beside the one that computes, and pinned to a
         # single core they would wait for one another while the core of a waiting rank is idle.
-        runs = {config["run"] for config in workers}
+        runs = {config["run_id"] for config in workers}
         running = [worker for worker in self._workers.values() if worker.run_id in runs and not worker.has_ended]
         of_each = [core_numbers(held) for held in cores + [worker.claims[0] for worker in running]]
         common["cores"] = sorted(number for numbers in of_each for number in numbers) if all(of_each) else []

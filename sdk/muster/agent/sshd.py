@@ -119,7 +119,7 @@ class Sshd:
         reader, stderr = os.pipe()
         os.set_blocking(reader, False)
         try:
-            environment = {"PATH": os.defpath, "MUSTER_RUN_ID": self._config["run"]}
+            environment = {"PATH": os.defpath, "MUSTER_RUN_ID": self._config["run_id"]}
             pid = spawn([self._config["sshd"]["path"], "-D", "-e", "-f", config], environment, "/", stderr)
         finally:
             os.close(stderr)
@@ -197,7 +197,7 @@ def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) 
         user=pwd.getpwuid(os.geteuid()).pw_name,
         # From 9.8 on sshd shuts out addresses for a while that it finds suspicious, such as one of many workers.
         extra="PerSourcePenalties no\n" if version_of(config["sshd"]["version"]) >= (9, 8) else "",
-        run=config["run"],
+        run=config["run_id"],
         worker=config["name"],
         entry=" ".join(_quoted(word) for word in entry),
     )

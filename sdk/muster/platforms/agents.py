@@ -44,7 +44,7 @@ def agent_config(spec: WorkerSpec, cap: int, places: Mapping[str, str] | None = 
         "role": spec.role,
         "index": spec.index,
         "generation": spec.generation,
-        "run": spec.run_id,
+        "run_id": spec.run_id,
         "cpu": spec.resources.cpu,
         "memory": spec.resources.memory_bytes,
         "gpu": spec.resources.gpu,
