@@ -112,7 +112,7 @@ def bare_containers(podman: Podman, folder: Path) -> Iterator[tuple[str, list[st
 
 
 def steps_per_second(out: Path) -> float:
-    """What the script measured."""
+    """The speed that the script measured."""
     return float(json.loads(out.read_text())["steps_per_second"])
 
 

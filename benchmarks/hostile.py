@@ -157,7 +157,7 @@ ON_SERVICE = (
 
 @dataclass
 class Use:
-    """What a process uses while it is attacked: the most of each, and CPU as a share of a core."""
+    """Resources that a process uses while it is attacked: the most of each, and CPU as a share of a core."""
 
     process: psutil.Process
     memory: list[float] = field(default_factory=list)

@@ -64,7 +64,7 @@ def find_torch() -> str | None:
 
 
 def by_muster(strategy: str, python: str, script: str) -> float:
-    """With ``restarts=1``; call it in a new session."""
+    """Recover with ``restarts=1``; call it in a new session."""
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         muster.run_cluster(
             RANKS, strategy=strategy, python=python, worker_script=HERE / script, args=[name], restarts=1,
@@ -74,7 +74,7 @@ def by_muster(strategy: str, python: str, script: str) -> float:
 
 
 def by_elastic_horovod(hosts: Hosts) -> float:
-    """With ``horovodrun --host-discovery-script``."""
+    """Recover with ``horovodrun --host-discovery-script``."""
     with tempfile.TemporaryDirectory() as name:
         discovery = Path(name, "hosts")
         discovery.write_text("#!/bin/sh\n" + "".join(f"echo {address}:1\n" for address in hosts.addresses))
@@ -84,7 +84,7 @@ def by_elastic_horovod(hosts: Hosts) -> float:
 
 
 def by_torchrun(python: str) -> float:
-    """With ``torchrun --max-restarts=1``."""
+    """Recover with ``torchrun --max-restarts=1``."""
     with tempfile.TemporaryDirectory() as name:
         subprocess.run(
             [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={RANKS}", "--max_restarts=1",

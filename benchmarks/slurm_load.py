@@ -1,4 +1,4 @@
-"""What a session asks of Slurm a second while a run lives: with 10 workers, 100 and 1,000.
+"""Load that a session puts on Slurm in a second while a run lives: with 10 workers, 100 and 1,000.
 
 With 10 all is real: tasks on the tests' Slurm of two nodes. With more the agents are simulated
 (``thousand_agents.py``), and commands that only answer stand in for Slurm's; the session is Muster's own, with a

@@ -300,7 +300,7 @@ def be_agents(channel: Connection, reports: Sequence[str]) -> None:
 
 
 class Orders:
-    """What some agents are told.
+    """Orders that some agents are sent.
 
     Attributes:
         fail: has the first of them fail, with a status.

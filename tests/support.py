@@ -86,7 +86,7 @@ def guide_program(guide: str, name: str) -> str:
 
 
 def program_of(guide: str, name: str, module: str = "program_of_a_guide") -> dict[str, Any]:
-    """What a program of a guide defines, as a module of that name."""
+    """The names that a program of a guide defines, as a module of that name."""
     made = types.ModuleType(module)
     sys.modules[module] = made  # where dataclasses look for the names in their types
     exec(compile(guide_program(guide, name), f"{guide}:{name}", "exec"), vars(made))

@@ -1,4 +1,4 @@
-"""That the benchmarks run and say what they are meant to say; never how fast anything is."""
+"""Tests that the benchmarks run and say what they are meant to say; never how fast anything is."""
 
 from __future__ import annotations
 

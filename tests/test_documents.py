@@ -57,7 +57,7 @@ def in_reference() -> set[str]:
 
 
 def names_of(module: str) -> set[str]:
-    """What a module offers, without importing it, as it may need TensorFlow: its ``__all__``, or what it defines."""
+    """Names of a module, without importing it (it may need TensorFlow): its ``__all__``, or what it defines."""
     path = ROOT / "sdk" / module.replace(".", "/")
     body = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()).body
     for node in body:
@@ -144,7 +144,7 @@ def blocks(document: Path) -> list[str]:
 
 
 def trees(document: Path) -> list[ast.Module]:
-    """What stands in a document, parsed; an ellipsis stands for more arguments."""
+    """The Python blocks of a document, parsed; an ellipsis stands for more arguments."""
     return [ast.parse(block.replace(", ...)", ")").replace("(...)", "()")) for block in blocks(document)]
 
 

@@ -1,4 +1,4 @@
-"""What is built, in environments of its own: in an empty folder, with each extra, beside packages that are there."""
+"""The built package in fresh environments: in an empty folder, with each extra, beside packages that are there."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """What a command prints, run in this folder as somebody without our environment would."""
+    """Run a command and return what it prints, in this folder as somebody without our environment would."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -54,7 +54,7 @@ def draw_set(n: int, seed: int = 0, first: int = 0) -> Tuple[np.ndarray, np.ndar
 
 
 def length(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of vectors; `np.hypot` takes several times as long to keep numbers in range that are far from leaving it."""
+    """The length of vectors; `np.hypot` takes several times as long, to keep numbers in range that never leave it."""
     return np.sqrt(x * x + y * y)
 
 

@@ -91,7 +91,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What it counts as in the table."""
+        """The row of the table that it counts in."""
         if self.restarts:
             return f"restarts: {self.family}"
         return self.family if self.platform == "local" else f"{self.platform}: {self.family}"

@@ -205,7 +205,7 @@ def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = 
         with stage.clocks.shown(apart) if stage.clocks else contextlib.nullcontext():
             outcome = (live or run_once)(stage)
         if stage.cut:
-            surroundings.mend_link(*stage.cut)
+            surroundings.repair_link(*stage.cut)
     finally:
         tempfile.tempdir = None
         for name, value in before.items():
@@ -269,7 +269,7 @@ def run_once(stage: Stage) -> Outcome:
             stage.cluster.wait()
         except MusterError as raised:
             error = raised
-        stage.place.mend()
+        stage.place.repair()
         left = what_is_left(run_dir.name or newest_run(), stage.place)
         gone_at = time.time()
         stage.is_over = True

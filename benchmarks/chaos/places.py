@@ -59,7 +59,7 @@ class Here:
         """Cut the host with that address off, without a word."""
         raise StopIteration
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Undo what was done to it, once the run has ended."""
 
     def left(self) -> list[str]:
@@ -82,7 +82,7 @@ class ApartFromFiles(Here):
         finally:
             self._platform.close()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """End what belongs to the platform, and not to the run."""
         if self._platform is not None:
             self._platform.close()
@@ -151,7 +151,7 @@ class OnHosts(Here):
         hosts = self._network.hosts.values() if self._network else ()
         return [f"{host.name}: {found}" for host in hosts for found in host.left_behind() if not _is_stale(found)]
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Plug all cables in, and end what their hosts' sshds still keep for a client that they cannot hear of."""
         for host in self._network.hosts.values() if self._network else ():
             host.plug_in()

@@ -192,7 +192,7 @@ def uninterrupted(shape: Shape) -> list[str]:
 
 
 def orders_for(folder: Path, reaction: str) -> dict[str, Any]:
-    """What the script is told where nothing is to go wrong."""
+    """The arguments of the script where nothing is to go wrong."""
     (folder / "checkpoints").mkdir()
     return {
         "folder": str(folder),

@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def topologies(self) -> Sequence[str]:
-        """How its ranks may talk to each other."""
+        """The ways in which its ranks may talk to each other."""
         only = {"horovod": "allreduce", "servers": "servers", "parameter_server": "coordinator"}
         return (only[self.strategy],) if self.strategy in only else ("ring", "all")
 

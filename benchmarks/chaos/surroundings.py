@@ -128,7 +128,7 @@ def cut_link(one: int, other: int) -> None:
     _rules("add", one, other)
 
 
-def mend_link(one: int, other: int) -> None:
+def repair_link(one: int, other: int) -> None:
     """Undo that."""
     _rules("del", one, other)
 

@@ -51,7 +51,7 @@ class Sender:
         return int.from_bytes(self.answers[0].payload, "little")
 
     def pieces(self, contents: dict[str, bytes], size: int) -> list[wire.Chunk]:
-        """What is missing, in pieces."""
+        """Return the missing contents, in pieces."""
         different = list(dict.fromkeys(contents.values()))
         stream = b"".join(data for number, data in enumerate(different) if self.lacks >> number & 1)
         starts = range(0, len(stream), size)

@@ -1,4 +1,4 @@
-"""What the runner tells of an exception."""
+"""Reports of the runner about an exception."""
 
 from __future__ import annotations
 

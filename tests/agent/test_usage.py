@@ -1,4 +1,4 @@
-"""What a worker's processes use, as it is measured."""
+"""Measurement of what a worker's processes use."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_it_ends_with_its_engine(engines: Engines, run: Run, stub_session: StubS
 def test_what_a_worker_that_is_killed_whole_has_left_goes_with_the_next(
     engines: Engines, run: Run, stub_session: StubSession
 ) -> None:
-    """And nothing goes that a living one has, be it only its agent that lives."""
+    """Nothing is removed that a living one has, be it only its agent that lives."""
     scratch: dict[str, Any] = {"scratch": Path(symbol("scratch"))}
     killed = engines.start(run.spec(session=stub_session.address, **scratch))
     agent = stub_session.wait_for("hello")["pid"]

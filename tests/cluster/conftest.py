@@ -1,4 +1,4 @@
-"""What all tests of this folder share."""
+"""Fixtures that all tests of this folder share."""
 
 from __future__ import annotations
 

@@ -133,5 +133,5 @@ def test_nothing_is_painted_over_what_others_print_while_it_is_in_the_background
 
 
 def seconds_shown(tmux: Tmux) -> list[float]:
-    """How long the run takes already, in every picture that is seen."""
+    """The elapsed time of the run, in every picture that is seen."""
     return [float(found) for found in re.findall(r"([\d.]+) s\s+4 running", tmux("capture-pane", "-p"))] or [0.0]

@@ -1,4 +1,4 @@
-"""What tests do with a run that goes from its folders to its record."""
+"""Helpers of tests for a run that goes from its folders to its record."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ class Refusing(ScriptedPlatform):
 
 
 def sizes_of(platform: ScriptedPlatform) -> list[str]:
-    """How many ranks each attempt had, as its first worker was told."""
+    """Numbers of ranks of each attempt, as its first worker was told."""
     orders = platform.player("worker-0").orders
     return [fields["env"]["WORLD_SIZE"] for kind, fields in orders if kind == "start"]
 

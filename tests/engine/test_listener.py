@@ -17,7 +17,7 @@ from muster.testing import SimulatedLoop
 
 
 class Took(asyncio.Protocol):
-    """What takes the bytes of a guest."""
+    """Receiver of the bytes of a guest."""
 
     def __init__(self, listens: Listener, guest: Guest) -> None:
         self._listens = listens

@@ -1,4 +1,4 @@
-"""What the engine does for a run grows no faster than the number of its workers, whatever becomes of them."""
+"""The work of the engine for a run grows no faster than the number of its workers, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_very_many_workers_are_polled_less_often() -> None:
 
 
 def lines_run(n_workers: int, happens: Callable[[Scene], None], journal: Journal) -> Counter[str]:
-    """How many lines each function of the engine has run for so many workers; a loop's line counts for each turn."""
+    """Count the lines that each function of the engine runs for so many workers; a loop's line counts for each turn."""
     counts: Counter[str] = Counter()
     counters: dict[CodeType, Callable[[FrameType, str, Any], Any] | None] = {}
 

@@ -377,7 +377,7 @@ def test_a_worker_may_have_as_many_ranks_as_are_planned(told: Told) -> None:
 @pytest.mark.parametrize("are_ordered", [True, False])
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_an_agent_does_not_speak_for_another_workers_rank(told: Told, are_ordered: bool, comes_first: bool) -> None:
-    """Whether it claims it before anything is planned, before it was started or later; with a launcher or without."""
+    """Such a claim never counts, whether it comes before anything is planned or later, with or without a launcher."""
     lies = [wire.Started(8, 1), wire.Exited(8, 1, 9), wire.Progress(1, 1, metrics={"loss": -1.0})]
     told.hear(HELLO)
     if comes_first:

@@ -27,7 +27,7 @@ LARGE = os.urandom(1 << 22)
 
 
 class Took(asyncio.Protocol):
-    """What the session's side has taken."""
+    """Bytes that the session's side has taken."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -42,7 +42,7 @@ class Took(asyncio.Protocol):
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of the session's side and of the other."""
+    """TLS contexts of the session's side and of the other."""
     ours, certificate = server_context(tmp_path_factory.mktemp("tls"), "127.0.0.1")
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     theirs.check_hostname = False

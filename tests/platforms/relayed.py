@@ -36,7 +36,7 @@ class ProcessRelay(Relay):
         self.asked += [(spec.name, spec.generation) for spec in specs]
         return [("127.0.0.1", self.port)] * len(specs)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Make a new one at the same address."""
         self._end()
         self.process = self._start(str(self.port))

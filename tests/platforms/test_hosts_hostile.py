@@ -33,7 +33,7 @@ SLEEP = "threading.Event().wait(30)"
 
 
 class Host:
-    """What every login comes to."""
+    """The outcome of every login."""
 
     def __init__(self, folder: Path) -> None:
         self._program = folder / "ssh"

@@ -92,7 +92,7 @@ def test_a_slot_is_held_between_placing_and_launching_a_worker_that_comes_back(s
 
 
 def test_a_lost_worker_hands_its_slot_on_to_the_one_that_replaces_it(specs: list[WorkerSpec]) -> None:
-    """Whether it has ended may not be known: its host may be silent."""
+    """A worker on a silent host may have ended without anybody knowing."""
     scene = Scene(a=1)
     scene.launch(specs[:1])
     again = replace(specs[0], generation=1)

@@ -87,7 +87,7 @@ def test_a_relay_that_cannot_be_made_is_told_and_leaves_nothing(run: Run) -> Non
     platform.close()
 
 
-def test_a_relay_that_breaks_may_be_mended_while_the_lease_lasts(relayed: Relayed, tmp_path: Path) -> None:
+def test_a_relay_that_breaks_may_be_repaired_while_the_lease_lasts(relayed: Relayed, tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(
         "import pathlib, time\nprint('up', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
     )
@@ -96,7 +96,7 @@ def test_a_relay_that_breaks_may_be_mended_while_the_lease_lasts(relayed: Relaye
     ).cluster
     eventually(lambda: "up" in cluster.logs("worker-0"), "it runs")
     (relay,) = relayed.relays
-    relay.mend()
+    relay.repair()
     (tmp_path / "go").touch()
     cluster.wait()
     assert cluster.result.status == "succeeded"

@@ -31,7 +31,7 @@ from muster.errors import (
 from muster.events import Event
 from muster.job import EndCause, Resources, Status, Worker
 from muster.platforms.slurm.platform import SlurmPlatform
-from muster.platforms.slurm.queue import LOOK_SECONDS, Queue
+from muster.platforms.slurm.queue import POLL_SECONDS, Queue
 
 from tests.platforms.slurm_engine import Engine
 from tests.support import Run, command_line, environment, eventually, shell
@@ -60,7 +60,7 @@ def run(script: str, n: int = 2, **options: Any) -> muster.Cluster:
 
 
 def folders_of_agents() -> list[Path]:
-    """What workers have unpacked, and have there."""
+    """The files that workers have unpacked, and have there."""
     return [*Path(os.environ["TMPDIR"]).glob(f"{UNPACKED}*")]
 
 
@@ -100,7 +100,7 @@ def test_two_nodes_train_and_slurm_sees_no_secrets(project: Path, slurm: Engine,
     assert {(entry["job"], entry["data"]) for entry in said} == {(job, "of the project")}
     assert [entry["slurm"] for entry in said] == [[], []]
     assert sorted(path.name for path in (running.run_dir / "results").iterdir()) == ["model-0", "model-1"]
-    assert slurm.asked()[before:].count("squeue") - 1 <= took / LOOK_SECONDS + 1  # one is the test's
+    assert slurm.asked()[before:].count("squeue") - 1 <= took / POLL_SECONDS + 1  # one is the test's
     eventually(lambda: slurm.jobs() == [], "the job has ended", timeout=20)
     assert not any((muster_home / "slurm").iterdir())
 

@@ -48,7 +48,7 @@ HOST = socket.gethostname()
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn(tmp_path / "slurm")
     monkeypatch.setenv("PATH", made.path)
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(queue, "POLL_SECONDS", 0.0)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return made
 
@@ -83,7 +83,7 @@ def test_a_job_that_the_queue_does_not_show_is_not_over(fake: StandIn, monkeypat
     fake.says("sacct", "TIMEOUT|0:0|None\n")
     over = state_of(worker, made, None, None)
     assert (over.status, "TIMEOUT" in str(over.reason)) == (Status.FAILED, True)
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(queue, "POLL_SECONDS", 60.0)
     before = len(fake.asked("scontrol"))
     assert looked.end_of("8") == looked.end_of("8")
     assert len(fake.asked("scontrol")) - before == 1
@@ -270,7 +270,7 @@ def test_of_what_a_job_prints_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_controller_that_is_down_is_asked_ever_more_rarely(fake: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 2.0)
+    monkeypatch.setattr(queue, "POLL_SECONDS", 2.0)
     now = [1000.0]
     monkeypatch.setattr("muster.platforms.slurm.queue.time.monotonic", lambda: now[0])
     complains = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -301,7 +301,7 @@ def test_slurm_is_asked_as_often_for_a_thousand_workers_of_several_runs_as_for_t
     """The engine polls every 0.3 to 2 s; here a minute passes at once."""
     now = [1000.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr(queue, "LOOK_SECONDS", 2.0)
+    monkeypatch.setattr(queue, "POLL_SECONDS", 2.0)
     monkeypatch.setattr(queue, "time", clock)
     monkeypatch.setattr("muster.platforms.slurm.platform.END_SECONDS", 0.1)
     monkeypatch.setattr("muster.platforms.slurm.states.time", clock)

@@ -60,7 +60,7 @@ class Residuals:
 
 
 def network(scheme: str) -> keras.Model:
-    """With dropout, whose seeds are other ones on every rank."""
+    """Make a model with dropout, whose seeds differ on every rank."""
     keras.utils.set_random_seed(horovod.rank())
     tf.random.get_global_generator().reset_from_seed(horovod.rank())
     model = keras.Sequential(

@@ -57,7 +57,7 @@ class Relay(ABC):
 
     It carries bytes, and needs to be trusted with nothing: agents speak TLS with the session through it, and know its
     certificate. An agent whose connection breaks dials the same address again until its lease has passed, so that a
-    relay may be mended meanwhile.
+    relay may be repaired meanwhile.
     """
 
     @abstractmethod

@@ -80,7 +80,7 @@ def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig)
-    monkeypatch.setattr(kubernetes, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(kubernetes, "POLL_SECONDS", 0.5)
     monkeypatch.setattr(kubernetes.KubernetesPlatform, "poll_seconds", (0.5, 0.5))
     with cluster.namespace() as name:
         options: dict[str, Any] = {"namespace": name, "image": cluster.image}
@@ -93,7 +93,7 @@ def space(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def this_machine() -> dict[str, Any]:
-    """What is laid over pods that have this machine's own Python, so that no image has to be pulled.
+    """The overlay of pods that have this machine's own Python, so that no image has to be pulled.
 
     Their root file system is read-only, which Muster bears on every cluster.
     """

@@ -57,7 +57,7 @@ def test_a_list_that_is_older_than_a_pod_is_no_proof_that_it_is_gone(fake: Fake)
 
 
 def test_why_a_pod_is_gone_is_asked_once_where_that_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.platforms.kubernetes.platform.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.POLL_SECONDS", 0.0)
     leaving = {**POD, "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:00Z"}}
     refused = Answer(403, {"message": "cannot list events"})
     fake.otherwise = lambda method, path: refused if "/events" in path else Answer(200, {"items": [leaving]})

@@ -1,4 +1,4 @@
-"""The client of a cluster's API: how one logs in, and what is mended of what goes wrong. By a fake server."""
+"""The client of a cluster's API: logins, and what it tries again of what goes wrong. By a fake server."""
 
 from __future__ import annotations
 

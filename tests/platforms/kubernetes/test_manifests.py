@@ -22,7 +22,7 @@ SYSCTLS = {
 
 
 def faults(pod: dict[str, Any]) -> Iterator[str]:
-    """What a pod has against the standard, as kubernetes.io/docs/concepts/security/pod-security-standards lists it."""
+    """List where a pod breaks the standard of kubernetes.io/docs/concepts/security/pod-security-standards."""
     spec, all_of = pod["spec"], pod["spec"].get("securityContext", {})
     for shared in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(shared):

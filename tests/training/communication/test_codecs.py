@@ -63,7 +63,7 @@ def decoded(code: Compressor, tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def assert_conserves(code: Compressor, tensor: npt.NDArray[Any]) -> None:
-    """That what is sent and what is left out make the tensor again: bit for bit, or within rounding."""
+    """Check that what is sent and what is left out add up to the tensor: bit for bit, or within rounding."""
     payload = code.compress(tf.constant(tensor))
     sent = code.decompress(payload, tensor.shape).numpy()
     left = code.left_out(tf.constant(tensor), payload).numpy()

@@ -32,10 +32,10 @@ from muster.platforms.session_guard import is_orphaned, owner
 from muster.runtime.extras import extra
 
 AT_ONCE = 8  # requests to the cluster at the same time
-LOOK_SECONDS = 2.0  # between two looks at the pods
-IDLE_LOOK_SECONDS = 6.0  # the same while nothing changes: agents that are connected say what becomes of them
+POLL_SECONDS = 2.0  # between two polls of the pods
+IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: agents that are connected say what becomes of them
 CLOSE_SECONDS = 15.0  # that pods may take to end
-CLOSING_LOOK_SECONDS = 0.5  # between two looks meanwhile
+CLOSING_POLL_SECONDS = 0.5  # between two polls meanwhile
 TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
 NOBODY = Worker("", "")
 
@@ -84,7 +84,7 @@ class KubernetesPlatform(Platform):
         None, "Largest size of a worker's log in bytes", default="64 MiB", metavar="BYTES", minimum=1
     )
     name = "kubernetes"
-    poll_seconds = (LOOK_SECONDS, IDLE_LOOK_SECONDS)
+    poll_seconds = (POLL_SECONDS, IDLE_POLL_SECONDS)
     explain_seconds = 6.0
     storage = Storage.NOTHING
     python = "python3"
@@ -321,7 +321,7 @@ class KubernetesPlatform(Platform):
         if all(worker.status.is_final for worker in known):
             return known
         others = {worker.id for worker in known if worker.id not in self._workers}
-        if time.monotonic() >= self._looked_at + LOOK_SECONDS or not others <= self._looked_for:
+        if time.monotonic() >= self._looked_at + POLL_SECONDS or not others <= self._looked_for:
             self._look(handles)
         return [self._workers.get(worker.id) or self._now(worker) for worker in known]
 
@@ -469,7 +469,7 @@ class KubernetesPlatform(Platform):
             self._look(living)
             living = [handle for handle in living if not self._workers[handle].status.is_final]
             if living:
-                time.sleep(CLOSING_LOOK_SECONDS)
+                time.sleep(CLOSING_POLL_SECONDS)
 
     @staticmethod
     def _sweep(client: ApiClient, namespace: str) -> None:

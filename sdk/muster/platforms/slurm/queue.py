@@ -13,9 +13,9 @@ from muster.errors import PlatformError
 from muster.platforms.slurm import commands
 from muster.platforms.slurm.words import OVER, WAITING, state_word
 
-LOOK_SECONDS = 2.0  # between two looks at the least
+POLL_SECONDS = 2.0  # between two polls at the least
 LONGEST_PAUSE = 30.0  # until Slurm is asked again that does not answer: twice as long each time, up to this
-PLACE_SECONDS = 30.0  # between two looks at everybody's jobs, for how many come first
+PLACE_SECONDS = 30.0  # between two polls of everybody's jobs, for how many come first
 FIELDS = "%i|%T|%r|%S|%P|%k"
 AHEAD = "%i|%P"
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Queue:
             PlatformError: Slurm cannot be asked.
         """
         with self._lock:
-            if time.monotonic() >= self._asked_at + LOOK_SECONDS:
+            if time.monotonic() >= self._asked_at + POLL_SECONDS:
                 waits = any(job.is_waiting for job in self._jobs.values())
                 if waits and time.monotonic() >= self._placed_at + PLACE_SECONDS:
                     self._look_at_everybody()
@@ -100,7 +100,7 @@ class Queue:
         """
         with self._lock:
             now = time.monotonic()
-            self._ends = {known: end for known, end in self._ends.items() if end[0] + LOOK_SECONDS > now}
+            self._ends = {known: end for known, end in self._ends.items() if end[0] + POLL_SECONDS > now}
             if job not in self._ends:
                 self._ends[job] = now, self._patiently(lambda: end_of(job))
             return self._ends[job][1]
@@ -116,7 +116,7 @@ class Queue:
         try:
             found = ask()
         except PlatformError as error:
-            self._pause = min(max(2 * self._pause, LOOK_SECONDS), LONGEST_PAUSE)
+            self._pause = min(max(2 * self._pause, POLL_SECONDS), LONGEST_PAUSE)
             self._again_at = time.monotonic() + self._pause
             self._trouble = error
             raise
