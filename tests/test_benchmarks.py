@@ -136,11 +136,11 @@ def test_an_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
 def test_first_step_compares_cold_and_warm_with_bare(monkeypatch: pytest.MonkeyPatch) -> None:
     # Training itself would take most of a minute.
     taken = {"horovodrun": 7.0, "agents": 4.0}
-    monkeypatch.setattr(training, "by_muster", lambda launcher="horovodrun": {"seconds": taken[launcher]})
-    monkeypatch.setattr(training, "by_horovodrun", lambda hosts, *options: {"seconds": 10.0})
+    monkeypatch.setattr(training, "by_muster", lambda launcher="horovodrun": {"seconds": taken[launcher], "end": 1.0})
+    monkeypatch.setattr(training, "by_horovodrun", lambda hosts, *options: {"seconds": 10.0, "end": 2.0})
     figures = quick_figures("first_step")
-    assert [figure["ratio"]["median"] for figure in figures] == [0.7, 0.4, 0.7]
-    assert [figure["target"] for figure in figures] == ["≤ 1 ×", "≤ 0.6 ×", None]
+    assert [figure["ratio"]["median"] for figure in figures] == [0.7, 0.4, 0.7, 0.5]
+    assert [figure["target"] for figure in figures] == ["≤ 1 ×", "≤ 0.6 ×", None, None]
 
 
 QUICK = {"serve_ready": [], "thousand_agents": ["≤ 10 %"], "hostile": []}  # with their targets; CI runs others
