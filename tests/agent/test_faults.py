@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -98,7 +99,8 @@ def kill(*pids: int) -> float:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # none of them may act on the end of another
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # what is not among them may have ended it by now
+            os.kill(pid, signal.SIGKILL)
     return now
 
 
