@@ -734,7 +734,10 @@ def test_a_run_whose_lines_cannot_be_written_says_so_and_goes_on(tmp_path: Path)
     assert "The output cannot be written: No space left on device. The run goes on without it.\n" in done.stderr
 
 
-def test_the_doctor_breaks_no_line_in_a_pipe_and_no_path_off_in_a_terminal(script: str) -> None:
+def test_the_doctor_breaks_no_line_in_a_pipe_and_no_path_off_in_a_terminal(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     command = ("doctor", "--no-launch", "-s", "processes", script)
     (found,) = (line for line in muster(*command).stdout.splitlines() if script in line)
     assert "compiles" in found

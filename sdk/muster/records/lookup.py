@@ -48,7 +48,7 @@ def list_runs(
         JobError: ``limit`` is no number of runs, or there is no such status.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name= and status= choose among runs")
+        raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name or status choose among runs")
     wanted = STATUSES if status is None else (status,) if isinstance(status, str) else tuple(status)
     unknown = [repr(one) for one in wanted if one not in STATUSES]
     if unknown:
