@@ -107,8 +107,9 @@ class LogFile:
         try:
             lost, cause = self._move_content(size)
         except OSError as error:
-            self._stuck_at = size  # another copy of all of it at each check would hold up everything else
-            self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
+            if not self._stuck_at:
+                self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
+            self._stuck_at = self.size()  # another copy of all of it at each check would hold up everything else
             return
         self._stuck_at = self._last_size = 0
         self._reader.seek(0)

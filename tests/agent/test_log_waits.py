@@ -1,0 +1,40 @@
+"""Lines that a full disk does not take wait in the log of the rank that printed them, and are lost by nobody."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from muster.agent.logfile import RankLog
+
+
+class Full(RankLog):
+    """A log whose disk takes nothing until it is told to."""
+
+    takes = False
+
+    def append(self, data: bytes) -> bool:
+        return super().append(data) if self.takes else False
+
+
+def test_lines_that_a_full_disk_does_not_take_wait(tmp_path: Path) -> None:
+    log = Full(str(tmp_path / "worker-0.log"), 1 << 24)
+    rank = RankLog(str(tmp_path / "ranks" / "rank-0.log"), 1 << 24)
+    lines = b"".join(b"line %06d\n" % number for number in range(50_000))
+    os.write(rank.descriptor, lines)
+    for _ in range(3):
+        rank.copy_to(log)
+    log.takes = True
+    rank.copy_to(log, is_over=True)
+    assert (tmp_path / "worker-0.log").read_bytes() == lines
+    rank.close()
+    log.close()
+
+
+def test_a_log_that_somebody_has_removed_ends_nothing(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "log"), cap=1000)
+    log.append(b"x" * 2000 + b"\n")
+    (tmp_path / "log").unlink()
+    log.rotate_when_full(wait_for_reader=False)
+    assert "cannot be emptied: No such file or directory" in log.read()
+    log.close()
