@@ -6,7 +6,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.test_page import at, recorded, show, training
+from tests.browser.test_page import recorded, show
+from tests.dashboard.scenes import at, training
 
 
 def test_a_metric_named_proto_has_its_curve_and_so_has_its_validation(page: Page, tmp_path: Path) -> None:
