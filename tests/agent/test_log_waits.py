@@ -1,4 +1,4 @@
-"""Lines that a full disk does not take wait in the log of the rank that printed them, and are lost by nobody."""
+"""Logs of a rank whose disk is full, or which somebody has removed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def test_lines_that_a_full_disk_does_not_take_wait(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_log_that_somebody_has_removed_ends_nothing(tmp_path: Path) -> None:
+def test_a_log_that_somebody_has_removed_says_so_once(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "log"), cap=1000)
     log.append(b"x" * 2000 + b"\n")
     (tmp_path / "log").unlink()
-    log.rotate_when_full(wait_for_reader=False)
-    assert "cannot be emptied: No such file or directory" in log.read()
+    for _ in range(20):  # looks of the agent's, ten a second; nothing is printed meanwhile
+        log.rotate_when_full(wait_for_reader=False)
+    said = log.read().count("cannot be emptied: No such file or directory")
     log.close()
+    assert said == 1

@@ -261,3 +261,21 @@ def test_workers_that_share_nothing_and_get_lost(
     loop.call_later(when, checked.platform.player("worker-1").hang_up)
     made.begin(checked)
     assert finish(loop, made).error is not None
+
+
+@pytest.mark.parametrize("step", ["close", "are_done", "end"])
+@pytest.mark.parametrize("error", [KeyError("a defect"), RuntimeError("can't start new thread")], ids=repr)
+def test_observers_that_cannot_be_let_go_hold_up_no_end(
+    loop: SimulatedLoop,
+    made: Execution,
+    checked: CheckedRun,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: Exception,
+) -> None:
+    def raising(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(made._observers, step, raising)
+    made.begin(checked)
+    assert finish(loop, made).status == "succeeded"
