@@ -13,22 +13,9 @@ import subprocess
 import sys
 
 import setup
-import tools
 
-# What a user's environment may have had before Muster came; browsers and benchmarks are ours alone.
-OLDEST_EXTRAS = (
-    "workbench",
-    "containers",
-    "kubernetes",
-    "trust",
-    "serve",
-    "notebook",
-    "tensorflow",
-    "horovod-build",
-    "demo",
-    "test",
-    "browser",
-)
+# What a user's environment never had before Muster came.
+NOT_OLDEST_EXTRAS = (*setup.NOT_LOCKED, "docs", "bench")
 # Asks for a newer rich than Muster does. One test has it, a slow one.
 NOT_OLDEST = ("schemathesis",)
 NEEDS_IT = "tests/serve/test_fuzz.py"
@@ -63,35 +50,25 @@ WARNINGS = (
 )
 
 
-def provide(name: str, python: str, version: "tuple[int, int, int]", requirements: str) -> str:
+def provide(name: str, python: str, requirements: str) -> str:
     """Make an environment with these requirements and Muster, unless it is there. Returns its interpreter."""
-    prefix = os.path.join(tools.ROOT, name)
-    own = os.path.join(prefix, "bin", "python")
+    prefix = os.path.join(setup.ROOT, name)
     with open(requirements, encoding="utf-8") as file:
-        key = setup.key_of(version, file.read())
-    if setup.stamped(prefix) == [tools.ROOT, key]:
-        return own
-    uv, env = tools.provide_uv(), tools.environment(prefix)
-    setup.make_environment(uv, prefix, python, version)
-    sync = [uv, "pip", "sync", "--python", own, requirements]
-    tools.run(f"installing into {name}", sync, tools.log_of(prefix), env)
-    install = [uv, "pip", "install", "--python", own, "--no-deps", "--no-build-isolation", "-e", tools.ROOT]
-    tools.run(f"installing Muster into {name}", install, tools.log_of(prefix), env)
-    setup.stamp(prefix, key)
-    return own
+        key = setup.key_of(python, file.read())
+    if not setup.is_made(prefix, key):
+        setup.make_environment(prefix, python, key, ["sync", requirements], setup.MUSTER)
+    return os.path.join(prefix, "bin", "python")
 
 
 def lowest(python: str) -> str:
     """Write the lowest versions that setup.cfg allows to a file in build/, and return its path."""
-    path, excludes = (os.path.join(tools.ROOT, "build", name) for name in ("oldest.txt", "not-oldest.txt"))
+    path, excludes = (os.path.join(setup.ROOT, "build", name) for name in ("oldest.txt", "not-oldest.txt"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(excludes, "w", encoding="utf-8") as file:
         file.write("\n".join(NOT_OLDEST) + "\n")
-    extras = [word for extra in OLDEST_EXTRAS for word in ("--extra", extra)]
     how = ["--quiet", "--resolution", "lowest-direct", "--python", python, "--no-header", "--no-annotate"]
-    how += ["--excludes", excludes]
-    command = [tools.provide_uv(), "pip", "compile"] + how + extras + ["setup.cfg", "-o", path]
-    subprocess.check_call(command, cwd=tools.ROOT, env=tools.environment(setup.VENV), stdout=subprocess.DEVNULL)
+    how += ["--excludes", excludes, *setup.extras(NOT_OLDEST_EXTRAS), "setup.cfg", "-o", path]
+    setup.run("finding the oldest versions", [setup.provide_uv(), "pip", "compile", *how])
     return path
 
 
@@ -100,21 +77,20 @@ def environments() -> "list[tuple[str, str]]":
 
     Returns their names and interpreters. A version that is not here is said to be left out.
     """
-    found = [(version, tools.find_python([version])) for version in sorted(setup.SUPPORTED)]
-    lock = os.path.join(tools.ROOT, tools.LOCK)
-    usual = tools.version_of(os.path.join(setup.VENV, "bin", "python"))
+    asked = [os.path.join(setup.VENV, "bin", "python"), "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
+    usual = subprocess.check_output(asked, universal_newlines=True).strip()
     made: "list[tuple[str, str]]" = []
     oldest = None
-    for version, python in found:
-        name = ".venv-{}.{}".format(*version)
+    for version in setup.SUPPORTED:
+        python = setup.find_python(version)
         if python is None:
-            tools.say("no Python {}.{} here: the tests on it are skipped".format(*version))
+            setup.say(f"no Python {version} here: the tests on it are skipped")
             continue
         oldest = oldest or python
-        if usual is None or version != usual[:2]:  # .venv has that one, and `make test` runs everything on it
-            made.append((name, provide(name, *python, lock)))
+        if version != usual:  # .venv has that one, and `make test` runs everything on it
+            made.append((f".venv-{version}", provide(f".venv-{version}", python, os.path.join(setup.ROOT, setup.LOCK))))
     if oldest is not None:
-        made.append((".venv-oldest", provide(".venv-oldest", *oldest, lowest(oldest[0]))))
+        made.append((".venv-oldest", provide(".venv-oldest", oldest, lowest(oldest))))
     return made
 
 
@@ -123,22 +99,18 @@ def main() -> int:
     tests = sys.argv[1:] or list(TESTS)
     failed = []
     if not sys.argv[1:]:
-        tools.say("the wheel in fresh environments")
+        setup.say("the wheel in fresh environments")
         command = [os.path.join(setup.VENV, "bin", "python"), "-m", "pytest", "-q", "-m", "installation"]
-        if subprocess.call([*command, "tests/test_installation.py"], cwd=tools.ROOT):
+        if subprocess.call([*command, "tests/test_installation.py"], cwd=setup.ROOT):
             failed.append("fresh environments")
-    try:
-        runs = environments()
-    except (tools.SetupError, subprocess.CalledProcessError) as error:
-        tools.say(str(error))
-        return 1
-    for name, python in runs:
-        tools.say(f"the quick tests in {name}")
+    for name, python in environments():
+        setup.say(f"the quick tests in {name}")
         command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", f"--ignore={NEEDS_IT}", *WARNINGS, *tests]
-        if subprocess.call(command, cwd=tools.ROOT, env=tools.environment(os.path.join(tools.ROOT, name))):
+        path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
+        if subprocess.call(command, cwd=setup.ROOT, env=dict(setup.environment(), PATH=path)):
             failed.append(name)
     if failed:
-        tools.say("failed in {}".format(" and ".join(failed)))
+        setup.say("failed in {}".format(" and ".join(failed)))
     return int(bool(failed))
 
 

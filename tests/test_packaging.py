@@ -2,58 +2,26 @@
 
 import ast
 import configparser
-import fcntl
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import muster
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support import eventually, tracked_files
+from tests.support import tracked_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Compiled against the TensorFlow of the environment, so conda's list of packages cannot have it; see environment.yml.
 COMPILED = {"horovod"}
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"muster_{name}", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def setup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Give a fresh copy of scripts/setup.py and its parts, whose constants a test may change."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    for part in ("tools", "horovod_wheel", "system"):
-        monkeypatch.delitem(sys.modules, part, raising=False)
-    made = load("setup")
-    for part in ("tools", "horovod_wheel", "system"):
-        monkeypatch.setitem(sys.modules, part, sys.modules[part])  # taken away again after the test
-    return made
-
-
-@pytest.fixture
-def system() -> ModuleType:
-    """Give a fresh copy of scripts/system.py."""
-    return load("system")
 
 
 def config() -> configparser.ConfigParser:
@@ -156,24 +124,15 @@ def test_environment_yml_says_what_setup_cfg_says() -> None:
     assert len(pip) == len(set(pip))
 
 
-def test_conda_and_set_up_make_a_python_that_muster_supports(setup: ModuleType) -> None:
+def test_conda_and_set_up_make_a_python_that_muster_supports() -> None:
     requires = config()["options"]["python_requires"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     conda_python = Requirement(conda["dependencies"][0].replace("=", "=="))
     supported = Requirement("python" + requires).specifier
     assert all(f"{spec.version}.0" in supported for spec in conda_python.specifier)
-    assert [f"3.{minor}" for minor in range(6, 20) if f"3.{minor}.0" in supported] == sorted(
-        (".".join(map(str, version)) for version in setup.SUPPORTED), key=lambda text: int(text[2:])
-    )
-
-
-def test_set_up_installs_every_extra_but_the_one_for_gpus(setup: ModuleType) -> None:
-    assert set(setup.EXTRAS) | {"gpu", "horovod"} == set(setup_cfg()) - {""}
-
-
-def test_the_old_tensorflow_is_pinned_too(setup: ModuleType) -> None:
-    for requirement in setup.TF1:
-        assert re.fullmatch(r"[\w-]+==[\d.]+", requirement)
+    (line,) = re.findall(r"^SUPPORTED = (.*)", (ROOT / "scripts" / "setup.py").read_text(), re.MULTILINE)
+    supported_by_set_up = list(ast.literal_eval(line))
+    assert [f"3.{minor}" for minor in range(6, 20) if f"3.{minor}.0" in supported] == supported_by_set_up
 
 
 def test_what_is_imported_is_declared_rather_than_brought_by_something_else() -> None:
@@ -338,363 +297,3 @@ def test_ci_runs_the_very_make_test() -> None:
 
 def test_the_command_muster_is_the_cli() -> None:
     assert config()["options.entry_points"]["console_scripts"].strip() == "muster = muster.__main__:main"
-
-
-def test_set_up_starts_on_a_bare_python() -> None:
-    # -E -S: neither an environment nor site-packages, as on a machine that has nothing yet.
-    done = subprocess.run(
-        [sys.executable, "-E", "-S", str(ROOT / "scripts" / "setup.py"), "--help"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--tests" in done.stdout
-
-
-@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9"])
-def test_set_up_on_a_python_that_is_too_old_begins_all_the_same(version: str) -> None:
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    if not found:
-        pytest.skip(f"no Python {version} is here")
-    command = [str(found[0]), str(ROOT / "scripts" / "setup.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.defpath})
-    assert done.returncode == 0, done.stderr
-    assert "--tests" in done.stdout
-
-
-# ---------------------------------------------------------------------------------------------------- which Python
-
-
-def interpreter(path: Path, version: str | None) -> None:
-    """Write a program that answers, as an interpreter of some version, what set-up asks of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho {version}\n" if version else "#!/bin/sh\nexit 127\n")
-    path.chmod(0o755)
-
-
-@pytest.fixture
-def too_old(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let `python3` be 3.8 and PATH and pyenv's folder be empty."""
-    monkeypatch.setattr(setup.sys, "version_info", (3, 8, 18, "final", 0))
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
-    which = shutil.which
-    monkeypatch.setattr(setup.shutil, "which", lambda name: which(name, path=str(tmp_path / "on path")))
-    return tmp_path
-
-
-def test_the_newest_python_on_the_path_is_taken(setup: ModuleType, too_old: Path) -> None:
-    interpreter(too_old / "on path" / "python3.10", "3 10 12")
-    interpreter(too_old / "on path" / "python3.11", "3 11 2")
-    interpreter(too_old / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12", "3 12 1")
-    assert setup.tools.find_python(setup.SUPPORTED) == (str(too_old / "on path" / "python3.11"), (3, 11, 2))
-
-
-def test_a_shim_that_runs_nothing_is_passed_over(setup: ModuleType, too_old: Path) -> None:
-    interpreter(too_old / "on path" / "python3.12", None)
-    interpreter(too_old / "pyenv" / "versions" / "3.10.13" / "bin" / "python3.10", "3 10 13")
-    assert setup.tools.find_python(setup.SUPPORTED)[1] == (3, 10, 13)
-
-
-def test_without_a_python_that_fits_set_up_says_which_it_needs(
-    setup: ModuleType, too_old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(setup.sys, "argv", ["setup.py"])
-    assert setup.main() == 1
-    assert "Muster needs Python 3.10, 3.11 or 3.12, and found only 3.8.18" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------------------- the stamp, and the wheel
-
-
-@pytest.fixture
-def tree(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Point set-up at a folder of its own, whose path has a space, with the real declarations in it."""
-    root = tmp_path / "a folder"
-    (root / "scripts").mkdir(parents=True)
-    for name in ("setup.cfg", "requirements.lock"):
-        shutil.copy(ROOT / name, root)
-    for part in setup.PARTS:
-        shutil.copy(ROOT / "scripts" / part, root / "scripts")
-    monkeypatch.setattr(setup.tools, "provide_uv", lambda: "uv")
-    monkeypatch.setattr(setup.tools, "ROOT", str(root))
-    monkeypatch.setattr(setup, "VENV", str(root / ".venv"))
-    monkeypatch.setattr(setup, "VENV_TF1", str(root / ".venv-tf1"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
-    return root
-
-
-@pytest.fixture
-def ran(setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the labels of what set-up would run, and make an environment's folder instead of an environment."""
-    labels: list[str] = []
-
-    def run(label: str, argv: list[str], log: str, env: dict[str, str] | None = None) -> None:
-        labels.append(label)
-        if "venv" in argv:
-            (Path(argv[-1]) / "bin").mkdir(parents=True, exist_ok=True)
-            # Not a link: started by one, Python would not know that it belongs to this environment, which has pip.
-            python = Path(argv[-1]) / "bin" / "python"
-            python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-            python.chmod(0o755)
-        if "wheel" in argv:
-            (Path(argv[argv.index("-w") + 1]) / "horovod.whl").touch()
-
-    monkeypatch.setattr(setup.tools, "run", run)
-    return labels
-
-
-HERE = sys.version_info[:3]
-
-
-def test_a_second_set_up_runs_nothing(setup: ModuleType, ran: list[str]) -> None:
-    setup.provide_environment(sys.executable, HERE)
-    assert [label.split()[0] for label in ran] == [
-        "making",
-        "installing",
-        "installing",
-        "compiling",
-        "installing",
-        "loading",
-    ]
-    ran.clear()
-    setup.provide_environment(sys.executable, HERE)
-    assert ran == []
-
-
-@pytest.mark.parametrize("name", ["setup.cfg", "requirements.lock", "scripts/setup.py", "scripts/horovod_wheel.py"])
-def test_what_is_declared_anew_is_installed(setup: ModuleType, ran: list[str], tree: Path, name: str) -> None:
-    setup.provide_environment(sys.executable, HERE)
-    ran.clear()
-    with open(tree / name, "a") as file:
-        file.write("\n# a change\n")
-    setup.provide_environment(sys.executable, HERE)
-    assert ran[-1] == "installing Horovod"
-    assert not any(label.startswith(("making", "compiling")) for label in ran), "the environment and the wheel are kept"
-
-
-def test_a_folder_that_was_moved_gets_an_environment_of_its_own(
-    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setup.provide_environment(sys.executable, HERE)
-    ran.clear()
-    moved = tree.rename(tree.with_name("another folder"))
-    monkeypatch.setattr(setup.tools, "ROOT", str(moved))
-    monkeypatch.setattr(setup, "VENV", str(moved / ".venv"))
-    setup.provide_environment(sys.executable, HERE)
-    assert ran[0].startswith("making .venv")
-
-
-def test_a_set_up_that_failed_is_taken_up_again(
-    setup: ModuleType, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as broken:
-        broken.setattr(
-            setup.horovod_wheel, "provide_horovod", lambda *_: (_ for _ in ()).throw(setup.SetupError("no compiler"))
-        )
-        with pytest.raises(setup.SetupError):
-            setup.provide_environment(sys.executable, HERE)
-    ran.clear()
-    setup.provide_environment(sys.executable, HERE)
-    assert "loading Horovod" in ran
-    assert not any(label.startswith("making") for label in ran)
-
-
-def test_the_wheel_depends_on_python_versions_and_flags(setup: ModuleType, tree: Path) -> None:
-    one = setup.horovod_wheel.wheel_folder((3, 11, 7))
-    assert one == setup.horovod_wheel.wheel_folder((3, 11, 2)), "a patch release changes nothing for it"
-    assert one != setup.horovod_wheel.wheel_folder((3, 12, 1))
-    for version in (setup.horovod_wheel.locked("tensorflow"), setup.horovod_wheel.horovod_pin().partition("==")[2]):
-        assert version in one
-    setup.horovod_wheel.HOROVOD_FLAGS["HOROVOD_WITH_MPI"] = "1"
-    assert one != setup.horovod_wheel.wheel_folder((3, 11, 7))
-
-
-def test_a_kept_wheel_that_does_not_load_is_built_again(
-    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(setup.horovod_wheel.wheel_folder(HERE))
-    folder.mkdir(parents=True)
-    (folder / "horovod.whl").touch()
-    run, failures = setup.tools.run, iter([True, False])
-
-    def fails_once(label: str, *args: Any) -> None:
-        run(label, *args)
-        if label.startswith("loading") and next(failures):
-            raise setup.SetupError("undefined symbol")
-
-    monkeypatch.setattr(setup.tools, "run", fails_once)
-    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
-    assert [label.split()[0] for label in ran] == ["installing", "loading", "compiling", "installing", "loading"]
-
-
-def test_a_wheel_that_has_loaded_is_not_loaded_again(setup: ModuleType, ran: list[str], tree: Path) -> None:
-    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
-    assert [label.split()[0] for label in ran] == ["compiling", "installing", "loading"]
-    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
-    assert [label.split()[0] for label in ran[3:]] == ["installing"]
-
-
-def test_a_set_up_beside_another_does_not_wait_while_that_loads_the_wheel(
-    setup: ModuleType, ran: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, run = Path(setup.horovod_wheel.wheel_folder(HERE)), setup.tools.run
-
-    def looks(label: str, *args: Any) -> None:
-        run(label, *args)
-        with open(f"{folder}.lock", "w") as lock:
-            if not label.startswith("compiling"):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    monkeypatch.setattr(setup.tools, "run", looks)
-    setup.horovod_wheel.provide_horovod(setup.VENV, HERE)
-    assert [label.split()[0] for label in ran] == ["compiling", "installing", "loading"]
-
-
-def test_a_set_up_beside_another_waits_for_its_wheel(
-    setup: ModuleType, ran: list[str], tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(setup.horovod_wheel.wheel_folder(HERE))
-    folder.parent.mkdir(parents=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        beside = threading.Thread(target=setup.horovod_wheel.provide_horovod, args=(setup.VENV, HERE))
-        beside.start()
-        eventually(lambda: "waiting for another clone" in capsys.readouterr().out, "it waits")
-        assert ran == []
-        folder.mkdir()
-        (folder / "horovod.whl").touch()
-    beside.join()
-    assert [label.split()[0] for label in ran] == ["installing", "loading"]
-
-
-def test_without_a_compiler_and_a_kept_wheel_set_up_says_so(
-    setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setup.horovod_wheel, "lacking", lambda section: {"g++": "Horovod cannot be compiled"})
-    with pytest.raises(setup.SetupError, match=r"g\+\+"):
-        setup.horovod_wheel.build_horovod(setup.VENV, setup.horovod_wheel.wheel_folder(HERE))
-
-
-def test_pip_is_given_none_of_the_settings_that_lead_it_elsewhere(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "VIRTUAL_ENV", "HOROVOD_GPU_OPERATIONS"):
-        monkeypatch.setenv(name, "elsewhere")
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
-    env = setup.tools.environment("/an env")
-    assert "elsewhere" not in env.values()
-    assert env["HTTPS_PROXY"] == "http://127.0.0.1:3128"
-    assert env["PATH"].startswith("/an env/bin:")
-
-
-def test_a_failed_step_shows_the_end_of_its_log_and_where_it_is(setup: ModuleType, tmp_path: Path) -> None:
-    log = str(tmp_path / "setup.log")
-    code = "import sys; print('the reason'); sys.exit(3)"
-    with pytest.raises(setup.SetupError, match="the reason") as caught:
-        setup.tools.run("installing", [sys.executable, "-c", code], log)
-    assert log in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------- system packages
-
-
-@pytest.fixture
-def bare(setup: ModuleType, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the machine one that has no compiler and no ssh, and whose apt nobody calls; the user is an ordinary one."""
-    found = lambda name, path=None: "/usr/bin/apt-get" if name == "apt-get" else None  # noqa: E731
-    monkeypatch.setattr(setup.shutil, "which", found)
-    monkeypatch.setattr(setup.os, "geteuid", lambda: 1000)
-
-
-def test_what_is_vital_and_missing_stops_set_up_with_the_one_command_to_run(
-    setup: ModuleType, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(setup.SetupError, match="g\\+\\+"):
-        setup.provide_all(with_tests=False)
-    (command,) = re.findall("sudo python3.*", capsys.readouterr().out)
-    assert command == "sudo python3 scripts/system.py g++ make openssh-client openssh-server"
-
-
-def test_a_missing_sshd_is_a_warning_and_no_compiler_is_needed_where_a_wheel_is_kept(
-    setup: ModuleType, bare: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path(setup.horovod_wheel.wheel_folder(HERE)).mkdir(parents=True)
-    monkeypatch.setattr(setup.tools, "find_python", lambda wanted: (sys.executable, HERE))
-    monkeypatch.setattr(setup, "provide_environment", lambda *_: None)
-    setup.provide_all(with_tests=False)
-    assert "parameter servers can" in capsys.readouterr().out
-
-
-def test_root_installs_what_is_missing(
-    setup: ModuleType, bare: None, ran: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
-    assert set(setup.provide_system("needed")) == {"g++", "make", "openssh-client", "openssh-server"}, (
-        "nothing was really installed"
-    )
-    assert ran == ["installing g++, make, openssh-client, openssh-server"]
-
-
-def test_what_only_tests_need_is_installed_or_said_to_be_missing(
-    setup: ModuleType, bare: None, ran: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup.provide_system("tests")
-    assert ran == [], "an ordinary user"
-    assert "chromium is missing: without it the tests in real notebooks are skipped" in capsys.readouterr().out
-    monkeypatch.setattr(setup.os, "geteuid", lambda: 0)
-    setup.provide_system("tests")
-    packages = "chromium, iptables, libmpich-dev, libopenmpi-dev, mpich, netavark, openmpi-bin, podman"
-    assert ran == [f"installing aardvark-dns, catatonit, {packages}, python3-torch, runc"]
-
-
-@pytest.fixture
-def policy(system: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "policy-rc.d"
-    monkeypatch.setattr(system, "POLICY", str(path))
-    return path
-
-
-@pytest.mark.parametrize("before", [None, "#!/bin/sh\nexit 0\n"])
-def test_no_service_starts_while_packages_are_installed(system: ModuleType, policy: Path, before: str | None) -> None:
-    if before:
-        policy.write_text(before)
-    with pytest.raises(OSError, match="interrupted"), system.services_stay_down():
-        assert subprocess.call([policy]) == 101
-        raise OSError("interrupted")
-    assert (policy.read_text() if policy.exists() else None) == before
-    assert list(policy.parent.glob("policy-rc.d.*")) == []
-
-
-def test_a_policy_left_by_a_killed_set_up_is_not_taken_for_the_machines_own(system: ModuleType, policy: Path) -> None:
-    policy.write_text(system.POLICY_TEXT)
-    with system.services_stay_down():
-        pass
-    assert not policy.exists()
-
-
-def test_the_package_lists_are_fetched_only_when_the_first_try_fails(
-    system: ModuleType, policy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-
-    def call(argv: list[str], **_: Any) -> int:
-        commands.append(argv)
-        return 0
-
-    monkeypatch.setattr(system.subprocess, "call", call)
-    system.install(["g++"])
-    assert [("install" in argv, "update" in argv) for argv in commands] == [(True, False)]
-
-
-def test_sshd_is_installed_without_being_enabled(
-    system: ModuleType, policy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-
-    def call(argv: list[str], **_: Any) -> int:
-        commands.append(argv)
-        return 0
-
-    monkeypatch.setattr(system.subprocess, "call", call)
-    monkeypatch.setattr(system.shutil, "which", lambda name, path=None: name)
-    system.install(["openssh-server"])
-    assert [argv[0] for argv in commands[1:]] == ["update-rc.d", "deb-systemd-helper", "systemctl"]
-    assert all("disable" in argv for argv in commands[1:])

@@ -123,8 +123,8 @@ def _installation(python: str, missing: Sequence[str]) -> str:
     """Return what installs packages for an interpreter. Horovod has to be compiled against its TensorFlow."""
     if "horovod" in missing:
         return (
-            f"in Muster's folder {python} -m pip install '.[tensorflow,horovod-build]', then {python} scripts/setup.py "
-            "--horovod"
+            f"in Muster's folder {python} -m pip install '.[tensorflow,horovod-build]', then "
+            f"{python} scripts/horovod_wheel.py"
         )
     if python == sys.executable and "tensorflow" in missing:
         return f"{python} -m pip install 'muster[tensorflow]'"
