@@ -39,7 +39,7 @@ matrix: setup  ## install what is built into fresh environments, and run quick t
 	$(PYTHON) scripts/matrix.py $(ARGS)
 
 coverage: setup  ## run the simulated runs, and say how much of sdk/muster/run and pools they run
-	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/engine $(ARGS)
+	$(RUN) coverage run --source=sdk/muster/run,sdk/muster/pools -m pytest -q tests/simulated $(ARGS)
 	$(RUN) coverage report --show-missing --skip-covered --fail-under=95
 
 image:  ## build an image for workers, with Docker or Podman

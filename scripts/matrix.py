@@ -21,7 +21,7 @@ NOT_OLDEST = ("schemathesis",)
 NEEDS_IT = "tests/serve/test_fuzz.py"
 # Where versions of Python and of packages matter most, in few minutes; no environment of these has Horovod.
 TESTS = (
-    "tests/engine",
+    "tests/simulated",
     "tests/text",
     "tests/dashboard",
     "tests/pools/test_endpoint.py",

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.chaos import faults, kept, lanes, places, restarting, shapes, surroundings
+from benchmarks.chaos import faults, kept, lanes, platforms, restarting, shapes, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 from benchmarks.chaos.kept import Kept
@@ -81,7 +81,7 @@ def parse() -> argparse.Namespace:
     possible = shapes.available()
     parser.add_argument("--strategies", default=",".join(possible), help=f"of {', '.join(possible)}")
     parser.add_argument("--faults", default=",".join(faults.EVERYWHERE), help=f"of {', '.join(faults.EVERYWHERE)}")
-    parser.add_argument("--platforms", default="local", help=f"of {', '.join(places.available())}; default: local")
+    parser.add_argument("--platforms", default="local", help=f"of {', '.join(platforms.available())}; default: local")
     parser.add_argument(
         "--restarts",
         action="store_true",
@@ -103,8 +103,8 @@ def line(case: Case, outcome: Outcome) -> str:
     told = "" if outcome.is_right else f"\n      told: {outcome.error}: {outcome.message}"
     left = f"\n      LEFT: {', '.join(outcome.left)}" if outcome.left else ""
     times = f"{seconds(outcome.told_after)} {seconds(outcome.gone_after)}"
-    place = f"{case.shape}, {case.topology}, reaction {case.reaction}"
-    return f"{mark} {case.number:4} {times} {case.label}: {what} ({place}){told}{left}"
+    setting = f"{case.shape}, {case.topology}, reaction {case.reaction}"
+    return f"{mark} {case.number:4} {times} {case.label}: {what} ({setting}){told}{left}"
 
 
 def table(results: Sequence[Kept]) -> str:

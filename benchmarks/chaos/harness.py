@@ -23,7 +23,7 @@ from muster.events import Event
 
 from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
-from benchmarks.chaos.places import Here, child_of, place_named
+from benchmarks.chaos.platforms import Here, child_of, platform_named
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
@@ -58,9 +58,9 @@ class Outcome:
 class Stage:
     """A run's surroundings: its folders, and what is known of its processes."""
 
-    def __init__(self, case: Case, place: Here, folder: Path, home: Path) -> None:
+    def __init__(self, case: Case, platform: Here, folder: Path, home: Path) -> None:
         self.case = case
-        self.place = place
+        self.platform = platform
         self.folder = folder
         self.home = home
         self.cluster: muster.Cluster | None = None
@@ -129,7 +129,7 @@ class Stage:
             surroundings.cut_link(*self.cut)
         elif what == "pull":
             self.struck_at = time.time()
-            self.place.pull_cable(self.hosts[fault.victim.split()[1]])
+            self.platform.pull_cable(self.hosts[fault.victim.split()[1]])
         elif what == "stop":
             wait(lambda: self.cluster is not None, UP_SECONDS)  # it is up, and about to be told so
             self.struck_at = time.time()
@@ -152,9 +152,9 @@ class Stage:
         what, _, which = victim.partition(" ")
         if victim in self.pids:
             worker = self.case.shape.worker(int(which)) if what == "rank" else which
-            return self.place.pid(self.pids[victim], self.hosts[worker])
+            return self.platform.pid(self.pids[victim], self.hosts[worker])
         if what in ("guard", "login"):
-            find = self.place.guard if what == "guard" else self.place.login
+            find = self.platform.guard if what == "guard" else self.platform.login
             return find(self.hosts.get(which, ""))
         if victim == "launcher":
             return self._launcher()
@@ -192,7 +192,7 @@ def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = 
     base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     for name in ("tmp", "home"):
         (base / name).mkdir()
-    place = place_named(case.platform)
+    platform = platform_named(case.platform)
     before = {name: os.environ.get(name) for name in ("MUSTER_HOME", "TMPDIR", "MUSTER_DASHBOARD")}
     os.environ.update(MUSTER_HOME=str(base / "home"), TMPDIR=str(base / "tmp"), MUSTER_DASHBOARD="off")
     tempfile.tempdir = str(base / "tmp")
@@ -200,7 +200,7 @@ def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = 
     if has_small_disk:
         surroundings.mount_small_disk(base / "home")
     try:
-        stage = staged(case, place, place.make_folder(base), base / "home")
+        stage = staged(case, platform, platform.make_folder(base), base / "home")
         apart = next((fault.kind.split()[1] for fault in case.faults if fault.kind.startswith("apart")), "")
         with stage.clocks.shown(apart) if stage.clocks else contextlib.nullcontext():
             outcome = (live or run_once)(stage)
@@ -251,7 +251,7 @@ def run_once(stage: Stage) -> Outcome:
     strikers = [threading.Thread(target=stage.strike, args=(fault,), daemon=True) for fault in outside]
     error: Exception | None = None
     run_dir = Path()
-    with stage.place.used(case) as options:
+    with stage.platform.used(case) as options:
         try:
             for striker in strikers:
                 striker.start()
@@ -269,8 +269,8 @@ def run_once(stage: Stage) -> Outcome:
             stage.cluster.wait()
         except MusterError as raised:
             error = raised
-        stage.place.repair()
-        left = what_is_left(run_dir.name or newest_run(), stage.place)
+        stage.platform.repair()
+        left = what_is_left(run_dir.name or newest_run(), stage.platform)
         gone_at = time.time()
         stage.is_over = True
         for striker in strikers:
@@ -319,14 +319,14 @@ def newest_run() -> str:
     return next((path.name for path in Path(os.environ["MUSTER_HOME"]).glob("runs/*")), "")
 
 
-def what_is_left(run: str, place: Here) -> list[str]:
+def what_is_left(run: str, platform: Here) -> list[str]:
     """Processes and scratch folders of a run that are still there once they have had time to go."""
 
     def left() -> list[str]:
         mine = os.getpid()
         pids = [pid for pid in linux.marked("MUSTER_RUN_ID", run) if pid != mine]
         folders = [str(path) for path in Path(tempfile.gettempdir()).glob("muster-*")]
-        return [f"process {pid}" for pid in pids] + folders or place.left()
+        return [f"process {pid}" for pid in pids] + folders or platform.left()
 
     wait(lambda: not left(), GONE_SECONDS)
     found = left()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
-from benchmarks.chaos import harness, places, restarting, surroundings
+from benchmarks.chaos import harness, platforms, restarting, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 
@@ -105,7 +105,7 @@ def live(channel: connection.Connection, keep: Path, is_isolated: bool) -> None:
         try:
             case = channel.recv()
         except EOFError:
-            places.close_all()
+            platforms.close_all()
             return
         faulthandler.dump_traceback_later(0.9 * CASE_SECONDS)  # where it hangs is told, too
         how = (restarting.run, restarting.Attempts) if case.restarts else ()

@@ -32,7 +32,7 @@ MORE_STEPS = 20  # after the last fault from outside
 
 def main(orders: dict[str, Any]) -> None:
     """Live one rank's life."""
-    rank, size = place()
+    rank, size = rank_and_size()
     fault = orders["faults"].get(str(rank), {})
     strike_at(orders, rank, fault, "start")
     if orders["topology"] in OTHERS:
@@ -56,7 +56,7 @@ def main(orders: dict[str, Any]) -> None:
         time.sleep(PATIENCE)
 
 
-def place() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """This process's number, and of how many it is one."""
     for number, size in (("HOROVOD_RANK", "HOROVOD_SIZE"), ("CHAOS_NUMBER", "CHAOS_SIZE")):
         if number in os.environ:

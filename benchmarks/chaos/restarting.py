@@ -25,7 +25,7 @@ from muster.events import Event
 from benchmarks.chaos import faults, harness
 from benchmarks.chaos.faults import Case, Fault
 from benchmarks.chaos.harness import Outcome, Stage
-from benchmarks.chaos.places import Here
+from benchmarks.chaos.platforms import Here
 from benchmarks.chaos.shapes import MPI, Shape
 
 RESTARTS = 3
@@ -72,8 +72,8 @@ class Attempts(Stage):
         steps: how far each worker has come in each attempt, by its reports.
     """
 
-    def __init__(self, case: Case, place: Here, folder: Path, home: Path) -> None:
-        super().__init__(case, place, folder, home)
+    def __init__(self, case: Case, platform: Here, folder: Path, home: Path) -> None:
+        super().__init__(case, platform, folder, home)
         self.attempt = 1
         self.begun: list[str] = []
         self.steps: dict[tuple[int, str | None], int] = {}
@@ -139,7 +139,7 @@ def run(stage: Stage) -> Outcome:
     except MusterError as raised:
         error = raised
     run_id = harness.newest_run()
-    left = harness.what_is_left(run_id, stage.place)
+    left = harness.what_is_left(run_id, stage.platform)
     gone_at = time.time()
     stage.is_over = True
     for striker in strikers:

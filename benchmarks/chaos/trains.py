@@ -57,7 +57,7 @@ class Model:
 
 def main(orders: dict[str, Any]) -> None:
     """Train from the newest checkpoint to the end."""
-    rank, size = ranks.place()
+    rank, size = ranks.rank_and_size()
     attempt = os.environ["MUSTER_ATTEMPT"]
     orders["folder"] = os.path.join(orders["folder"], attempt)
     os.makedirs(orders["folder"], exist_ok=True)
@@ -81,7 +81,7 @@ def main(orders: dict[str, Any]) -> None:
 
 def train(model: Model, steps: range, orders: dict[str, Any], fault: dict[str, Any], peers: tuple[Any, Any]) -> None:
     """Take steps, and save what has been learnt every few of them."""
-    rank, size = ranks.place()
+    rank, size = ranks.rank_and_size()
     for step in steps:
         ranks.strike_at(orders, rank, fault, step)
         model.apply(average(model.gradient(), rank, size, peers, orders["reaction"]))

@@ -101,12 +101,12 @@ def pool(
     limits = {
         "timeout_seconds": timeout_seconds, "queue_timeout": queue_timeout, "session_address": session_address,
     }  # fmt: skip
-    place = _Elsewhere(made, n_workers, resources, limits, idle)
+    location = _Elsewhere(made, n_workers, resources, limits, idle)
     try:
-        place.start(dashboard)
-        return Pool(n_workers, resources, place)
+        location.start(dashboard)
+        return Pool(n_workers, resources, location)
     except BaseException:
-        place.close("")
+        location.close("")
         raise
 
 
@@ -121,10 +121,10 @@ class Pool:
         resources: what each of them is given.
     """
 
-    def __init__(self, n_workers: int, resources: Resources, place: _Place) -> None:
+    def __init__(self, n_workers: int, resources: Resources, location: _Location) -> None:
         self.n_workers = n_workers
         self.resources = resources
-        self._place = place
+        self._location = location
         self._last: ClusterAddress | None = None
 
     @without_inner_frames
@@ -150,8 +150,10 @@ class Pool:
             JobError: the pool is closed, or has not as many workers.
             PlatformError, StartTimeout, RunFailed: as ``run_cluster``.
         """
-        if self._place.why_closed is not None:
-            raise JobError(f"This pool is closed{self._place.why_closed}.", advice="muster.pool(...) makes another one")
+        if self._location.why_closed is not None:
+            raise JobError(
+                f"This pool is closed{self._location.why_closed}.", advice="muster.pool(...) makes another one"
+            )
         refuse_script_as_number({"n_workers": n_workers, "n_ps": n_ps})
         self._refuse(options, n_ps)
         wanted = self.n_workers - n_ps if n_workers is None else whole_number("n_workers", n_workers)
@@ -167,31 +169,39 @@ class Pool:
                 advice="wait for it (cluster.wait()), stop it (cluster.stop()), or make another pool",
             )
         has = self.resources
-        self._place.begin()
+        self._location.begin()
         address: ClusterAddress | None = None
         try:
             address = run_cluster(
-                wanted, n_ps, has.cpu, has.memory, has.gpu, worker_script, warm=warm, **self._place.arguments, **options
+                wanted,
+                n_ps,
+                has.cpu,
+                has.memory,
+                has.gpu,
+                worker_script,
+                warm=warm,
+                **self._location.arguments,
+                **options,
             )
             self._last = address
         finally:
             if address is None:  # it has failed, and ended
-                self._place.end()
+                self._location.end()
             else:
-                address.cluster.when_over(self._place.end)
+                address.cluster.when_over(self._location.end)
         return address
 
     @property
     def memory(self) -> int:
         """Bytes that the pool's templates hold between runs, shared pages in proportion. 0 where there is none."""
-        return self._place.memory
+        return self._location.memory
 
     def close(self) -> None:
         """End the run that is under way, and everything else of the pool."""
         for cluster in running_clusters():
-            if self._place.has(cluster):
+            if self._location.has(cluster):
                 cluster.stop()
-        self._place.close("")
+        self._location.close("")
 
     def __enter__(self) -> Pool:
         return self
@@ -205,16 +215,16 @@ class Pool:
         has = self.resources
         each = f"{has.cpu:g} core{'s' if has.cpu != 1 else ''}, {has.memory:g} GB"
         each += f", {has.gpu} GPU{'s' if has.gpu != 1 else ''}" if has.gpu else ""
-        return f"<Pool of {_workers(self.n_workers)} {self._place.where}, {each} each: {self._state()}>"
+        return f"<Pool of {_workers(self.n_workers)} {self._location.where}, {each} each: {self._state()}>"
 
     def _state(self) -> str:
         """Return, in words, what it is at."""
-        if self._place.why_closed is not None:
-            return f"closed{self._place.why_closed}"
-        running = [cluster for cluster in running_clusters() if self._place.has(cluster)]
+        if self._location.why_closed is not None:
+            return f"closed{self._location.why_closed}"
+        running = [cluster for cluster in running_clusters() if self._location.has(cluster)]
         if running:
             return f"running {running[0].run_id}"
-        warmth = self._place.warmth
+        warmth = self._location.warmth
         said = {"none": "cold", "importing": "importing for the next run", "ready": "warm", "unsafe": "cold"}
         state = said.get(str(warmth["state"]), "cold")
         return f"{state}, as {warmth['why']}" if state == "cold" and warmth["why"] else state
@@ -240,7 +250,7 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' if number != 1 else ''}"
 
 
-class _Place(ABC):
+class _Location(ABC):
     """The part of a pool that stays between runs.
 
     Attributes:
@@ -281,7 +291,7 @@ class _Place(ABC):
         """End everything; ``why`` it did, in words to follow "closed"."""
 
 
-class _Here(_Place):
+class _Here(_Location):
     """This machine: a template stays, and no workers, which start in hundredths of a second."""
 
     where = "on this machine"
@@ -312,7 +322,7 @@ class _Here(_Place):
         self._kept.close()
 
 
-class _Elsewhere(_Place):
+class _Elsewhere(_Location):
     """Workers on another platform, which a run of their own holds.
 
     Args:

@@ -191,7 +191,7 @@ def test_sshd_listens_on_the_workers_address_and_on_another_port_where_the_first
 
 
 def test_gpus_are_those_that_the_engine_sees(run: Run) -> None:
-    config = {**config_of(run.spec()), "gpu": 2, "engine": agent_files.ENGINE}
+    config = {**config_of(run.spec()), "gpu": 2, "variables": agent_files.VARIABLES}
     assert complete(config, {}, "/nowhere")["gpus"] == ["0", "1"]
     assert complete(config, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "/nowhere")["gpus"] == ["GPU-a", "GPU-b"]
     assert complete({**config, "gpu": 0}, {"CUDA_VISIBLE_DEVICES": "-1"}, "/nowhere")["gpus"] == []
@@ -210,7 +210,7 @@ def test_interfaces_are_known_by_their_addresses() -> None:
 
 def config_of(spec: WorkerSpec, places: dict[str, str] | None = None) -> dict[str, Any]:
     config = agent_config(spec, 1 << 20, places)
-    return {**config, "engine": {"id": "ID", "address": "ADDRESS", "session": "SESSION", "own": "OWN_"}}
+    return {**config, "variables": {"id": "ID", "address": "ADDRESS", "session": "SESSION", "own": "OWN_"}}
 
 
 def by_places(run: Run) -> WorkerSpec:

@@ -10,7 +10,7 @@ import pytest
 from muster.errors import LaunchRefused, ScriptFailed, WorkerKilled, WorkerLost
 
 from benchmarks.chaos import __main__ as command
-from benchmarks.chaos import faults, harness, kept, lanes, places, restarting
+from benchmarks.chaos import faults, harness, kept, lanes, platforms, restarting
 from benchmarks.chaos.faults import Case, Fault, Verdict
 from benchmarks.chaos.shapes import Shape
 
@@ -107,7 +107,7 @@ def test_a_worker_beside_the_victim_counts_on_hosts_and_one_of_another_does_not(
 
 @pytest.mark.parametrize("platform", ["isolated", "hosts"])
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
-    if platform not in places.available():
+    if platform not in platforms.available():
         pytest.skip("this takes root, unshare, ip and sshd")
     shape = Shape("processes", 2, 1)
     verdict = Verdict("WorkerLost", "worker-1", "worker-1 was lost")
@@ -116,7 +116,7 @@ def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> N
     try:
         found = harness.run(lost, tmp_path / "kept")
     finally:
-        places.close_all()
+        platforms.close_all()
     assert found.is_right, found.message
     assert not found.left
 

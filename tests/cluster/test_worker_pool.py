@@ -416,7 +416,7 @@ def test_a_run_that_waits_for_the_template_is_interrupted_at_once_and_a_closed_p
 
         late = threading.Thread(target=run_late)
         late.start()
-        eventually(lambda: pool._place.arguments["reuse"]._runs == 1, "it has begun")
+        eventually(lambda: pool._location.arguments["reuse"]._runs == 1, "it has begun")
     late.join()
     eventually(lambda: not guards_here(), "the end of its guard")
 

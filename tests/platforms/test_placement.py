@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status, WorkerSpec
-from muster.platforms.hosts.ways import PoolRelay, Ways
+from muster.platforms.hosts.routes import PoolRelay, Routes
 from muster.platforms.placement import Key, Placement, key_of
 
 from tests.support import Run
@@ -118,11 +118,11 @@ def test_only_slots_of_workers_that_were_never_launched_are_taken_back(specs: li
 
 
 def test_workers_with_no_way_to_the_session_keep_no_slots(specs: list[WorkerSpec]) -> None:
-    class Blocked(Ways):
+    class Blocked(Routes):
         def __init__(self) -> None:
             pass
 
-        def way(self, host: str, session: tuple[str, int], port: int = 0) -> tuple[str, int]:
+        def route(self, host: str, session: tuple[str, int], port: int = 0) -> tuple[str, int]:
             raise PlatformError(f"{host} cannot reach the session")
 
     scene = Scene(a=2)
@@ -138,11 +138,11 @@ def many(spec: WorkerSpec, run_id: str) -> Iterator[WorkerSpec]:
 def test_workers_are_not_looked_at_once_for_each_other_one(run: Run) -> None:
     """Many hosts and many workers cost as much each as few do, also where a relay says what they dial."""
 
-    class Open(Ways):
+    class Open(Routes):
         def __init__(self) -> None:
             pass
 
-        def way(self, host: str, session: tuple[str, int], port: int = 0) -> tuple[str, int]:
+        def route(self, host: str, session: tuple[str, int], port: int = 0) -> tuple[str, int]:
             return session
 
     scene = Scene(**{f"h{number}": 1 for number in range(3000)})

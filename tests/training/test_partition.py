@@ -153,7 +153,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_process_that_no_launcher_started_takes_everything(nowhere: pytest.MonkeyPatch) -> None:
-    assert partition.place() == (0, 1)
+    assert partition.index_and_count() == (0, 1)
     assert sorted(partition.indices(5)) == [0, 1, 2, 3, 4]
 
 
@@ -161,7 +161,7 @@ def test_a_process_that_no_launcher_started_takes_everything(nowhere: pytest.Mon
 def test_the_place_is_the_launchers(nowhere: pytest.MonkeyPatch, rank: str, size: str) -> None:
     nowhere.setenv(rank, "2")
     nowhere.setenv(size, "3")
-    assert partition.place() == (2, 3)
+    assert partition.index_and_count() == (2, 3)
     assert partition.indices(10, shuffle=False).tolist() == [2, 5, 8]
 
 
@@ -184,7 +184,7 @@ def test_the_place_in_a_tensorflow_cluster(
     nowhere: pytest.MonkeyPatch, cluster: dict[str, list[str]], kind: str, index: int | str, expected: tuple[int, int]
 ) -> None:
     nowhere.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}))
-    assert partition.place() == expected
+    assert partition.index_and_count() == expected
 
 
 DATASETS = """

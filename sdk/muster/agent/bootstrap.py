@@ -1,4 +1,4 @@
-"""Code that makes a worker of an engine: runs the agent, which may not be installed there.
+"""Code that makes a container of the workbench a worker: runs the agent, which may not be installed there.
 
 It is sent as text, with ``unpacking.py`` above it and a call of ``become_worker`` below it.
 """
@@ -22,7 +22,7 @@ def become_worker(unpacked: "ContextManager[str]", config: str) -> None:
     """
     with unpacked as folder:
         agent = subprocess.Popen([sys.executable, "-I", "-S", folder + "/agent/__main__.py", "worker", config])
-        with contextlib.suppress(ValueError):  # an engine that does not run this in its main thread
+        with contextlib.suppress(ValueError):  # a container that does not run this in its main thread
             signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # it ends its processes first, then itself
         from agent.removal import begin_to_remove_unused  # type: ignore[import-not-found]
 

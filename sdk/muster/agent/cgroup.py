@@ -1,6 +1,6 @@
 """The kernel's count of processes that it has ended for want of memory, in the control group that is this worker's own.
 
-An engine of containers often does not know: it looks at the first process alone, and some say no even then.
+A container engine often does not know: it looks at the first process alone, and some say no even then.
 """
 
 TYPE_CHECKING = False

@@ -36,7 +36,7 @@ def worker_environment(config: "dict[str, Any]", address: str) -> "dict[str, str
         config: the worker, as its platform describes it to its agent.
         address: host address of the worker.
 
-    Of the config it takes ``environ``, the session's environment or the engine's; ``env``, the user's; ``identity``,
+    Of the config it takes ``environ``, the session's environment or the backend's; ``env``, the user's; ``identity``,
     what the platform tells its workers; and ``address_variables``, the names under which it tells them their address.
     """
     environment = _inherited(config["environ"])

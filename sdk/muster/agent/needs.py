@@ -23,7 +23,7 @@ print(json.dumps([list(sys.version_info[:3]), [name for name in sys.argv[1:] if 
 def lacking_gpus(wanted: int, environ: "dict[str, str]") -> str:
     """Return, in words, which GPUs this worker was to have and does not see; nothing where it sees them all.
 
-    Some engines take the order for a GPU and start without one.
+    Some backends take the order for a GPU and start without one.
     """
     try:
         listing = subprocess.check_output(["nvidia-smi", "-L"], timeout=PROBE_SECONDS, env=environ)

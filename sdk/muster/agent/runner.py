@@ -384,8 +384,8 @@ def _stack(name, frame):
     lines = ["{} (most recent call first):\n".format(name)]
     callers = _callers(frame)
     for caller, line in callers[:MOST_CALLS]:
-        place = '  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name)
-        lines.append(_with_cells(place))
+        shown = '  File "{}", line {} in {}\n'.format(caller.f_code.co_filename, line, caller.f_code.co_name)
+        lines.append(_with_cells(shown))
     deeper = len(callers) - MOST_CALLS
     if deeper > 0:
         lines.append("  and {} more calls\n".format(deeper))

@@ -142,8 +142,8 @@ def _is_in(path: str, folders: "list[str]") -> bool:
 def _is_installed(spec: "Any") -> bool:
     if spec is None:
         return False
-    places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or [])
-    return all(_is_in(os.path.realpath(place), _folders()) for place in places)
+    paths = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or [])
+    return all(_is_in(os.path.realpath(path), _folders()) for path in paths)
 
 
 def _refuse_what_forks_would_lose(files: "set[str]") -> None:

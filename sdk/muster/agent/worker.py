@@ -58,9 +58,9 @@ def take_config(path: str, environ: "dict[str, str]") -> "dict[str, Any] | None"
     try:
         with open(path) as file:
             config = json.load(file)
-        engine = environ.get(config["engine"]["id"], "")
+        own_id = environ.get(config["variables"]["id"], "")
         with os.fdopen(os.open(config["news"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as news:
-            news.write(frames.encode("worker", id=engine))
+            news.write(frames.encode("worker", id=own_id))
         os.unlink(path)
     except FileNotFoundError:
         return None
@@ -71,14 +71,14 @@ def complete(config: "dict[str, Any]", environ: "dict[str, str]", folder: str) -
     """Return the config with what only the worker itself knows.
 
     Args:
-        config: the worker, as its platform describes it. ``engine`` has the names of the variables in which the
+        config: the worker, as its platform describes it. ``variables`` has the names of the variables in which the
             platform says a worker's ``id``, its ``address`` and that of its ``session``, and what the names of all of
             the platform's ``own`` variables begin with.
         environ: the worker's environment.
         folder: a folder that goes with the worker.
     """
     config = settle(config, folder)
-    names = config["engine"]
+    names = config["variables"]
     devices = environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(number) for number in range(config["gpu"]))
     session = environ.get(names["session"]) or (config["session"] or {}).get("host", "127.0.0.1")
     return dict(

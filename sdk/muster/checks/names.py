@@ -37,7 +37,7 @@ OTHER_NAMES = {
 }  # what other tools call the same, by our name
 LIMITS_OF = {"run_timeout": "for the run", "timeout_seconds": "for its start"}  # where a name may be either
 NEAR = 0.8  # a name that is less like another one is more likely an argument of the script's
-PLACES = ("n_workers", "n_ps", "cpu", "memory", "nvidia_gpu")  # of numbers, that a script may stand in by mistake
+NUMBERS = ("n_workers", "n_ps", "cpu", "memory", "nvidia_gpu")  # in whose position a script may stand by mistake
 
 
 def right_names(name: str, known: Iterable[str]) -> list[str]:
@@ -104,7 +104,7 @@ def refuse_script_as_number(given: Mapping[str, Any]) -> None:
     Raises:
         CallError: there is one.
     """
-    for name in PLACES:
+    for name in NUMBERS:
         value = given.get(name)
         is_path = isinstance(value, str) and value.endswith(".py")
         if is_path or callable(value):

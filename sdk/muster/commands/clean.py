@@ -22,7 +22,7 @@ from muster.text.cleaning import clean
 def clean_up(platform: str | None, **options: Any) -> None:
     """Remove what runs have left on a platform for later ones.
 
-    On hosts that is the cache of project files; on an engine of containers, the small images made of this Python. The
+    On hosts that is the cache of project files; on a container engine, the small images made of this Python. The
     next run makes them again. Nothing is removed that a living run needs, and no record: see `muster runs --prune`.
 
     \b

@@ -18,7 +18,7 @@ from muster.security.ssh import SSH_PORT
 @course_options
 @click.option("--json", "json_wanted", is_flag=True, help="As JSON.")
 @click.option(
-    "--submission", "submission_wanted", is_flag=True, help="Only what the platform's engine would be given, as it is."
+    "--submission", "submission_wanted", is_flag=True, help="Only what the platform's backend would be given, as it is."
 )
 @as_json.with_errors
 def plan(json_wanted: bool, submission_wanted: bool, quiet: bool, **options: Any) -> None:

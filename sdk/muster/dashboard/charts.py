@@ -33,12 +33,12 @@ def charts(view: RunView) -> str:
 def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
     """Return a chart's text alternative, and the chart: training solid, validation dashed, a lone value a dot."""
     values = [value for points in variants.values() for _, value in points if math.isfinite(value)] or [0.0]
-    places = [place for points in variants.values() for place, _ in points]
-    low, high, first, last = min(values), max(values), min(places), max(places)
+    steps = [step for points in variants.values() for step, _ in points]
+    low, high, first, last = min(values), max(values), min(steps), max(steps)
     bounds = [number(high, 3), number(low, 3)]
     left = max(LEFT, 8 + LETTER * max(map(len, bounds)))
 
-    def place(point: tuple[float, float]) -> tuple[float, float]:
+    def position(point: tuple[float, float]) -> tuple[float, float]:
         x = left + (RIGHT - left) * (point[0] - first) / ((last - first) or 1)
         y = BOTTOM - 2 - (BOTTOM - TOP - 4) * (point[1] - low) / ((high - low) or 1)
         return x, y
@@ -52,7 +52,7 @@ def chart(family: str, variants: dict[str, Points]) -> tuple[str, str]:
         _text(left, BOTTOM + 16, f"{first:.0f}"),
         _text(RIGHT, BOTTOM + 16, f"{last:.0f}", "end"),
     ]
-    lines = [_line(variant, points, place) for variant, points in variants.items()]
+    lines = [_line(variant, points, position) for variant, points in variants.items()]
     content = "".join([_caption(family, variants), axes, *texts, *lines])
     return label, (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
@@ -103,15 +103,15 @@ def _key(variant: str, points: Points) -> str:
     return "●" if len(points) == 1 else "- -" if _kind(variant) == "val" else "—"
 
 
-def _line(variant: str, points: Points, place: Callable[[tuple[float, float]], tuple[float, float]]) -> str:
+def _line(variant: str, points: Points, position: Callable[[tuple[float, float]], tuple[float, float]]) -> str:
     """A curve, with a gap where a value is not finite; a dot where there is but one value."""
     finite = [point for point in points if math.isfinite(point[1])]
     if len(finite) == 1:
-        return _dot(variant, *place(finite[0]))
+        return _dot(variant, *position(finite[0]))
     path, pen = [], "M"
     for point in points:
         if math.isfinite(point[1]):
-            x, y = place(point)
+            x, y = position(point)
             path.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L" if math.isfinite(point[1]) else "M"
     return f'<path d="{"".join(path)}" {_stroke(variant)}/>'

@@ -1,6 +1,6 @@
 """A worker's log as a person looks at it: its end as it grows, and on request what came before, in whole lines.
 
-A place in it is the number of bytes from the beginning of the file; what has been moved to ``.1`` has places below 0.
+An offset is the number of bytes from the beginning of the file; what has been moved to ``.1`` has offsets below 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LogWindow:
     def read(self) -> dict[str, Any]:
         """Return the text appended since the last call.
 
-        ``text``; ``start``, the place of its first byte; ``line``, the first place from there where a line begins, or
+        ``text``; ``start``, the offset of its first byte; ``line``, the first offset from there where a line begins, or
         None; ``before``, how many lines are before the text; and ``fresh``: whether it does not follow what was read
         before, since that was left out, or the file has begun anew.
         """
@@ -65,7 +65,7 @@ class LogWindow:
         return told
 
     def older(self, start: int) -> dict[str, Any]:
-        """The lines that end at the place ``start``, as ``end``: ``text``, and its ``start``; none at the beginning."""
+        """The lines up to the offset ``start``, as ``end``: ``text``, and its ``start``; none at the beginning."""
         path, end, base = self.path, start, 0
         try:
             if start <= 0:

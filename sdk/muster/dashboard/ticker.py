@@ -12,14 +12,14 @@ from muster.runtime.background import on_background_thread
 SECONDS_PER_TICK = 0.25
 SHARE_OF_A_CORE = 0.1  # what ticks may cost at most; slower ones come more rarely
 SECONDS_TO_FINISH = 3.0  # that whoever closes a view waits for its last picture
-SECONDS_OF_THE_ENGINE = 0.5  # the same on the background thread, which all runs need
+SECONDS_ON_THE_BACKGROUND_THREAD = 0.5  # the same on the background thread, which all runs need
 
 logger = logging.getLogger("muster")
 
 
 def seconds_to_finish() -> float:
     """Return the seconds that this thread waits for a view that is being closed."""
-    return SECONDS_OF_THE_ENGINE if on_background_thread() else SECONDS_TO_FINISH
+    return SECONDS_ON_THE_BACKGROUND_THREAD if on_background_thread() else SECONDS_TO_FINISH
 
 
 class Ticker:

@@ -225,7 +225,7 @@ class Platform(ABC):
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
-        """Return what submitting these workers gives to the engine below, in its own language and without secrets.
+        """Return what submitting these workers gives to the backend below, in its own language and without secrets.
 
         Returns:
             A batch script, manifests, or the like; empty where there is nothing of the kind.

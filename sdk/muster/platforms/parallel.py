@@ -12,7 +12,7 @@ T = TypeVar("T")
 AT_ONCE = 32  # machines that are asked at the same time
 
 
-def for_all(call: Callable[[str], T], places: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
+def for_all(call: Callable[[str], T], names: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
     """Call for all these hosts, or workers of a pool, at once.
 
     Returns what it returned for each, and what it raised for the others.
@@ -20,16 +20,16 @@ def for_all(call: Callable[[str], T], places: Sequence[str]) -> tuple[dict[str, 
     done: dict[str, T] = {}
     failed: dict[str, MusterError] = {}
 
-    def attempt(place: str) -> None:
+    def attempt(name: str) -> None:
         try:
-            done[place] = call(place)
+            done[name] = call(name)
         except MusterError as error:
-            failed[place] = error
+            failed[name] = error
 
-    if len(places) == 1:
-        attempt(places[0])
-    elif places:
-        with ThreadPoolExecutor(min(AT_ONCE, len(places)), "muster-places") as pool:
-            list(pool.map(attempt, places))
-    in_order = [place for place in places if place in done]
-    return {place: done[place] for place in in_order}, {place: failed[place] for place in places if place in failed}
+    if len(names) == 1:
+        attempt(names[0])
+    elif names:
+        with ThreadPoolExecutor(min(AT_ONCE, len(names)), "muster-parallel") as pool:
+            list(pool.map(attempt, names))
+    in_order = [name for name in names if name in done]
+    return {name: done[name] for name in in_order}, {name: failed[name] for name in names if name in failed}

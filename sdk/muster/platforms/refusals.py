@@ -1,4 +1,4 @@
-"""The ways in which engines refuse: how to tell each by their words, what it means, and what to try."""
+"""The ways in which backends refuse: how to tell each by their words, what it means, and what to try."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 
 class Refusal(NamedTuple):
-    """A kind of answer by which an engine refuses.
+    """A kind of answer by which a backend refuses.
 
     Attributes:
         pattern: how its words tell it, whatever their case.
         meaning: what it means; empty where its own words say it best.
         advice: what to try; None where nobody knows.
-        code: status of the answer, for engines that have one; None for any.
+        code: status of the answer, for backends that have one; None for any.
     """
 
     pattern: str
@@ -24,11 +24,11 @@ class Refusal(NamedTuple):
 
 
 def find_refusal(refusals: Iterable[Refusal], said: str, code: int | None = None) -> Refusal | None:
-    """Return the first refusal that fits an engine's answer; None where nobody knows better than itself.
+    """Return the first refusal that fits a backend's answer; None where nobody knows better than itself.
 
     Args:
         refusals: those that are known, the more particular ones first.
-        said: the engine's words.
+        said: the backend's words.
         code: status of its answer, where it has one.
     """
     for refusal in refusals:
@@ -37,8 +37,8 @@ def find_refusal(refusals: Iterable[Refusal], said: str, code: int | None = None
     return None
 
 
-def in_words(what: str, said: str, refusal: Refusal | None, engine: str) -> str:
-    """Return, in a sentence or two, what could not be done and why, with the engine's own words.
+def in_words(what: str, said: str, refusal: Refusal | None, backend: str) -> str:
+    """Return, in a sentence or two, what could not be done and why, with the backend's own words.
 
     >>> in_words("The job could not be submitted", "no", Refusal("no", "the partition is full"), "Slurm")
     'The job could not be submitted: the partition is full. Slurm says: no'
@@ -46,4 +46,4 @@ def in_words(what: str, said: str, refusal: Refusal | None, engine: str) -> str:
     said = said.rstrip("\n")
     if refusal is None or not refusal.meaning:
         return f"{what}: {said}" + ("" if said.endswith((".", "!", "?")) else ".")
-    return f"{what}: {refusal.meaning}. {engine} says: {said}"
+    return f"{what}: {refusal.meaning}. {backend} says: {said}"

@@ -210,7 +210,7 @@ class CheckedRun:
         return preview(self.job, self.strategy, self.probed, project=self.project, **known)
 
     def submission_text(self) -> str:
-        """Return what the platform would give to the engine below it, without secrets; empty where there is nothing.
+        """Return what the platform would give to the backend below it, without secrets; empty where there is nothing.
 
         Raises:
             PlatformError: it cannot be found out.

@@ -25,7 +25,7 @@ logger = logging.getLogger("muster")
 class HandOver(logging.Filter):
     """Lets no record through to the handlers: tells them itself, where they hold up nobody.
 
-    What would steer a terminal is left out of the text: it says what hosts, engines and scripts have said.
+    What would steer a terminal is left out of the text: it says what hosts, backends and scripts have said.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ def shown_in_notebooks(error: BaseException) -> list[str]:
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith(foreign):
-            lines += [f"{_place(frame.filename)}, line {frame.lineno}", f"----> {frame.line or ''}", ""]
+            lines += [f"{_file_name(frame.filename)}, line {frame.lineno}", f"----> {frame.line or ''}", ""]
     return [*lines, f"{type(error).__name__}: {error}"]
 
 
@@ -40,11 +40,11 @@ def _of_cell(frame: re.Match[str]) -> str:
         return frame[0]
     line = linecache.getline(frame["file"], int(frame["line"])).strip()
     is_traceback = frame["where"].startswith(",") and not frame.string.startswith("\n    ", frame.end())
-    place = f"  {cell}, line {frame['line']}{frame['where']}"
-    return f"{place}\n    {line}" if line and is_traceback else place
+    line_name = f"  {cell}, line {frame['line']}{frame['where']}"
+    return f"{line_name}\n    {line}" if line and is_traceback else line_name
 
 
-def _place(filename: str) -> str:
+def _file_name(filename: str) -> str:
     """Return IPython's name of a cell; the path of any other file."""
     return cell_name(filename) or f"File {filename}"
 

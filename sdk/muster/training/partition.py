@@ -51,7 +51,7 @@ LAUNCHERS = (
 UNEVEN = ("keep", "trim", "pad")
 
 
-def place() -> Tuple[int, int]:
+def index_and_count() -> Tuple[int, int]:
     """This process's number among those that train, from 0, and how many they are."""
     for rank, size in LAUNCHERS:
         if rank in os.environ and size in os.environ:
@@ -89,7 +89,7 @@ def indices(
     Raises:
         ValueError: An argument is out of its range, or shares of equal length would be empty.
     """
-    index, count = _place(partition_index, num_data_partitions)
+    index, count = _partition(partition_index, num_data_partitions)
     _check(uneven, n, count)
     # RandomState, because its shuffles are the same in every version of NumPy, and so on every host.
     order = np.random.RandomState([seed, epoch]).permutation(n) if shuffle else np.arange(n)
@@ -149,7 +149,7 @@ def dataset(
     """
     import tensorflow as tf
 
-    index, count = _place(partition_index, num_data_partitions)
+    index, count = _partition(partition_index, num_data_partitions)
     if uneven != "keep":
         with tf.init_scope():  # where it is a number: what flat_map calls is in a graph
             n = int(examples.cardinality().numpy())
@@ -171,7 +171,7 @@ def steps(n: int, batch_size: int, num_data_partitions: Optional[int] = None) ->
     Raises:
         ValueError: Not even one each.
     """
-    count = num_data_partitions or place()[1]
+    count = num_data_partitions or index_and_count()[1]
     if batch_size < 1 or n < count:
         raise ValueError(
             "{} examples in batches of {} are not one batch for each of {} processes.".format(n, batch_size, count)
@@ -223,12 +223,12 @@ def epochs(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Any
     return tf.data.Dataset.from_generator(generate, output_signature=signature).apply(endless).prefetch(2)
 
 
-def _place(partition_index: Optional[int], num_data_partitions: Optional[int]) -> Tuple[int, int]:
+def _partition(partition_index: Optional[int], num_data_partitions: Optional[int]) -> Tuple[int, int]:
     """The two numbers as they are given, or as they are found."""
     if (partition_index is None) != (num_data_partitions is None):
         raise ValueError("partition_index and num_data_partitions belong together: give both or neither.")
     if partition_index is None or num_data_partitions is None:
-        return place()
+        return index_and_count()
     if not 0 <= partition_index < num_data_partitions:
         raise ValueError("partition_index={} is not one of {}.".format(partition_index, num_data_partitions))
     return partition_index, num_data_partitions

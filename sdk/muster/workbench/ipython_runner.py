@@ -1,4 +1,4 @@
-"""Runs a file of Python in IPython, as the workbench's engines do.
+"""Runs a file of Python in IPython, as the workbench's containers do.
 
     ipython_runner.py FILE
 

@@ -1,4 +1,4 @@
-"""The errors of an engine of containers: what it says when it refuses, what that means, and what to try."""
+"""The errors of a container engine: what it says when it refuses, what that means, and what to try."""
 
 from __future__ import annotations
 

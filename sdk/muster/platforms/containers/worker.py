@@ -45,7 +45,12 @@ SYSTEM_FOLDERS = {
     "/usr",
     "/var",
 }
-ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESSION_ADDRESS", "own": "MUSTER_CONTAINER"}
+VARIABLES = {
+    "id": "HOSTNAME",
+    "address": "MUSTER_ADDRESS",
+    "session": "MUSTER_SESSION_ADDRESS",
+    "own": "MUSTER_CONTAINER",
+}
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
     config = {
         **agent_config(spec, setting.log_cap, places_of(spec)),
         "news": NEWS,
-        "engine": ENGINE,
+        "variables": VARIABLES,
         "counts_gpus": True,
         "has_cgroup": True,
     }

@@ -26,7 +26,7 @@ from muster.platforms.hosts.failures import together
 from muster.platforms.hosts.hostfile import NAME, parse_hosts
 from muster.platforms.hosts.login import Login
 from muster.platforms.hosts.logins import Logins
-from muster.platforms.hosts.ways import PoolRelay, Ways
+from muster.platforms.hosts.routes import PoolRelay, Routes
 from muster.platforms.parallel import for_all
 from muster.platforms.placement import Key, Placement, key_of
 from muster.text.arguments import Argument, ArgumentText
@@ -81,7 +81,7 @@ class HostsPlatform(Platform):
         self._slots = parse_hosts(self.hosts or os.environ.get("MUSTER_HOSTS", ""))
         self._word = secrets.token_hex(16)
         self._logins = Logins(self.lease_seconds, self._word)
-        self._ways = Ways(self._logins, self.tunnel)
+        self._routes = Routes(self._logins, self.tunnel)
         self._relays: list[PoolRelay] = []
         self._workers: dict[str, Worker] = {}
         self._others: dict[str, Worker] = {}  # taken over from another object
@@ -116,18 +116,18 @@ class HostsPlatform(Platform):
 
     def describe(self) -> str:
         """Return, in words, the hosts, and how each reaches this session."""
-        ways = self._ways.describe()
+        routes = self._routes.describe()
         hosts = ", ".join(f"{host}:{slots}" for host, slots in self._slots.items())
-        return f"hosts {hosts}" + (f" ({ways})" if ways else "")
+        return f"hosts {hosts}" + (f" ({routes})" if routes else "")
 
     def reach(self) -> Reach:
         """Return where the session has to listen; each host is tried. Agents are always told by ``open_relay``."""
         self.check()
-        return self._ways.reach([*self._slots])
+        return self._routes.reach([*self._slots])
 
     def open_relay(self, host: str, port: int) -> Relay:
         """Make what says how each host's workers reach the session, and forwards ports where they need that."""
-        self._relays.append(PoolRelay(self._ways, (host, port), self._placement))
+        self._relays.append(PoolRelay(self._routes, (host, port), self._placement))
         return self._relays[-1]
 
     def reach_of_pool(self) -> Reach:
@@ -280,7 +280,7 @@ class HostsPlatform(Platform):
         self._logins.close()
         for handle, worker in self._workers.items():
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
-        self._ways.forget()
+        self._routes.forget()
 
     def _end(self, handles: Sequence[str]) -> None:
         """Stop workers that others have launched, and wait until they have ended."""

@@ -28,8 +28,8 @@ class PodGuard(SessionGuard):
     """
 
     def __init__(self, access: Access, namespace: str, owner: str) -> None:
-        way = {"context": access.context, "files": access.files, "server": access.server}
-        self._facts: dict[str, Any] = {**way, "namespace": namespace, "owner": owner, "secrets": []}
+        asked = {"context": access.context, "files": access.files, "server": access.server}
+        self._facts: dict[str, Any] = {**asked, "namespace": namespace, "owner": owner, "secrets": []}
         super().__init__(__name__, self._facts)
 
     def watch(self, secrets: Sequence[str]) -> None:

@@ -22,10 +22,10 @@ from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
 from muster.platforms.kubernetes.causes import Cause, end_of_events, pull_trouble
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
+from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
 from muster.platforms.kubernetes.guard import PodGuard, remove_everything, secrets_of
 from muster.platforms.kubernetes.kubeconfig import find_access
-from muster.platforms.kubernetes.place import PodPlace, find_place
 from muster.platforms.kubernetes.refusals import asking
 from muster.platforms.kubernetes.tunnels import Tunnels, command_of
 from muster.platforms.session_guard import is_orphaned, owner
@@ -91,7 +91,7 @@ class KubernetesPlatform(Platform):
 
     def __post_init__(self) -> None:
         self._asked: ApiClient | None = None
-        self._found: PodPlace | None = None
+        self._found: PodDefaults | None = None
         self._guard: PodGuard | None = None
         self._process = owner()
         self._owner = secrets.token_hex(5)
@@ -114,22 +114,23 @@ class KubernetesPlatform(Platform):
 
     def describe(self) -> str:
         """Return which cluster and namespace the pods run in, and from which image."""
-        place, way = self._place(), ""
+        defaults, way = self._defaults(), ""
         if self._is_tunnelled:
             way = "; agents come through the cluster's exec"
         elif self.tunnel is None:
             way = "; agents that cannot dial this session come through the cluster's exec"
-        return f"{self.name}, namespace {place.namespace} of {self._client().access.server}, image {place.image}{way}"
+        cluster = self._client().access.server
+        return f"{self.name}, namespace {defaults.namespace} of {cluster}, image {defaults.image}{way}"
 
     def check(self) -> None:
         """Raise PlatformUnsupported where no cluster answers, or there is no image that pods could run."""
-        place = self._place()
-        place.check()
-        self.python = "" if place.is_mine else "python3"
+        defaults = self._defaults()
+        defaults.check()
+        self.python = "" if defaults.is_mine else "python3"
 
     def reach(self) -> Reach:
         """Return the address that this machine shows to the cluster; a loopback one where nobody can dial it."""
-        address = HERE if self._is_tunnelled else self._place().address
+        address = HERE if self._is_tunnelled else self._defaults().address
         return Reach(address, address, relayed=self.tunnel is not False)
 
     def reach_of_pool(self) -> Reach:
@@ -144,11 +145,11 @@ class KubernetesPlatform(Platform):
 
     def open_relay(self, host: str, port: int) -> Relay:
         """Make what lets agents in that cannot dial the session."""
-        place, client = self._place(), self._client()
-        command = command_of(place.python, pods.HOME)
+        defaults, client = self._defaults(), self._client()
+        command = command_of(defaults.python, pods.HOME)
 
         def open_stream(pod: str) -> ExecStream:
-            return open_exec(client, place.namespace, pod, pods.CONTAINER, command)
+            return open_exec(client, defaults.namespace, pod, pods.CONTAINER, command)
 
         self._relays.append(Tunnels(open_stream, (host, port), always=self._is_tunnelled))
         return self._relays[-1]
@@ -156,7 +157,7 @@ class KubernetesPlatform(Platform):
     @property
     def _is_tunnelled(self) -> bool:
         """Return whether no agent can dial the session: as the user says, or as the cluster sees a loopback address."""
-        return bool(self.tunnel) or (self.tunnel is None and self._place().address.startswith("127."))
+        return bool(self.tunnel) or (self.tunnel is None and self._defaults().address.startswith("127."))
 
     def _client(self) -> ApiClient:
         with self._lock:
@@ -164,16 +165,16 @@ class KubernetesPlatform(Platform):
                 self._asked = ApiClient(find_access(self.context))
             return self._asked
 
-    def _place(self) -> PodPlace:
+    def _defaults(self) -> PodDefaults:
         if self._found is None:
-            self._found = find_place(self._client(), self)
+            self._found = find_defaults(self._client(), self)
         return self._found
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def missing_rights(self) -> list[str]:
         """Return the rights of the guide's Role that this user does not have, as the cluster says."""
-        namespace = self._place().namespace
+        namespace = self._defaults().namespace
         wanted = {**rights.RUNS, **rights.TOLD, **(rights.TUNNELS if self._is_tunnelled else {})}
         with asking("The cluster could not be asked for this user's rights"):
             lacks = rights.missing(self._client(), namespace, wanted)
@@ -201,7 +202,7 @@ class KubernetesPlatform(Platform):
             import yaml
         setting = replace(self._setting("plan"), owner="plan")
         made = [pods.agent_secret(setting), *pods.config_secrets(specs, setting), *pods.pods(specs, setting)]
-        shown = [pods.shown(each, self._place().namespace) for each in made]
+        shown = [pods.shown(each, self._defaults().namespace) for each in made]
         plain = json.loads(json.dumps(shown))  # nothing said twice by reference
         text: str = yaml.safe_dump_all(plain, sort_keys=False, explicit_start=True)
         return text
@@ -210,21 +211,21 @@ class KubernetesPlatform(Platform):
         """Have one pod made per spec; a Secret with the agent owns them all, and a session that is a pod owns that."""
         if run_key in self._submitted:
             return self._submitted[run_key]
-        place = self._place()
-        place.check()
+        defaults = self._defaults()
+        defaults.check()
         client = self._client()
         setting = replace(self._setting(run_key), has_tunnel=any(self._relay_of(spec) for spec in specs))
         if self._guard is None:
-            self._check_rights(client, place.namespace)
-            self._sweep(client, place.namespace)
-            self._guard = PodGuard(client.access, place.namespace, self._owner)
+            self._check_rights(client, defaults.namespace)
+            self._sweep(client, defaults.namespace)
+            self._guard = PodGuard(client.access, defaults.namespace, self._owner)
         made = [*pods.config_secrets(specs, setting)]
         self._secrets += [pods.name_of_agent(self._owner, run_key), *(each["metadata"]["name"] for each in made)]
         self._guard.watch(self._secrets)
-        path = f"/api/v1/namespaces/{place.namespace}"
+        path = f"/api/v1/namespaces/{defaults.namespace}"
         try:
             agent = pods.agent_secret(setting)
-            agent = self._make_secret(pods.owned_by(agent, place.owner) if place.owner else agent)
+            agent = self._make_secret(pods.owned_by(agent, defaults.owner) if defaults.owner else agent)
             owned = [pods.owned_by(each, {**agent, "apiVersion": "v1", "kind": "Secret"}) for each in made]
             _at_once(self._make_secret, owned)
             named = zip(specs, pods.pods(specs, setting), strict=True)
@@ -235,7 +236,7 @@ class KubernetesPlatform(Platform):
                 self._remove(client, path, [pods.pod_name(spec) for spec in specs], [agent, *made], run_key)
             raise
         now = time.time()
-        handles = [f"{place.namespace}/{pods.pod_name(spec)}" for spec in specs]
+        handles = [f"{defaults.namespace}/{pods.pod_name(spec)}" for spec in specs]
         for handle, spec in zip(handles, specs, strict=True):
             self._own[handle] = spec
             self._workers[handle] = Worker(handle, spec.name, created_at=now)
@@ -246,24 +247,24 @@ class KubernetesPlatform(Platform):
         return next((relay for relay in self._relays if relay.has(pods.pod_name(spec))), None)
 
     def _setting(self, run_key: str) -> pods.PodSetting:
-        place = self._place()
+        defaults = self._defaults()
         return pods.PodSetting(
             owner=self._owner,
             session=self._process,
             submission=run_key,
-            image=place.image,
-            python=place.python,
-            user=place.user,
+            image=defaults.image,
+            python=defaults.python,
+            user=defaults.user,
             log_cap=self.log_cap or default_log_cap(),
             seconds=self.lifetime,
             queue=self.queue or "",
-            spec=place.spec,
-            overlay=place.overlay,
+            spec=defaults.spec,
+            overlay=defaults.overlay,
         )
 
     def _make_secret(self, secret: Mapping[str, Any]) -> dict[str, Any]:
         """Make a Secret, and return it. One that is there was made by a request whose answer was lost: made again."""
-        client, path = self._client(), f"/api/v1/namespaces/{self._place().namespace}/secrets"
+        client, path = self._client(), f"/api/v1/namespaces/{self._defaults().namespace}/secrets"
         with asking("A Secret with the workers' agent could not be made", "the agent"):
             try:
                 return client.create(path, secret)
@@ -275,7 +276,7 @@ class KubernetesPlatform(Platform):
 
     def _make_pod(self, spec: WorkerSpec, pod: Mapping[str, Any]) -> None:
         """Make a worker's pod. Raises LaunchRefused."""
-        client, path = self._client(), f"/api/v1/namespaces/{self._place().namespace}/pods"
+        client, path = self._client(), f"/api/v1/namespaces/{self._defaults().namespace}/pods"
         deadline = time.monotonic() + TAKEN_SECONDS
         with asking(f"{spec.name} was refused", spec.name):
             while True:

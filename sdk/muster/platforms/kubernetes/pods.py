@@ -30,7 +30,7 @@ GRACE_SECONDS = 5  # that an agent gets for ending its processes and itself
 CONTAINER = "worker"
 OWNER, WORKER, RUN = "muster/owner", "muster/worker", "muster/run"  # labels
 SESSION, SUBMISSION = "muster/session", "muster/submission"  # annotations
-ENGINE = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESSION_ADDRESS", "own": "MUSTER_POD"}
+VARIABLES = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_SESSION_ADDRESS", "own": "MUSTER_POD"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _config(spec: WorkerSpec, setting: PodSetting) -> dict[str, Any]:
     if is_symbolic(str(spec.scratch)):
         places = {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
     config = agent_config(spec, setting.log_cap, places)
-    known = {"news": NEWS, "engine": ENGINE, "counts_gpus": True, "has_cgroup": True}
+    known = {"news": NEWS, "variables": VARIABLES, "counts_gpus": True, "has_cgroup": True}
     return {**config, **known, "tunnel": setting.has_tunnel}
 
 

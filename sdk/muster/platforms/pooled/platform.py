@@ -1,4 +1,4 @@
-"""A platform whose workers are places that a pool holds on another platform: each run has agents of its own in them.
+"""A platform whose workers run inside the workers that a pool holds on another: each run has agents of its own there.
 
 The pool's workers were launched once, waited for once, and stay. In each of them a guard
 (:mod:`muster.agent.worker_guard`) forks the agents of one run after another, and keeps a template of what scripts
@@ -62,7 +62,7 @@ class PooledPlatform(Platform):
         self._run_dir = run_dir
         self._held = held
         self._guards: dict[str, GuardStream] = {}  # by the pool's worker
-        self._place_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
+        self._pool_worker_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
         self._handle_of: dict[Key, str] = {}
         self._workers: dict[str, Worker] = {}
         self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._status_of, _refusal)
@@ -113,8 +113,8 @@ class PooledPlatform(Platform):
     def warmth(self) -> dict[str, dict[str, Any]]:
         """State of the template of each guard, why it is so, and its process id; by the pool's worker."""
 
-        def warmth(place: str) -> dict[str, Any]:
-            return checked(self._guards[place].ask("warmth"), WARMTH, place)
+        def warmth(pool_worker: str) -> dict[str, Any]:
+            return checked(self._guards[pool_worker].ask("warmth"), WARMTH, pool_worker)
 
         return for_all(warmth, list(self._guards))[0]
 
@@ -128,42 +128,47 @@ class PooledPlatform(Platform):
         with contextlib.suppress(PlatformError):  # some may have ended whose guard was silent before
             self.poll(list(self._workers))
         try:
-            places = dict(zip(self._placement.place(specs), specs, strict=True))
-            return self._launch(places, specs, run_key)
+            placed = dict(zip(self._placement.place(specs), specs, strict=True))
+            return self._launch(placed, specs, run_key)
         except BaseException:
             self._placement.take_back(specs)
             raise
 
-    def _launch(self, places: Mapping[str, WorkerSpec], specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        configs = {place: self._config(spec, place) for place, spec in places.items()}
+    def _launch(self, placed: Mapping[str, WorkerSpec], specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
+        configs = {pool_worker: self._config(spec, pool_worker) for pool_worker, spec in placed.items()}
 
-        def launch(place: str) -> dict[str, Any]:
-            return self._guard_of(place).ask("launch", LAUNCH_SECONDS, run_key=run_key, workers=[configs[place]])
+        def launch(pool_worker: str) -> dict[str, Any]:
+            return self._guard_of(pool_worker).ask(
+                "launch", LAUNCH_SECONDS, run_key=run_key, workers=[configs[pool_worker]]
+            )
 
-        answers, failed = for_all(launch, list(places))
-        refused = {place: answer for place, answer in answers.items() if "refused" in answer}
+        answers, failed = for_all(launch, list(placed))
+        refused = {pool_worker: answer for pool_worker, answer in answers.items() if "refused" in answer}
         if failed or refused:
-            for_all(lambda place: self._guards[place].ask("stop", ids=[configs[place]["id"]]), list(answers))
-        for place, error in failed.items():
+            for_all(
+                lambda pool_worker: self._guards[pool_worker].ask("stop", ids=[configs[pool_worker]["id"]]),
+                list(answers),
+            )
+        for pool_worker, error in failed.items():
             raise LaunchRefused(
-                f"{places[place].name} could not be started in {place} of the pool: {error.message}",
-                worker=places[place].name,
+                f"{placed[pool_worker].name} could not be started in {pool_worker} of the pool: {error.message}",
+                worker=placed[pool_worker].name,
                 advice=error.advice,
             ) from error
-        for place, answer in refused.items():
+        for pool_worker, answer in refused.items():
             why = str(answer.get("why"))[:MOST_SAID]
             raise LaunchRefused(
-                f"{places[place].name} could not be started in {place} of the pool: {why}.",
-                worker=places[place].name,
+                f"{placed[pool_worker].name} could not be started in {pool_worker} of the pool: {why}.",
+                worker=placed[pool_worker].name,
                 advice="another image or interpreter, or another pool",
             )
-        for place, spec in places.items():
-            handle = configs[place]["id"]
-            self._place_of[handle] = place
+        for pool_worker, spec in placed.items():
+            handle = configs[pool_worker]["id"]
+            self._pool_worker_of[handle] = pool_worker
             self._handle_of[key_of(spec)] = handle
             now = time.time()
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
-        by_name = {spec.name: configs[place]["id"] for place, spec in places.items()}
+        by_name = {spec.name: configs[pool_worker]["id"] for pool_worker, spec in placed.items()}
         self._submitted[run_key] = [by_name[spec.name] for spec in specs]
         return self._submitted[run_key]
 
@@ -171,20 +176,20 @@ class PooledPlatform(Platform):
         handle = self._handle_of.get(key)
         return None if handle is None else self._workers[handle].status
 
-    def _guard_of(self, place: str) -> GuardStream:
+    def _guard_of(self, pool_worker: str) -> GuardStream:
         """Return the guard in a worker of the pool, which is started where there is none. Waits for a lost worker."""
         deadline = time.monotonic() + BACK_SECONDS
         while True:
-            known = self._guards.get(place)
-            self._look_after(place)
+            known = self._guards.get(pool_worker)
+            self._look_after(pool_worker)
             try:
                 if known is not None and not known.is_lost:
                     known.ask("warmth", POLL_SECONDS)
                     return known
-                worker = self._held_worker(place)
+                worker = self._held_worker(pool_worker)
                 if worker is not None and worker.status is Status.RUNNING:
-                    self._guards[place] = GuardStream(self._run_dir, worker)
-                    return self._guards[place]
+                    self._guards[pool_worker] = GuardStream(self._run_dir, worker)
+                    return self._guards[pool_worker]
             except GuardSilent:  # another is started in its place, and its agents end with it
                 if known is not None:
                     known.give_up()
@@ -192,25 +197,27 @@ class PooledPlatform(Platform):
                 if time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline or self._held() is None:
-                raise PlatformError(f"{place} of the pool is lost, and has not been replaced.", worker=place)
+                raise PlatformError(
+                    f"{pool_worker} of the pool is lost, and has not been replaced.", worker=pool_worker
+                )
             time.sleep(BACK_POLL)
 
-    def _held_worker(self, place: str) -> Worker | None:
+    def _held_worker(self, pool_worker: str) -> Worker | None:
         """Return the pool's worker, as it is now; None where nothing is known of it for the moment."""
-        return next((worker for worker in self._held() or () if worker.name == place), None)
+        return next((worker for worker in self._held() or () if worker.name == pool_worker), None)
 
-    def _look_after(self, place: str) -> None:
+    def _look_after(self, pool_worker: str) -> None:
         """Give up the guard of a worker of the pool that has ended, or whose place another has taken."""
-        guard, worker = self._guards.get(place), self._held_worker(place)
+        guard, worker = self._guards.get(pool_worker), self._held_worker(pool_worker)
         if guard is not None and worker is not None and (worker.status.is_final or worker.id != guard.handle):
             guard.give_up()
 
-    def _config(self, spec: WorkerSpec, place: str) -> dict[str, Any]:
+    def _config(self, spec: WorkerSpec, pool_worker: str) -> dict[str, Any]:
         """A worker as its agent needs it; its guard adds where it is."""
         generation = f".{spec.generation}" if spec.generation else ""
         return {
             **agent_config(spec, default_log_cap()),
-            "id": f"{spec.run_id}.{spec.name}{generation}@{self._run_dir.name}:{place}",
+            "id": f"{spec.run_id}.{spec.name}{generation}@{self._run_dir.name}:{pool_worker}",
             "identity": {},
             "address_variables": [],
             "may_move": False,
@@ -220,32 +227,32 @@ class PooledPlatform(Platform):
     def poll(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers as their guards know them."""
         living = [handle for handle in handles if handle in self._workers and not self._workers[handle].status.is_final]
-        by_place: dict[str, list[str]] = {}
+        by_pool_worker: dict[str, list[str]] = {}
         for handle in living:
-            by_place.setdefault(self._place_of[handle], []).append(handle)
+            by_pool_worker.setdefault(self._pool_worker_of[handle], []).append(handle)
 
-        def poll(place: str) -> dict[str, Worker]:
-            self._look_after(place)
-            answer = self._guards[place].ask("poll", POLL_SECONDS, ids=by_place[place])
-            return workers_of(answer, by_place[place], place, 0.0)
+        def poll(pool_worker: str) -> dict[str, Worker]:
+            self._look_after(pool_worker)
+            answer = self._guards[pool_worker].ask("poll", POLL_SECONDS, ids=by_pool_worker[pool_worker])
+            return workers_of(answer, by_pool_worker[pool_worker], pool_worker, 0.0)
 
-        told, failed = for_all(poll, list(by_place))
+        told, failed = for_all(poll, list(by_pool_worker))
         for workers in told.values():
             for handle, fresh in workers.items():
                 self._workers[handle] = self._workers[handle].moved(fresh.status, **_changes(fresh))
-        for place, workers in told.items():
-            for handle in [handle for handle in by_place[place] if handle not in workers]:
-                self._workers[handle] = self._lost(self._workers[handle], place, FORGOTTEN)
-        for place, error in failed.items():
-            for handle in by_place[place] if isinstance(error, GuardLost) else ():
-                self._workers[handle] = self._lost(self._workers[handle], place, error.message)
+        for pool_worker, workers in told.items():
+            for handle in [handle for handle in by_pool_worker[pool_worker] if handle not in workers]:
+                self._workers[handle] = self._lost(self._workers[handle], pool_worker, FORGOTTEN)
+        for pool_worker, error in failed.items():
+            for handle in by_pool_worker[pool_worker] if isinstance(error, GuardLost) else ():
+                self._workers[handle] = self._lost(self._workers[handle], pool_worker, error.message)
         if failed and not told and not any(isinstance(error, GuardLost) for error in failed.values()):
             raise next(iter(failed.values()))
         return [self._workers.get(handle) or _stranger(handle) for handle in handles]
 
-    def _lost(self, worker: Worker, place: str, why: str) -> Worker:
+    def _lost(self, worker: Worker, pool_worker: str, why: str) -> Worker:
         """The worker, whose place in the pool is gone, with what the platform below says of that."""
-        held, known = self._held_worker(place), {}
+        held, known = self._held_worker(pool_worker), {}
         if held is not None and held.status.is_final:
             why = held.reason or why
             known = {"cause": held.cause, "advice": held.advice, "exit_code": held.exit_code, "signal": held.signal}
@@ -253,12 +260,15 @@ class PooledPlatform(Platform):
 
     def stop(self, handles: Sequence[str]) -> None:
         """Ask the agents to end: SIGTERM to their processes, and SIGKILL a second later."""
-        by_place: dict[str, list[str]] = {}
+        by_pool_worker: dict[str, list[str]] = {}
         for handle in handles:
             if handle in self._workers and not self._workers[handle].status.is_final:
-                by_place.setdefault(self._place_of[handle], []).append(handle)
+                by_pool_worker.setdefault(self._pool_worker_of[handle], []).append(handle)
         # One that is silent is not waited for: its agents end with it, or when the lease that they have has passed.
-        for_all(lambda place: self._guards[place].ask("stop", STOP_SECONDS, ids=by_place[place]), list(by_place))
+        for_all(
+            lambda pool_worker: self._guards[pool_worker].ask("stop", STOP_SECONDS, ids=by_pool_worker[pool_worker]),
+            list(by_pool_worker),
+        )
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
         """Return the workers as this object knows them: no other could have launched any."""
@@ -276,7 +286,7 @@ class PooledPlatform(Platform):
         """End the guards, and with them the agents that they have forked. The pool's own workers stay."""
         for handle, worker in self._workers.items():
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
-        for_all(lambda place: self._guards[place].close(), list(self._guards))
+        for_all(lambda pool_worker: self._guards[pool_worker].close(), list(self._guards))
 
 
 class _RelayOfPool(Relay):
@@ -289,8 +299,11 @@ class _RelayOfPool(Relay):
 
     def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
         """Return what the agents dial: what those of the pool's own workers would dial there."""
-        places = self._placement.place(specs)
-        own = [replace(spec, run_id=self._run_id, name=place) for spec, place in zip(specs, places, strict=True)]
+        placed = self._placement.place(specs)
+        own = [
+            replace(spec, run_id=self._run_id, name=pool_worker)
+            for spec, pool_worker in zip(specs, placed, strict=True)
+        ]
         try:
             return self._inner.addresses_for(own)
         except BaseException:

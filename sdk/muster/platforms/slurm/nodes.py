@@ -89,7 +89,7 @@ def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]
 
 
 def check_fits(
-    places: list[Partition], wanted: Mapping[str, Resources], time: str | None, spread: str | None = None
+    partitions: list[Partition], wanted: Mapping[str, Resources], time: str | None, spread: str | None = None
 ) -> None:
     """Refuse what could never run in any of these partitions, with the number that does not fit.
 
@@ -102,8 +102,8 @@ def check_fits(
         ResourceError: workers that are too large, or too many.
         JobError: a time limit that is too long.
     """
-    nodes = {node.name: node for place in places for node in place.nodes}.values()
-    names = ", ".join(place.name for place in places)
+    nodes = {node.name: node for partition in partitions for node in partition.nodes}.values()
+    names = ", ".join(partition.name for partition in partitions)
     for name, resources in wanted.items():
         worker = name if name.rpartition("-")[2].isdecimal() else None
         memory = resources.memory_bytes / MEBIBYTE + AGENT_MEMORY
@@ -122,7 +122,7 @@ def check_fits(
     _check_sum([*wanted.values()], sum(node.cpus for node in nodes), names)
     _check_parts([*wanted.values()], [*nodes], names, spread)
     asked_minutes = minutes_of(time) if time else None
-    allowed = [place.minutes for place in places]
+    allowed = [partition.minutes for partition in partitions]
     if asked_minutes and None not in allowed:
         longest = max(minutes for minutes in allowed if minutes is not None)
         if asked_minutes > longest:

@@ -99,7 +99,7 @@ class SlurmPlatform(Platform):
         """Return whether workers are a job or a step, and where."""
         if self.allocation:
             return f"{self.name}, steps of job {self.allocation}"
-        return f"{self.name}, partition {', '.join(place.name for place in self._places())}"
+        return f"{self.name}, partition {', '.join(partition.name for partition in self._chosen())}"
 
     def check(self) -> None:
         """Raise PlatformUnsupported where there are no commands of Slurm's, JobError for options that make no sense."""
@@ -107,11 +107,11 @@ class SlurmPlatform(Platform):
         script.check_raw(self.sbatch_args)
         script.check_words({"folder": str(self._home()), **self._flags()})
         if not self.allocation:
-            self._places()
+            self._chosen()
 
     def reach(self) -> Reach:
         """Return the address of the interface by which this machine reaches the compute nodes."""
-        found = [node.address for place in self._places() for node in place.nodes]
+        found = [node.address for partition in self._chosen() for node in partition.nodes]
         for address in found:
             with contextlib.suppress(OSError):
                 mine = own_address(address)
@@ -125,7 +125,7 @@ class SlurmPlatform(Platform):
         """Return nothing: each worker has its own, or waits. Raises ResourceError for what could never be."""
         if not self.allocation:
             named = {f"each worker ({number})": resources for number, resources in enumerate(wanted)}
-            check_fits(self._places(), named, self.time, self.nodes)
+            check_fits(self._chosen(), named, self.time, self.nodes)
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
@@ -134,7 +134,7 @@ class SlurmPlatform(Platform):
         site = self._site()
         return script.batch_script(str(folder), "muster", owner(), [spec.resources for spec in specs], site)
 
-    def _places(self) -> list[Partition]:
+    def _chosen(self) -> list[Partition]:
         if time.monotonic() > self._known_at + NODES_SECONDS:
             self._partitions = partitions()
             what = "Slurm's configuration could not be read"
@@ -159,12 +159,12 @@ class SlurmPlatform(Platform):
         return {name: value for name, value in named.items() if value}
 
     def _site(self) -> script.SiteOptions:
-        places = self._places()
+        partitions = self._chosen()
         is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
         return script.SiteOptions(
             flags=self._flags(),
             raw=self.sbatch_args,
-            has_memory=all(node.memory > 1 for place in places for node in place.nodes),
+            has_memory=all(node.memory > 1 for partition in partitions for node in partition.nodes),
             has_gpus_per_task=not is_linear,
         )
 
@@ -179,7 +179,7 @@ class SlurmPlatform(Platform):
             return self._submitted[run_key]
         commands.check()
         if not self.allocation:
-            check_fits(self._places(), {spec.name: spec.resources for spec in specs}, self.time, self.nodes)
+            check_fits(self._chosen(), {spec.name: spec.resources for spec in specs}, self.time, self.nodes)
         _check_logs(specs)
         if self._guard is None:
             self._sweep()
@@ -323,7 +323,7 @@ class SlurmPlatform(Platform):
 
         if pids:
             with ThreadPoolExecutor(min(len(pids), AT_ONCE), "muster-slurm") as pool:
-                for ended in [pool.submit(end, *place) for place in pids]:
+                for ended in [pool.submit(end, node, part) for node, part in pids]:
                     ended.result()
 
     def _cancel(self, made: Submission) -> None:

@@ -24,7 +24,7 @@ from muster.security.ssh import write_private
 from muster.text.reading import read_json
 
 HANDLE = re.compile(r"(?P<job>\d+)\.(?P<task>\d+)@(?P<folder>/.+)")
-ENGINE = {
+VARIABLES = {
     "id": "MUSTER_SLURM_JOB_ID",
     "address": "MUSTER_ADDRESS",
     "session": "MUSTER_SESSION_ADDRESS",
@@ -111,7 +111,7 @@ class Submission:
         self.parts = [count for count, _ in parts_of([spec.resources for spec in specs])]
         for task, spec in enumerate(specs):
             path = self.folder / f"worker-{task}"
-            known = {"news": f"{path}.news", "engine": ENGINE, "has_cgroup": GROUP}
+            known = {"news": f"{path}.news", "variables": VARIABLES, "has_cgroup": GROUP}
             config = {**agent_config(spec, cap, places), **known}
             write_private(path.with_name(f"{path.name}.launch"), json.dumps(config))
         folder = str(self.folder)

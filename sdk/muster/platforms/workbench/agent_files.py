@@ -35,7 +35,7 @@ ELSEWHERE = (
     "runner.py",
     "mpi_rank.py",
 )  # files of the agent's package that no worker needs
-ENGINE = {  # variables in which the workbench tells a worker who it is
+VARIABLES = {  # variables in which the workbench tells a worker who it is
     "id": "CDSW_ENGINE_ID",
     "address": "CDSW_IP_ADDRESS",
     "session": "CDSW_MASTER_IP",
@@ -111,12 +111,12 @@ def status_path(spec: WorkerSpec) -> Path:
 
 def write_config(spec: WorkerSpec) -> None:
     """Leave the agent's config for it. Raises OSError."""
-    config = {**agent_config(spec, default_log_cap()), "news": str(status_path(spec)), "engine": ENGINE}
+    config = {**agent_config(spec, default_log_cap()), "news": str(status_path(spec)), "variables": VARIABLES}
     write_private(config_path(spec), json.dumps(config))
 
 
 def withdraw(spec: WorkerSpec) -> list[str]:
-    """Take back what the agent was to know. Returns the ids of the engines that had taken it before; mostly none."""
+    """Take back what the agent was to know. Returns the ids of the containers that had taken it before; mostly none."""
     try:
         config_path(spec).unlink()
     except OSError:

@@ -120,9 +120,9 @@ class WorkbenchPlatform(Platform):
         """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
         late = []
         for spec in launch.specs:
-            engines = agent_files.withdraw(spec)
+            taken = agent_files.withdraw(spec)
             if spec.name in launch.failed:
-                late += [self._note(spec, {"id": engine}) for engine in engines]
+                late += [self._note(spec, {"id": each}) for each in taken]
         said = []
         if late:
             names = " and ".join(worker.id for worker in late)
@@ -211,7 +211,7 @@ class WorkbenchPlatform(Platform):
             return now
         if now.status.is_final and not worker.status.is_final:
             if now.status in (Status.SUCCEEDED, Status.FAILED):
-                now = replace(now, **agent_files.outcome(spec))  # it knows better than the engine that it ran in
+                now = replace(now, **agent_files.outcome(spec))  # it knows better than the container that it ran in
             agent_files.remove_files(spec)
         self._workers[worker.id] = now
         return now

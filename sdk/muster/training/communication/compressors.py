@@ -88,10 +88,10 @@ class Sparse(Compressor):
         return self.mean([payload], shape)
 
     def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor:
-        """The same values at the same places added up, all payloads at once."""
+        """The same values at the same positions added up, all payloads at once."""
         values = tf.concat([values for values, _ in payloads], 0) / len(payloads)
         indices = tf.concat([indices for _, indices in payloads], 0)
-        # A GPU adds what goes to the same place in any order, which would differ from rank to rank. And of all of
+        # A GPU adds what goes to the same position in any order, which would differ from rank to rank. And of all of
         # TensorFlow's scatters this is by far the fastest on a CPU.
         with tf.device("CPU:0"):
             dense = tf.math.unsorted_segment_sum(values, indices, np.prod(shape, dtype=int))
@@ -174,10 +174,10 @@ def largest(values: tf.Tensor, k: int) -> Payload:
     if n <= SAMPLE:
         return _top(values, tf.range(n), k)
     # Multiples of a large prime: spread over the tensor, whatever the length of its rows.
-    places = (np.arange(SAMPLE, dtype=np.int64) * 2_654_435_761 % n).astype(np.int32)
+    positions = (np.arange(SAMPLE, dtype=np.int64) * 2_654_435_761 % n).astype(np.int32)
     expected = k * SAMPLE / n
     rank = min(SAMPLE, math.ceil(expected + 4 * math.sqrt(expected) + 1))  # four standard deviations to spare
-    threshold = tf.math.top_k(tf.abs(tf.gather(values, places)), rank).values[-1]
+    threshold = tf.math.top_k(tf.abs(tf.gather(values, positions)), rank).values[-1]
     candidates, indices = reaching(values, threshold)
     found = tf.size(candidates)
     chosen: Payload = tf.cond(
@@ -190,8 +190,8 @@ def largest(values: tf.Tensor, k: int) -> Payload:
 
 def _top(values: tf.Tensor, indices: tf.Tensor, k: int) -> Payload:
     """The k values of the largest magnitude, the first of equal ones."""
-    places = tf.math.top_k(tf.abs(values), k, sorted=False).indices
-    return tf.gather(values, places), tf.gather(indices, places)
+    positions = tf.math.top_k(tf.abs(values), k, sorted=False).indices
+    return tf.gather(values, positions), tf.gather(indices, positions)
 
 
 def reaching(values: tf.Tensor, threshold: Union[tf.Tensor, float]) -> Payload:

@@ -85,22 +85,22 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
     """
     if bits == 8:
         return codes
-    places = _places(bits)
-    rows = tf.pad(codes, [[0, -codes.shape[0] % len(places)], [0, 0]])
-    groups = tf.reshape(rows, [rows.shape[0] // len(places), len(places), codes.shape[1]])
-    return tf.add_n(tf.unstack(tf.bitwise.left_shift(groups, places), axis=1))
+    shifts = _shifts(bits)
+    rows = tf.pad(codes, [[0, -codes.shape[0] % len(shifts)], [0, 0]])
+    groups = tf.reshape(rows, [rows.shape[0] // len(shifts), len(shifts), codes.shape[1]])
+    return tf.add_n(tf.unstack(tf.bitwise.left_shift(groups, shifts), axis=1))
 
 
 def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
     """The first rows of codes out of packed ones, a uint8 each."""
     if bits == 8:
         return data
-    places = _places(bits)
-    groups = tf.bitwise.right_shift(tf.expand_dims(data, 1), places) & np.uint8(2**bits - 1)
-    return tf.reshape(groups, [data.shape[0] * len(places), data.shape[1]])[:rows]
+    shifts = _shifts(bits)
+    groups = tf.bitwise.right_shift(tf.expand_dims(data, 1), shifts) & np.uint8(2**bits - 1)
+    return tf.reshape(groups, [data.shape[0] * len(shifts), data.shape[1]])[:rows]
 
 
-def _places(bits: int) -> np.ndarray[Any, Any]:
+def _shifts(bits: int) -> np.ndarray[Any, Any]:
     """Return the bit at which each code of a byte begins, as a column."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
 

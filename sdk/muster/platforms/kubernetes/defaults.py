@@ -1,4 +1,4 @@
-"""The place that pods are made in, and what all of them have: by options, and like the session's own pod."""
+"""The defaults of all pods of a session: namespace, image, user and the like, by options or as its own pod has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDINARY_USER = 1000  # whose pods run where the session is root's
 LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # what pods have of the session's own pod
 
 
-class PlaceOptions(Protocol):
+class PodOptions(Protocol):
     """The options of the platform that say where pods are made."""
 
     image: str | None
@@ -34,8 +34,8 @@ class PlaceOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class PodPlace:
-    """The place that pods are made in, and what all of them have.
+class PodDefaults:
+    """The namespace that pods are made in, and what all of them have.
 
     Attributes:
         namespace: of the pods.
@@ -68,7 +68,7 @@ class PodPlace:
             )
 
 
-def find_place(client: ApiClient, options: PlaceOptions) -> PodPlace:
+def find_defaults(client: ApiClient, options: PodOptions) -> PodDefaults:
     """Find out where pods are made.
 
     Raises:
@@ -82,7 +82,7 @@ def find_place(client: ApiClient, options: PlaceOptions) -> PodPlace:
     user = options.user
     if user is None:
         user = os.getuid() or ORDINARY_USER
-    return PodPlace(
+    return PodDefaults(
         namespace=namespace,
         image=image,
         python=sys.executable if mine and not options.image else "python3",
@@ -140,7 +140,7 @@ def read_overlay(path: Path | None) -> dict[str, Any]:
     return data
 
 
-def _asked_for(options: PlaceOptions) -> dict[str, Any]:
+def _asked_for(options: PodOptions) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.service_account:
         found["serviceAccountName"] = options.service_account

@@ -24,7 +24,7 @@ from muster.run.execution import Execution
 from muster.run.request import CheckedRun, RunRequest, check
 from muster.testing import ScriptedPlatform, ScriptedWorker, SimulatedLoop
 
-from tests.engine.executing import finish, recorded
+from tests.simulated.executing import finish, recorded
 
 
 @pytest.mark.parametrize(

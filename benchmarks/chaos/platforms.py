@@ -188,26 +188,26 @@ def _is_stale(line: str) -> bool:
     return line.startswith("sshd: root")
 
 
-PLACES: dict[str, type[Here]] = {"local": Here, "isolated": ApartFromFiles, "hosts": OnHosts}
+PLATFORMS: dict[str, type[Here]] = {"local": Here, "isolated": ApartFromFiles, "hosts": OnHosts}
 
 
 @functools.cache
-def place_named(name: str) -> Here:
-    """The place with that name, one in each process."""
-    return PLACES[name]()
+def platform_named(name: str) -> Here:
+    """The platform with that name, one in each process."""
+    return PLATFORMS[name]()
 
 
 def close_all() -> None:
-    """Remove what places keep from case to case."""
-    place = place_named("hosts")
-    if isinstance(place, OnHosts):
-        place.close()
+    """Remove what platforms keep from case to case."""
+    platform = platform_named("hosts")
+    if isinstance(platform, OnHosts):
+        platform.close()
 
 
 def available() -> list[str]:
-    """Names of the places that there can be here."""
+    """Names of the platforms that there can be here."""
     can = {"isolated": has_namespaces, "hosts": can_have_networks}
-    return [name for name in PLACES if name not in can or can[name]()]
+    return [name for name in PLATFORMS if name not in can or can[name]()]
 
 
 def child_of(parent: int, *words: str) -> int:

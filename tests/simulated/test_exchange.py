@@ -25,7 +25,7 @@ from muster.run.project import Contents, write_list
 from muster.run.request import CheckedRun
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
-from tests.engine.executing import finish
+from tests.simulated.executing import finish
 
 FILES = {"src/train.py": "print(1)", "src/data/a.csv": "1,2", "src/data/b.csv": "3,4", "twin.csv": "1,2"}
 

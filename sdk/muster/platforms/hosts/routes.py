@@ -1,4 +1,4 @@
-"""Ways from hosts to the session: each dials it where it can, and comes through its own login otherwise."""
+"""Routes from hosts to the session: each dials it where it can, and comes through its own login otherwise."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ANY, HERE = "0.0.0.0", "127.0.0.1"
 DIAL_SECONDS = 2.0  # after which a host counts as one that cannot dial the session
 
 
-class Ways:
-    """Ways from some hosts to the session: by dialling it, or through a tunnel.
+class Routes:
+    """Routes from some hosts to the session: by dialling it, or through a tunnel.
 
     Args:
         logins: to the hosts.
@@ -58,7 +58,7 @@ class Ways:
         parts += [f"{', '.join(through)} reaching it through ssh"] if through else []
         return "; ".join(parts)
 
-    def way(self, host: str, session: tuple[str, int], there: int = 0) -> tuple[str, int]:
+    def route(self, host: str, session: tuple[str, int], there: int = 0) -> tuple[str, int]:
         """Return what agents on a host dial to reach this address of the session.
 
         Args:
@@ -96,13 +96,13 @@ class PoolRelay(Relay):
     """Carries the connections of one pool's agents, as far as they need that.
 
     Args:
-        ways: of the hosts.
+        routes: of the hosts.
         session: host and port that the session listens on.
         placement: which host each worker is on.
     """
 
-    def __init__(self, ways: Ways, session: tuple[str, int], placement: Placement) -> None:
-        self._ways = ways
+    def __init__(self, routes: Routes, session: tuple[str, int], placement: Placement) -> None:
+        self._routes = routes
         self._session = session
         self._placement = placement
         self._found: dict[str, tuple[str, int]] = {}
@@ -113,7 +113,7 @@ class PoolRelay(Relay):
         try:
             for host in hosts:
                 if host not in self._found:
-                    self._found[host] = self._ways.way(host, self._session)
+                    self._found[host] = self._routes.route(host, self._session)
         except BaseException:
             self._placement.take_back(specs)
             raise
@@ -124,7 +124,7 @@ class PoolRelay(Relay):
         found = self._found.get(host)
         if found is not None and found[0] == HERE:
             with contextlib.suppress(MusterError):  # then its agents stay cut off, and that is told
-                self._ways.way(host, self._session, found[1])
+                self._routes.route(host, self._session, found[1])
 
     def close(self) -> None:
         """Forget them: forwarded ports go with their logins."""

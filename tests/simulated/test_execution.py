@@ -22,7 +22,7 @@ from muster.run.execution import Execution
 from muster.run.request import CheckedRun
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
-from tests.engine.executing import finish, recorded
+from tests.simulated.executing import finish, recorded
 
 
 def test_a_run_that_goes_well(loop: SimulatedLoop, made: Execution, checked: CheckedRun) -> None:
