@@ -59,7 +59,7 @@ SlurmdLogFile={folder}/%n/slurmd.log
 PluginDir={plugins}
 PlugStackConfig={folder}/none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task}
 {gather}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -218,12 +218,21 @@ class Engine:
     Attributes:
         folder: holds everything that is its own.
         address: this machine's, as its nodes see it.
+
+    With ``has_cgroups`` its nodes keep each step to its memory by a control group, which is called after the node.
     """
 
     def __init__(
-        self, root: Path, names: Sequence[str] = ("n1", "n2"), *, accounting: Path | None = None, cpus: int = CPUS
+        self,
+        root: Path,
+        names: Sequence[str] = ("n1", "n2"),
+        *,
+        accounting: Path | None = None,
+        cpus: int = CPUS,
+        has_cgroups: bool = False,
     ) -> None:
         self.names = names
+        self._has_cgroups = has_cgroups
         self._off: dict[str, tuple[list[str], int, subprocess.Popen[bytes]]] = {}
         self._restarted: list[subprocess.Popen[bytes]] = []
         self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
@@ -244,13 +253,14 @@ class Engine:
             "folder": self.folder, "plugins": plugins, "veth": f"mss{secrets.token_hex(3)}", "names": " ".join(names),
             "accounting": "AccountingStorageType=accounting_storage/none", "accounting_setup": "",
             "preempt": "preempt/partition_prio", "remembered": 300, "gather": "JobAcctGatherType=jobacct_gather/none",
+            "task": "task/cgroup" if has_cgroups else "task/none",
         }  # fmt: skip
         if accounting:
             facts.update(self._with_accounting(accounting, facts))
         (self.folder / "slurm.conf").write_text(CONFIG.format(nodes="\n".join(nodes), **facts))
         known = ["127.0.0.1 localhost", *(f"{subnet}.{number} {name}" for number, name in enumerate(names, 2))]
         (self.folder / "hosts").write_text("\n".join([*known, f"{self.address} {os.uname().nodename}", ""]))
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         (self.folder / "sbin").mkdir()
         for name in ("slurmctld", "slurmd", "slurmstepd"):  # as which one Slurm runs, it knows by this name alone
             (self.folder / "sbin" / name).symlink_to(root / "usr/sbin" / f"{name}-wlm")
@@ -382,10 +392,20 @@ class Engine:
         if around != Path("/tmp"):  # which others use, too
             eventually(is_swept, "what workers have left that were killed is removed", 20)
 
+    def _has_no_groups(self) -> bool:
+        """Remove the control groups that its nodes have made; return whether none is left."""
+        groups = [Path("/sys/fs/cgroup/memory", f"slurm_{name}") for name in self.names]
+        for folder in (Path(path) for group in groups for path, _, _ in os.walk(group, topdown=False)):
+            with contextlib.suppress(OSError):  # it still has a process
+                folder.rmdir()
+        return not any(group.exists() for group in groups)
+
     def remove(self) -> None:
         """End everything, and remove it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         for process in [self._process, *self._restarted]:
             process.wait(10)
+        if self._has_cgroups:
+            eventually(self._has_no_groups, "its control groups are empty, and removed", 20)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -190,6 +191,16 @@ def test_a_job_that_takes_too_long(project: Path, slurm: Engine) -> None:
     with pytest.raises(RunTimeout, match=r"ran out of time: Its job had run for as long as it may.*TIMEOUT") as error:
         running.wait()
     assert "time" in str(error.value.advice)
+
+
+def test_nodes_that_cannot_dial_the_session_say_so_and_there_is_another_way(project: Path, slurm: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = rf"worker-\d did not come up: .*cannot reach the session at 127.0.0.1:{port}"
+    with pytest.raises(LaunchRefused, match=said) as told:
+        run("endless.py", session_address=f"127.0.0.1:{port}")  # where each node finds only itself
+    assert "have the session run on a compute node, in a job" in str(told.value.advice)
+    assert "session_address" in str(told.value.advice)
 
 
 def test_a_node_that_is_gone(project: Path, slurm: Engine) -> None:

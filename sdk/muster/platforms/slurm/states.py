@@ -28,6 +28,13 @@ from muster.text.arguments import Argument, ArgumentText
 SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm, had it asked for that, may still show its job as running
 NEVER_PREEMPTED = "None"  # what scontrol says instead of a time
 LATE_SECONDS = 5.0  # after which a job that the queue does not show is gone, rather than not there yet
+NO_WAY = "cannot reach the session"  # what agents say whose node has no way to the session's machine
+ANOTHER_WAY = ArgumentText(
+    "have the session run on a compute node, in a job that its workers are a step of (docs/slurm.md has the command); "
+    "or open that port for the compute nodes, or ",
+    Argument("session_address", ""),
+    " an address and port that they reach",
+)
 ENDED_BY_SLURM = (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
 
 
@@ -58,7 +65,7 @@ def state_of(worker: Worker, made: Submission, task: Task | None, step: subproce
     if task.outcome and task.was_stopped:
         return worker.moved(Status.STOPPED, finished_at=task.told_at)
     if task.outcome and not _may_be_slurms(task):
-        return worker.moved(**task.outcome, finished_at=task.told_at)
+        return _as_told(worker, made, task)
     if task.was_stopped and task.at is None:
         return worker.moved(Status.STOPPED, finished_at=time.time())
     return _of_step(worker, made, task, step) if made.is_step else _of_job(worker, made, task)
@@ -69,9 +76,28 @@ def _may_be_slurms(task: Task) -> bool:
     return task.outcome["status"] is Status.STOPPED or task.outcome.get("signal") in ENDED_BY_SLURM
 
 
+def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
+    """Return a worker that has ended as its agent told it; an agent that was killed may be so for its step's memory."""
+    told = dict(task.outcome)
+    if told.get("signal") == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
+        words, cause, _ = how_ended("OUT_OF_MEMORY", {})
+        told |= {"reason": _sentence(words), "cause": cause, "advice": _more_memory(worker)}
+    if NO_WAY in str(told.get("reason")):
+        told["advice"] = ANOTHER_WAY
+    return worker.moved(**told, finished_at=task.told_at)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _more_memory(worker: Worker) -> ArgumentText:
+    return ArgumentText("a larger ", Argument(memory_argument(worker.name)), ", or smaller batches")
+
+
 def _of_step(worker: Worker, made: Submission, task: Task, step: subprocess.Popen[bytes] | None) -> Worker:
     if task.outcome:
-        return worker.moved(**task.outcome, finished_at=task.told_at)
+        return _as_told(worker, made, task)
     if step is None or step.poll() is None:
         return worker if task.at is not None else worker.moved(Status.STARTING, placed_at=worker.created_at)
     reason = f"Its step ended with status {step.returncode} before its agent could say why. {made.last_words()}"
@@ -89,7 +115,7 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
         return _ended(worker, made, task, job.state)
     if task.outcome:
         is_going_on = looked_at > task.seen_at + SETTLE_SECONDS and job.state not in ("COMPLETING", "STOPPED")
-        return worker.moved(**task.outcome, finished_at=task.told_at) if is_going_on else worker
+        return _as_told(worker, made, task) if is_going_on else worker
     if job.is_waiting:
         if NEVER.match(job.reason):
             words = why_pending(job.reason)
@@ -129,20 +155,20 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
             state = "OUT_OF_MEMORY"  # of its step
     word = state_word(state)
     if task.outcome and word not in ENDS:
-        return worker.moved(**task.outcome, finished_at=task.told_at)
+        return _as_told(worker, made, task)
     if found and word not in OVER:  # the queue did not show it, or it begins anew
         return worker
     words, cause, advice = how_ended(state, said) if word in OVER else (UNKNOWN, EndCause.LOST, None)
     if cause is None:
         words = f"{words} {made.last_words()}".strip()
-    told: dict[str, Any] = {"reason": f"{words[:1].upper()}{words[1:]}", "cause": cause, "advice": advice}
+    told: dict[str, Any] = {"reason": _sentence(words), "cause": cause, "advice": advice}
     if over:
         of = "; ".join(f"{', '.join(made.names[task] for task in tasks)} on {node}" for node, tasks in over.items())
         told["reason"] = f"Slurm ended all tasks for the memory of {of}."
         if any(over.values()) and not any(task_of(worker.id) in tasks for tasks in over.values()):
             told["cause"] = EndCause.PEER
     if cause is EndCause.MEMORY:
-        told["advice"] = ArgumentText("a larger ", Argument(memory_argument(worker.name)), ", or smaller batches")
+        told["advice"] = _more_memory(worker)
     if word == "NODE_FAIL" and task.node:
         told["reason"] += f" It was on {task.node}."
     return worker.moved(Status.FAILED, **told, finished_at=time.time())
