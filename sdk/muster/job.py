@@ -278,6 +278,7 @@ class WorkerSpec:
             ``run``, ``scratch`` and ``project``. Where it has a ``run`` the worker's log is in there.
         needs: what its interpreter must have; None where the session has looked.
         imports: what may be imported beforehand, where its platform keeps templates; None: its ranks start cold.
+        queue_seconds: for how long it may wait until its platform has a place for it; None for any time.
 
     For a worker that shares no files with the session there are no ``places``: the platform has them where it likes, or
     the agent in a new folder. ``scratch``, ``cwd`` and ``env`` then name them by symbols (:mod:`muster.agent.places`),
@@ -302,6 +303,7 @@ class WorkerSpec:
     places: Mapping[str, str] = field(default_factory=dict)
     needs: Needs | None = None
     imports: Imports | None = None
+    queue_seconds: float | None = None
 
 
 class EndCause(str, Enum):

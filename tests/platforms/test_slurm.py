@@ -317,6 +317,8 @@ def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engi
         "processes",
         "--time",
         "30m",
+        "--queue-timeout",
+        "3600",
         "--sbatch-args=--exclusive",
         "--cpu",
         "2",
@@ -332,6 +334,7 @@ def test_the_script_of_a_plan_is_one_that_slurm_takes(project: Path, slurm: Engi
     slurm.run("sbatch", "--test-only", given=text)
     assert "#SBATCH --ntasks=3" in text
     assert "#SBATCH --time=0-00:30:00" in text
+    assert "#SBATCH --deadline=now+100minutes" in text
 
 
 def test_parameter_servers_of_another_size_start_with_the_workers_and_are_told_of_by_themselves(
@@ -372,6 +375,21 @@ def test_sizes_that_need_more_nodes_than_there_are_never_wait(project: Path, slu
     refused = CliRunner().invoke(main, ["run", *options[1:3], *options[4:], "-n", "5", "endless.py"])
     assert "Workers of 2 sizes ask for 2 + 1 nodes, as Slurm takes other nodes for each size" in refused.output
     assert slurm.jobs() == []
+
+
+def test_a_queued_job_that_nobody_waits_for_any_more_goes_by_itself(
+    run: Run, slurm: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.platforms.slurm.states.queue", Queue())
+    monkeypatch.setattr("muster.platforms.slurm.script.DEADLINE_MARGIN", -1)  # so that its time is over at once
+    slurm.submit("--nodes=2", "--exclusive")
+    platform = SlurmPlatform(time="1m")
+    handles = platform.submit([run.spec(process=shell("sleep 600"), queue_seconds=1.0)], "key")
+    eventually(lambda: platform.poll(handles)[0].status.is_final, "Slurm has dropped it", timeout=60)
+    (worker,) = platform.poll(handles)
+    assert worker.cause is EndCause.OVERTIME
+    assert "Its job's deadline has passed (Slurm says DEADLINE" in str(worker.reason)
+    platform.close()
 
 
 def test_a_session_and_its_guard_killed_together_are_swept_by_the_next(

@@ -189,6 +189,7 @@ def make_specs(
             places=places_of(name),
             needs=needs,
             imports=imports,
+            queue_seconds=checked.limits.queue,
         )
         for name, role, index in checked.members
     ]

@@ -228,6 +228,7 @@ class CheckedRun:
                 log=run / "logs" / f"{name}.log",
                 scratch=Path(scratch),
                 cwd=symbol("project") if by_places else self.job.cwd,
+                queue_seconds=self.limits.queue,
             )
             for name, role, index in self.members
         ]

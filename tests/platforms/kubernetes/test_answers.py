@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from muster.agent.places import symbol
-from muster.errors import PlatformError
+from muster.errors import LaunchRefused, PlatformError
 from muster.job import Status
 from muster.platforms.kubernetes import notes
 from muster.platforms.kubernetes.client import ClusterGone
@@ -157,6 +158,90 @@ def test_a_stop_that_was_refused_is_asked_for_again(fake: Fake) -> None:
     platform.stop(["ml/p", "ml/q"])
     platform.stop(["ml/p", "ml/q"])
     assert sorted(path[-1] for _, path, _ in fake.asked) == ["p", "q"]
+
+
+def made(worker: str, status: dict[str, Any]) -> dict[str, Any]:
+    """A pod of this worker's."""
+    return {"metadata": {**META, "name": worker}, "spec": {"nodeName": "n"}, "status": status}
+
+
+@pytest.mark.parametrize("workers", [10, 100, 1000])
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_the_cluster_is_asked_as_often_for_a_thousand_workers_as_for_ten(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, workers: int, phase: str
+) -> None:
+    """The engine polls every 2 s or more; here a minute passes at once, in which it does so every 0.5 s."""
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    running = [{"name": "worker", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]
+    status = {"phase": phase, "containerStatuses": running if phase == "Running" else []}
+    listed = Answer(200, {"items": [made(f"w-{number}", status) for number in range(workers)]})
+    fake.otherwise = lambda method, path: Answer(200, {"items": []}) if "/events" in path else listed
+    platform = KubernetesPlatform()
+    handles = [f"ml/w-{number}" for number in range(workers)]
+    platform.reattach(handles)
+    while now[0] < 1060:
+        now[0] += 0.5
+        platform.poll(handles)
+    asked = [path.partition("?")[0].rpartition("/")[2] for _, path, _ in fake.asked]
+    assert asked.count("pods") == 1 + 30
+    assert asked.count("events") == (6 if phase == "Pending" else 0)  # one for a pod that waits, whatever their number
+    assert len(asked) == asked.count("pods") + asked.count("events")
+
+
+def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_is_refused(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1.8e9 + now[0])
+    monkeypatch.setattr("muster.platforms.kubernetes.platform.time", clock)
+    event = {"reason": "FailedMount", "message": 'secret "data" not found', "lastTimestamp": "2026-01-01T00:00:00Z"}
+    pods = Answer(200, {"items": [made(name, {"phase": "Pending"}) for name in ("a", "b")]})
+    fake.otherwise = lambda method, path: Answer(200, {"items": [event]}) if "/events" in path else pods
+    platform = KubernetesPlatform()
+    handles = ["ml/a", "ml/b"]
+    platform.reattach(handles)
+    for _ in range(50):
+        now[0] += 1.0
+        workers = platform.poll(handles)
+    asked = [path.rpartition("%3D")[2] for _, path, _ in fake.asked if "/events" in path]
+    assert asked == ["a", "b", "a", "b", "a"]
+    assert all(
+        'A volume of it cannot be mounted. Kubernetes says: secret "data"' in str(each.reason) for each in workers
+    )
+    fake.otherwise = lambda method, path: Answer(403, {"message": "cannot list"}) if "/events" in path else pods
+    fake.asked.clear()
+    for _ in range(50):
+        now[0] += 1.0
+        platform.poll(handles)
+    assert sum("/events" in path for _, path, _ in fake.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        (403, 'admission webhook "rules.example" denied the request: no team label', "a rule of the cluster"),
+        (400, 'admission webhook "rules.example" denied the request without explanation', "a rule of the cluster"),
+        (400, 'failed calling webhook "rules.example": connection refused', "a program that the cluster asks"),
+    ],
+)
+def test_what_an_admission_webhook_denies_is_told_with_its_words(
+    fake: Fake, run: Run, code: int, said: str, words: str
+) -> None:
+    def answer(method: str, path: str) -> Answer:
+        if method == "POST" and path.endswith("/pods"):
+            return Answer(code, {"message": said})
+        return Answer(201 if method == "POST" else 200, {"metadata": {"name": "x", "uid": "u"}, "items": []})
+
+    fake.otherwise = answer
+    platform = KubernetesPlatform(image="my/image:1")
+    with pytest.raises(LaunchRefused) as refused:
+        platform.submit([run.spec(scratch=Path(symbol("scratch")), cwd=symbol("scratch"))], "key")
+    assert words in refused.value.message
+    assert said in refused.value.message
+    assert refused.value.advice
+    platform.close()
 
 
 @pytest.mark.parametrize("error", [PlatformError("no"), ClusterGone("away")])

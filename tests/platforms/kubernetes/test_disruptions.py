@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted
+import yaml
+from muster.errors import WorkerCancelled, WorkerLost, WorkerPreempted, WorkersMissing
 from muster.platforms.kubernetes import platform as kubernetes
 
 from tests.platforms.kubernetes.cluster import until
 from tests.platforms.kubernetes.conftest import Space
 
 ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
+MOUNT = {"name": "data", "mountPath": "/data"}
 
 
 def started(space: Space, **options: Any) -> Any:
@@ -30,6 +32,18 @@ def test_an_evicted_pod(space: Space) -> None:
     # Kubernetes 1.26 and later say more; before, nothing tells an eviction from a deletion.
     with pytest.raises((WorkerCancelled, WorkerLost), match="by the cluster to make room|was evicted"):
         running.wait()
+
+
+def test_a_volume_that_cannot_be_mounted_is_named_while_a_pod_waits(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "DELAY_SECONDS", 1.0)
+    volume = {"name": "data", "secret": {"secretName": "nowhere"}}
+    overlay = {"spec": {"volumes": [volume], "containers": [{"name": "worker", "volumeMounts": [MOUNT]}]}}
+    (space.folder / "volume.yaml").write_text(yaml.safe_dump(overlay))
+    said = r'A volume of it cannot be mounted\. Kubernetes says: .*secret "nowhere" not found'
+    with pytest.raises(WorkersMissing, match=said):
+        space.run(ENDLESS, 1, overlay=space.folder / "volume.yaml", timeout_seconds=12)
 
 
 def test_a_pod_of_higher_priority_takes_a_worker_s_place(space: Space) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from muster.job import EndCause, Status, Worker
-from muster.platforms.kubernetes.causes import end_of_events
+from muster.platforms.kubernetes.causes import delay_of_events, end_of_events
 from muster.platforms.kubernetes.pods import WORKER
 from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, seen
 
@@ -210,3 +210,28 @@ def test_events_tell_who_deleted_a_pod(reasons: list[str], cause: EndCause | Non
         told = explained(deleted, found)
         assert (told.cause, told.status) == (cause, Status.FAILED)
         assert "Kubernetes says: so it was" in str(told.reason)
+
+
+def event(reason: str, second: int, message: str = "its words") -> dict[str, Any]:
+    return {"reason": reason, "message": message, "lastTimestamp": f"2026-11-22T18:00:{second:02}Z"}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([], ""),
+        ([event("FailedMount", 2), event("Scheduled", 1)], "A volume of it cannot be mounted. Kubernetes says: its"),
+        ([event("FailedAttachVolume", 2)], "cannot be attached to its node"),
+        ([event("FailedCreatePodSandBox", 2)], "cannot make its network"),
+        ([event("TriggeredScaleUp", 2), event("FailedScheduling", 3)], "autoscaler adds a node"),
+        ([event("NotTriggerScaleUp", 2)], "adds no node"),
+        ([event("Pulling", 2), event("FailedMount", 1)], "being pulled since 2026-11-22T18:00:02Z"),
+        ([event("FailedMount", 1), event("Pulled", 2)], ""),
+        ([event("TriggeredScaleUp", 1), event("Scheduled", 2)], ""),
+        ([{"reason": "FailedMount", "eventTime": "2026-11-22T18:00:01.000001Z"}], "Kubernetes says: FailedMount"),
+    ],
+)
+def test_events_tell_what_holds_up_a_pod_that_waits(events: list[dict[str, Any]], words: str) -> None:
+    told = delay_of_events(events)
+    assert words in told
+    assert bool(words) is bool(told)

@@ -49,6 +49,16 @@ EVENTS = {
     "NodeNotReady": Cause("node lost", "Its node does not answer any more", RESTART),
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
 }
+# Reasons of events about a pod that waits: what holds it up, which its own state does not tell.
+DELAYS = {
+    "FailedMount": "A volume of it cannot be mounted",
+    "FailedAttachVolume": "A volume of it cannot be attached to its node",
+    "FailedCreatePodSandBox": "Its node cannot make its network",
+    "TriggeredScaleUp": "The cluster's autoscaler adds a node",
+    "NotTriggerScaleUp": "The cluster's autoscaler adds no node",
+    "Pulling": "Its image is being pulled since {time}",
+}
+OVERCOME = ("Scheduled", "SuccessfulAttachVolume", "Pulled", "Created", "Started")  # after which others no longer hold
 # Reasons of a pod's own status.
 REASONS = {
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
@@ -110,6 +120,21 @@ def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
     return next(
         (_with_words(cause, said[reason] or reason) for reason, cause in EVENTS.items() if reason in said), None
     )
+
+
+def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return what holds up a pod that waits, as the newest event about it that counts tells; empty where none does."""
+    counts = [event for event in events if event.get("reason") in (*DELAYS, *OVERCOME)]
+    newest = max(counts, key=_time_of, default={})
+    if newest.get("reason") not in DELAYS:
+        return ""
+    words = DELAYS[newest["reason"]].format(time=_time_of(newest))
+    return f"{words}. Kubernetes says: {newest.get('message') or newest['reason']}"
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    """The time at which an event was last seen, as Kubernetes writes it."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
 
 
 def never_runs(pod: Pod, said: str = "") -> Cause | None:

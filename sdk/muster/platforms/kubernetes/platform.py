@@ -20,7 +20,7 @@ from muster.options.fields import option
 from muster.platforms.agents import default_log_cap
 from muster.platforms.base import Platform, Reach, Relay, Storage
 from muster.platforms.kubernetes import notes, pods, rights, states
-from muster.platforms.kubernetes.causes import Cause, end_of_events, pull_trouble
+from muster.platforms.kubernetes.causes import Cause, delay_of_events, end_of_events, pull_trouble
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.defaults import PodDefaults, find_defaults
 from muster.platforms.kubernetes.exec_stream import ExecStream, open_exec
@@ -34,10 +34,12 @@ from muster.runtime.extras import extra
 AT_ONCE = 8  # requests to the cluster at the same time
 POLL_SECONDS = 2.0  # between two polls of the pods
 IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: agents that are connected say what becomes of them
+DELAY_SECONDS = 10.0  # for which a pod may wait until it is asked why, and between two such questions
 CLOSE_SECONDS = 15.0  # that pods may take to end
 CLOSING_POLL_SECONDS = 0.5  # between two polls meanwhile
 TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
 NOBODY = Worker("", "")
+WAITING = (Status.SCHEDULING, Status.STARTING)
 
 
 @dataclass(eq=False, repr=False)
@@ -108,6 +110,8 @@ class KubernetesPlatform(Platform):
         self._seen: dict[str, dict[str, Any]] = {}
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted
+        self._delays: dict[str, str] = {}  # what holds up pods that wait, those last that were asked for last
+        self._delays_asked_at = float("-inf")
         self._events_until: dict[str, float] = {}  # how long it is worth asking why, on the monotonic clock
 
     # -- before a launch ----------------------------------------------------------------------------------------------
@@ -345,6 +349,7 @@ class KubernetesPlatform(Platform):
         for handle in handles:
             if handle in self._workers:
                 self._workers[handle] = self._now(self._workers[handle])
+        self._ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
 
     def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
         """Return the pods of namespaces by handle. Raises PlatformError."""
@@ -364,10 +369,36 @@ class KubernetesPlatform(Platform):
         if pod is not None and pull_trouble(pod):
             self._pull_troubles[worker.id] = pull_trouble(pod)
         now = states.seen(worker, pod, worker.id in self._told_to_stop, self._pull_troubles.get(worker.id, ""))
+        if now.status in WAITING and worker.id in self._delays:
+            return replace(now, reason=" ".join(filter(None, [now.reason, self._delays[worker.id]])))
         if not states.is_unexplained(now):
             return now
         cause = self._taken.get(worker.id) or self._ask_events(worker.id)
         return now if cause is None else states.explained(now, cause)
+
+    def _ask_for_a_delay(self, workers: Sequence[Worker]) -> None:
+        """Learn what holds up one of the pods that wait, and is not told by the pod: each of them in its turn."""
+        late = time.time() - DELAY_SECONDS
+        waiting = [each.id for each in workers if each.status in WAITING and (each.created_at or late) <= late]
+        if not waiting or time.monotonic() < self._delays_asked_at + DELAY_SECONDS:
+            return
+        self._delays_asked_at = time.monotonic()
+        order = {handle: number for number, handle in enumerate(self._delays)}
+        handle = min(waiting, key=lambda each: order.get(each, -1))
+        self._delays.pop(handle, None)
+        try:
+            self._delays[handle] = delay_of_events(self._events_of(handle))
+        except (PlatformError, KeyError):
+            self._delays_asked_at = float("inf")  # a user without the right is left alone
+
+    def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
+        """Return the events about a pod. Raises PlatformError, KeyError."""
+        namespace, _, name = handle.partition("/")
+        selector = f"involvedObject.name={name}"
+        found: Sequence[Mapping[str, Any]] = self._client().get(
+            f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector
+        )["items"]
+        return found
 
     def _ask_events(self, handle: str) -> Cause | None:
         """Return why a pod is being deleted, as far as events tell, and this user may see them.
@@ -377,10 +408,8 @@ class KubernetesPlatform(Platform):
         now = time.monotonic()
         if now > self._events_until.setdefault(handle, now + self.explain_seconds):
             return None
-        namespace, _, name = handle.partition("/")
         try:
-            selector = f"involvedObject.name={name}"
-            listed = self._client().get(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector)["items"]
+            listed = self._events_of(handle)
         except (PlatformError, KeyError):
             self._events_until[handle] = now  # a user without the right, and a cluster that is busy, are left alone
             return None

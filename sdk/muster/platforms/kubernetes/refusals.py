@@ -26,6 +26,14 @@ REFUSALS = (
         ArgumentText("another ", Argument("user", ""), ", or without an ", Argument("overlay", "")), 403,
     ),
     Refusal(
+        r"admission webhook .* denied", "a rule of the cluster (an admission webhook) does not allow it",
+        ArgumentText("ask who keeps the cluster what it wants of pods; ", Argument("overlay", ""), " can change them"),
+    ),
+    Refusal(
+        r"failed calling webhook", "a program that the cluster asks about every pod (an admission webhook) fails",
+        "tell who keeps the cluster",
+    ),
+    Refusal(
         r"maximum .* usage per|minimum .* usage per", "the namespace's limits for one pod do not allow it",
         "smaller workers; kubectl describe limitrange says what is allowed", 403,
     ),

@@ -131,7 +131,7 @@ class SlurmPlatform(Platform):
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
         """Return the batch script that would be submitted. Raises PlatformError."""
         folder = self._home() / "0000"
-        site = self._site()
+        site = self._site(specs)
         return script.batch_script(str(folder), "muster", owner(), [spec.resources for spec in specs], site)
 
     def _chosen(self) -> list[Partition]:
@@ -158,11 +158,11 @@ class SlurmPlatform(Platform):
         }
         return {name: value for name, value in named.items() if value}
 
-    def _site(self) -> script.SiteOptions:
+    def _site(self, specs: Sequence[WorkerSpec]) -> script.SiteOptions:
         partitions = self._chosen()
         is_linear = re.search(r"^SelectType\s*=\s*select/linear", self._configuration, re.MULTILINE)
         return script.SiteOptions(
-            flags=self._flags(),
+            flags={**self._flags(), **script.deadline_of(specs[0].queue_seconds, self.time)},
             raw=self.sbatch_args,
             has_memory=all(node.memory > 1 for partition in partitions for node in partition.nodes),
             has_gpus_per_task=not is_linear,
@@ -215,7 +215,7 @@ class SlurmPlatform(Platform):
         """Submit a job. Raises LaunchRefused."""
         assert self._guard is not None
         label = made.label
-        site = self._site()
+        site = self._site(specs)
         text = script.batch_script(str(made.folder), label, owner(), [spec.resources for spec in specs], site)
         self._guard.watch(label)
         what, worker = "The job could not be submitted", specs[0].name
@@ -233,7 +233,7 @@ class SlurmPlatform(Platform):
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
         """Start a step of the job that this session is in. Raises OSError."""
         assert self._guard is not None
-        site = replace(self._site(), flags={})
+        site = replace(self._site(specs), flags={})
         parts = []
         for count, resources in script.parts_of([spec.resources for spec in specs]):
             spread = [f"--nodes={script.nodes_of(count, str(self.nodes))}"] if self.nodes else []

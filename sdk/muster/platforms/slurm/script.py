@@ -18,6 +18,7 @@ from muster.text.arguments import Argument, ArgumentText
 
 MEBIBYTE = 1 << 20
 AGENT_MEMORY = 64  # MiB that a worker's task has beyond what the worker was given
+DEADLINE_MARGIN = 10  # minutes for which a session that waits no longer may take to say so
 # Options of sbatch that are Muster's to say. Of a word all letters up to these count: sbatch takes shortened ones, too.
 OWN = (
     "array", "clusters", "comment", "cpus-per-task", "job-name", "mem-per-cpu", "ntasks", "open-mode", "output",
@@ -60,6 +61,21 @@ def time_of(text: str) -> str:
         )
     whole = math.ceil(minutes)
     return f"{whole // 1440}-{whole % 1440 // 60:02}:{whole % 60:02}:00"
+
+
+def deadline_of(queue_seconds: float | None, time: str | None) -> dict[str, str]:
+    """Return the option by which Slurm itself drops a job that is queued for longer than anybody waits for it.
+
+    Slurm wants to know by when a job must have ended, and takes one away that could not any more; it ends none that
+    runs. So this takes a time limit, without which there is no such option.
+
+    >>> deadline_of(3600, "2h"), deadline_of(None, "2h"), deadline_of(3600, None)
+    ({'deadline': 'now+190minutes'}, {}, {})
+    """
+    minutes = minutes_of(time) if time else None
+    if not queue_seconds or not minutes:
+        return {}
+    return {"deadline": f"now+{math.ceil(queue_seconds / 60) + math.ceil(minutes) + DEADLINE_MARGIN}minutes"}
 
 
 def check_words(options: Mapping[str, str | None]) -> None:
