@@ -193,7 +193,8 @@ def test_what_is_saved_while_it_runs_is_a_picture_and_a_page_without_its_kernel_
     (output,) = notebook.save().cells[0].outputs
     run = max((lab.home / "runs").iterdir(), key=lambda folder: folder.name).name
     assert set(output.data) == {"text/html", "text/plain"}
-    assert "training · " in output.data["text/html"]
+    assert "was training at " in output.data["text/html"]
+    assert "was training at " in output.data["text/plain"]
     for said in (run, f"As it was on {time.strftime('%Y-')}", f"muster show {run}"):
         assert said in output.data["text/html"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,7 @@ from muster.dashboard.snapshot import LOG_LINES, MAX_LOGS, MAX_ROWS, mime_bundle
 from muster.events import Event
 
 from tests.dashboard.recording import record
-from tests.dashboard.scenes import at, failing, starting, training, view_of
+from tests.dashboard.scenes import START, at, failing, starting, training, view_of
 
 HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
 
@@ -181,8 +182,25 @@ def test_the_text_is_what_a_terminal_shows() -> None:
     assert set(mime_bundle(view_of(failing()))) == {"text/html", "text/plain"}
 
 
-def test_the_text_has_all_the_notes_that_the_picture_has() -> None:
+@pytest.mark.parametrize("events", [starting(), training()], ids=["start", "train"])
+def test_a_picture_of_a_run_under_way_says_when_that_was_and_not_that_it_goes_on(events: list[Event]) -> None:
+    events.insert(1, at(0, "run_requested", run="20270115-080000-mnist-abcd", job={"name": "mnist"}))
+    view = view_of(events)
+    when = time.strftime("%H:%M:%S", time.localtime(view.clock()))
+    for picture in mime_bundle(view).values():
+        title = picture[: picture.index("As it was" if "<div" in picture else "\n")]
+        assert f"was {view.doing} at {when}" in title
+        assert "muster show 20270115-080000-mnist-abcd" in picture
+
+
+def test_the_picture_of_a_run_that_has_not_started_says_when_that_was() -> None:
+    for picture in mime_bundle(RunView(clock=lambda: START)).values():
+        assert f"was not started at {time.strftime('%H:%M:%S', time.localtime(START))}" in picture
+
+
+@pytest.mark.parametrize("n_workers", [3, MAX_ROWS + 1])
+def test_the_text_has_all_the_notes_that_the_picture_has(n_workers: int) -> None:
     notes = [f"note {number}" for number in range(3)]
-    view = view_of([*training(), *(at(22, "note", text=note) for note in notes)])
+    view = view_of([*training(n_workers, seconds=1), *(at(22, "note", text=note) for note in notes)])
     for picture in mime_bundle(view).values():
         assert [note for note in notes if note in picture] == notes

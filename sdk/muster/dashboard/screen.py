@@ -45,11 +45,9 @@ class Screen:
         *,
         is_last: bool = True,
         lock: AbstractContextManager[object] | None = None,
-        notes: int = NOTES,
     ) -> None:
         self.view = view
         self.is_last = is_last
-        self._notes = notes
         self.widths: list[int] = []
         self.lines_below = 0
         self._lock = lock or nullcontext()
@@ -74,7 +72,7 @@ class Screen:
         """Return as much of the lines above the workers as leaves these enough rows, and the number of rows."""
         room = (options.height or console.height) - 3 - self.lines_below  # the column titles, "and N more", the cursor
         for level in HEADINGS:
-            top = heading(self.view, options.max_width, level, self._notes)
+            top = heading(self.view, options.max_width, level)
             rows = room - len(console.render_lines(Group(*top), options, pad=False))
             if rows >= self._rows_wanted(level):
                 break
@@ -100,13 +98,16 @@ def _stripped(line: list[Segment]) -> list[Segment]:
     return line
 
 
-def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES) -> list[RenderableType]:
-    """The lines above the workers, with so many of the newest notes; or the lines worth most: see ``HEADINGS``."""
+def heading(view: RunView, width: int, level: int = FULL, notes: int = NOTES, stage: str = "") -> list[RenderableType]:
+    """The lines above the workers, with so many of the newest notes; or the lines worth most: see ``HEADINGS``.
+
+    ``stage`` are words for how the run stands, in place of the view's own.
+    """
     style = COLOURS.get(view.status, "")
     title = Text.assemble(
         (f"{GLYPHS.get(view.status, '●')} {view.name or 'run'}", f"bold {style}"),
         (f"  {view.strategy}" if view.strategy and level < STATUS_ALONE else ""),
-        (f"  {view.doing if view.status == 'running' else view.status}", style),
+        (f"  {stage or (view.doing if view.status == 'running' else view.status)}", style),
         (f"  {duration(view.elapsed)}", "bold"),
     )
     census = Text(view.census, style="bright_black")

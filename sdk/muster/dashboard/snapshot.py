@@ -20,6 +20,7 @@ from muster.text.cleaning import clean
 
 COLUMNS = ("worker", "status", "phase", "address", "progress", "ex/s", "sent", "cpu", "gpu", "memory", "last line")
 MAX_ROWS = 64
+TEXT_WIDTH = 120  # characters
 MAX_LINE = 200  # characters of a last line, which is cut where the page has less room
 LEAST_LINE = 160  # pixels of its column
 MAX_REASON = 2000  # characters
@@ -52,15 +53,21 @@ def mime_bundle(view: RunView, run: Run | None = None, cover: str = "", remedy: 
 
 
 def to_text(view: RunView) -> str:
-    """The picture as text, 120 characters wide."""
+    """The picture as text, as a terminal of ``TEXT_WIDTH`` characters shows it."""
     from rich.console import Console
 
-    from muster.dashboard.screen import Screen
+    from muster.dashboard.screen import heading, workers_table
 
-    height = min(len(view.workers), MAX_ROWS) + 2 * len(view.notes) + 24
-    console = Console(width=120, height=height, color_system=None, force_jupyter=False)
+    console = Console(width=TEXT_WIDTH, color_system=None, force_jupyter=False)
     with console.capture() as capture:
-        console.print(Screen(view, notes=len(view.notes)))
+        for part in heading(view, TEXT_WIDTH, notes=len(view.notes), stage=_stage(view)):
+            console.print(part)
+        if view.workers:
+            console.print(*workers_table(view, MAX_ROWS, TEXT_WIDTH), sep="\n")
+        if view.ended is None and view.run_id:
+            console.print(
+                f"What became of it: muster show {view.run_id}", soft_wrap=True, markup=False, highlight=False
+            )
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -78,7 +85,7 @@ def _live(view: RunView, remedy: str) -> str:
     if view.ended is not None:
         return ""
     if not view.run_id:
-        return f'<div style="color:{GREY}">It has not started.</div>'
+        return ""
     taken = time.strftime("%Y-%m-%d at %H:%M:%S %Z", time.localtime(view.clock()))
     run = escape(view.run_id)
     return (
@@ -129,12 +136,20 @@ def _folded(title: str, text: str) -> str:
     )
 
 
+def _stage(view: RunView) -> str:
+    """How the run stands, or stood when this was taken: it may be read when that is long past."""
+    if view.ended is not None:
+        return view.status
+    stage = "not started" if view.started is None else view.doing
+    return f"was {stage} at {time.strftime('%H:%M:%S', time.localtime(view.clock()))}"
+
+
 def _title(view: RunView) -> str:
-    status = "not started" if view.started is None else view.status
-    stage = view.doing if status == "running" else status
-    facts = [view.strategy, stage, duration(view.elapsed) if view.started is not None else "", view.run_id]
+    took = duration(view.elapsed) if view.started is not None else ""
+    facts = [view.strategy, _stage(view), took, view.run_id]
+    glyph = _glyph(view.status if view.ended is not None else "")
     return (
-        f'<div style="font-size:14px">{_glyph(status)} <strong>{escape(view.name or "run")}</strong>'
+        f'<div style="font-size:14px">{glyph} <strong>{escape(view.name or "run")}</strong>'
         f" &nbsp; {escape(' · '.join(filter(None, facts)))}</div>"
     )
 
