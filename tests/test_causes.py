@@ -34,6 +34,10 @@ def killed(worker: int, time: float, number: int = signal.SIGKILL) -> Failure:
     return Failure(FailureKind.SIGNAL, time, f"worker-{worker}", worker, signal=number)
 
 
+def called_exit(worker: int, time: float, code: int, peer_was_gone: bool) -> Failure:
+    return replace(exited(worker, time, code), peer_was_gone=peer_was_gone)
+
+
 def lost(worker: int, time: float, **more: object) -> Failure:
     return Failure(FailureKind.LOST, time, f"worker-{worker}", **more)  # type: ignore[arg-type]
 
@@ -324,3 +328,47 @@ def test_of_workers_that_are_ended_for_the_memory_of_one_that_one_is_the_cause()
         cause = root_cause(failures)
         assert cause is not None
         assert cause.worker == "worker-1"
+
+
+@pytest.mark.parametrize("noticed", [(1.000, 1.001), (1.012, 1.001)], ids=["in their order", "the other way round"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (exited(0, 0, 1), exited(1, 0, 1)),
+        (exited(0, 0, 1), killed(1, 0, signal.SIGABRT)),
+        (killed(0, 0, signal.SIGABRT), exited(1, 0, 1)),
+        (killed(0, 0, signal.SIGABRT), killed(1, 0, signal.SIGABRT)),
+    ],
+)
+def test_the_order_in_which_the_kernel_saw_processes_end_tells_which_came_first(
+    first: Failure, second: Failure, noticed: tuple[float, float]
+) -> None:
+    ends = [replace(first, time=noticed[0], place=4), replace(second, time=noticed[1], place=5)]
+    unordered = [replace(end, place=None) for end in ends]
+    for failures in itertools.permutations(ends):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-0"
+        assert ties(cause, failures) == []
+    cause = root_cause(unordered)
+    assert cause is not None
+    assert len(ties(cause, unordered)) == 1, "without that it is a tie"
+
+
+def test_a_call_of_exit_while_all_peers_stood_is_the_own_failure_of_a_process_and_an_echo_where_one_was_gone() -> None:
+    own = called_exit(0, 1.000, 1, peer_was_gone=False)
+    silent = exited(1, 1.001, 1)
+    for failures in itertools.permutations([own, exited(0, 1.03, 1), silent]):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-0"
+        assert ties(cause, failures) == []
+    echo = called_exit(0, 1.000, 7, peer_was_gone=True)
+    for failures in itertools.permutations([echo, exited(0, 1.03, 7), silent]):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-1"
+        assert ties(cause, failures) == []
+    cause = root_cause([echo, exited(0, 1.03, 7)])
+    assert cause is not None
+    assert cause.exit_code == 7, "where nothing else has failed"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from muster.errors import LauncherFailed, RunFailed, ScriptFailed, WorkerKilled, WorkerLost, WorkerOutOfMemory
+from muster.errors import (
+    LauncherFailed,
+    MusterError,
+    RunFailed,
+    ScriptFailed,
+    WorkerKilled,
+    WorkerLost,
+    WorkerOutOfMemory,
+)
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
-from muster.failure.diagnosis import explain, mark_attempt, not_up, stalled, tail, workers_missing
+from muster.failure.diagnosis import did_not_come_up, explain, mark_attempt, not_up, stalled, tail, workers_missing
 from muster.failure.waiting import Verdict
+from muster.records.result import Result, read_record
 
 
 def killed(worker: str, number: int) -> Failure:
@@ -125,6 +135,27 @@ def test_the_error_says_what_who_where_and_what_to_try(
         assert word in str(error)
 
 
+def test_the_error_has_what_failed_as_data_which_the_record_keeps(tmp_path: Path) -> None:
+    tied = explain(EXIT_0, tmp_path, ties=[replace(EXIT_1, time=10.101)])
+    others = [{"worker": "worker-1", "rank": 1}]
+    assert tied.failure == {"kind": "exit", "worker": "worker-0", "rank": 0, "exit_code": 1, "others": others}
+    alone = explain(RAISED, tmp_path)
+    assert alone.failure == {"kind": "exception", "worker": "worker-1", "rank": 1, "type": "ValueError", "others": []}
+    lost = explain(Failure(FailureKind.LOST, 1.0, "worker-0", message="\x1b[2Jgone"), tmp_path)
+    assert lost.failure["message"] == "gone"
+    refused = did_not_come_up(Failure(FailureKind.LOST, 1.0, "worker-0", message="gone"), tmp_path)
+    assert refused.failure == lost.failure
+    for error in (tied, lost, refused, MusterError("something else")):
+        kept = json.loads(json.dumps(Result("failed", "run", tmp_path, error=error).to_dict()))
+        found = Result.from_dict(read_record(kept), "run", tmp_path).error
+        assert found is not None
+        assert (found.failure, getattr(found, "rank", None)) == (error.failure, getattr(error, "rank", None))
+    damaged = {"error": "WorkerKilled", "failure": {"kind": "signal", "rank": "one"}}
+    found = Result.from_dict(read_record(damaged), "run", tmp_path).error
+    assert found is not None
+    assert not found.failure
+
+
 def test_a_run_in_which_nothing_moves_names_who_holds_it_up(tmp_path: Path) -> None:
     error = stalled(Verdict(("worker-1", 1), "It sleeps."), 5, {"rank 0 (worker-0)": "a stack"}, tmp_path)
     assert (error.worker, error.rank, error.message) == (
@@ -132,6 +163,9 @@ def test_a_run_in_which_nothing_moves_names_who_holds_it_up(tmp_path: Path) -> N
         1,
         "rank 1 (worker-1) has shown no progress for 5 s. It sleeps.",
     )
+    assert error.failure == {"kind": "stalled", "worker": "worker-1", "rank": 1, "others": []}
+    cut = stalled(Verdict(("worker-1", 1), "It is cut.", ("worker-0", 0)), 5, {}, tmp_path)
+    assert cut.failure["others"] == [{"worker": "worker-0", "rank": 0}]
     assert "a stack" in str(error)
     assert "nothing else runs any more" in str(error)
     two = {"rank 0 (worker-0)": "a stack", "rank 10 (worker-5)": "b", "rank 9 (worker-4)": "c"}

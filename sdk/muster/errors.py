@@ -41,9 +41,10 @@ Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
 
 from muster.text.arguments import each_part
 from muster.text.cleaning import clean
@@ -64,7 +65,15 @@ class MusterError(Exception):
         details: longer material, such as a traceback or the end of a log.
 
     What would steer a terminal is left out of all of them: they say what scripts and hosts have said.
+
+    Attributes:
+        failure: of a run that has failed, what did, as plain data: ``kind``, ``worker`` and ``rank``; of what is known
+            ``type`` (of an exception), ``message`` (why a worker is gone), ``exit_code`` and ``signal``; and as
+            ``others`` the processes that are named besides, which may as well have failed first, or are the other end
+            of a link that is cut. Else empty.
     """
+
+    failure: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

@@ -16,6 +16,8 @@ from enum import Enum, IntEnum
 from functools import cached_property
 from typing import Any
 
+from muster.text.cleaning import clean
+
 
 class FailureKind(str, Enum):
     """Kind of a failure."""
@@ -64,6 +66,7 @@ OF_SIGNALS = {FailureKind.SIGNAL, FailureKind.DAEMON, FailureKind.LAUNCHER}  # w
 # and where another process says that a connection has broken.
 LATE, LATEST = 0.05, 0.5
 NOTICING = 0.02  # seconds by which one end of a process is noticed later than another
+INSTANT = 1e-6  # seconds between two ends of which the order is known
 UNWINDING = 0.02  # seconds in which a process that has raised may have closed its connections before it could say so
 
 
@@ -91,9 +94,12 @@ class Failure:
         advice: what to try, where the platform knows.
         exit_code, signal: of the process.
         used, limit: memory in bytes.
-        ended: when the process ended that had raised; None where it has not, and for everything else.
-        peer_was_gone: whether the other end had closed a connection of the process when it raised; None if not known.
+        ended: when the process ended that had raised, or called ``sys.exit``; None where it has not, and for
+            everything else.
+        peer_was_gone: whether the other end had closed a connection of the process when it raised, or called
+            ``sys.exit``; None if not known.
         since: the last moment at which all was well as far as anybody knows; None where ``time`` is good enough.
+        place: of the end in the order in which processes ended, where the kernel of the session's machine has told it.
         uncertainty: how far ``time`` may be from the truth, in seconds, because its clock is another machine's.
     """
 
@@ -112,12 +118,21 @@ class Failure:
     ended: float | None = None
     peer_was_gone: bool | None = None
     since: float | None = None
+    place: int | None = None
     uncertainty: float = 0.0
 
     @property
     def source(self) -> tuple[str | None, int | None]:
         """The process that it happened to: its worker and rank."""
         return self.worker, self.rank
+
+    def to_data(self, others: Iterable[tuple[str | None, int | None]] = ()) -> dict[str, Any]:
+        """The failure as ``MusterError.failure`` has it, with the other processes that its error names."""
+        why = "" if self.type else clean(self.message)  # of an exception it is in the error, and may be long
+        told = {"type": clean(self.type), "message": why, "exit_code": self.exit_code, "signal": self.signal}
+        named = {"kind": str(self.kind), "worker": self.worker, "rank": self.rank}
+        beside = [{"worker": worker, "rank": rank} for worker, rank in others]
+        return {**named, **{name: value for name, value in told.items() if value not in (None, "")}, "others": beside}
 
     @cached_property
     def is_echo(self) -> bool:
@@ -140,7 +155,14 @@ class Failure:
             return Bearing.OWN if self.signal else Bearing.NOBODY
         if self.kind in (FailureKind.STOPPED, FailureKind.HUNG_UP):
             return Bearing.NOBODY
+        if self.is_call:
+            return Bearing.BROKEN if self.peer_was_gone else Bearing.OWN
         return Bearing.SILENT if self.kind in (FailureKind.EXIT, FailureKind.ENDED) else Bearing.OWN
+
+    @property
+    def is_call(self) -> bool:
+        """True if it is a call of ``sys.exit`` of which is known how the connections of its process were then."""
+        return self.kind is FailureKind.EXIT and self.peer_was_gone is not None
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
@@ -215,7 +237,7 @@ def _bearing_of_signal(number: int | None) -> Bearing:
 
 def _first(failures: Iterable[Failure]) -> list[Failure]:
     """The earliest failures that no other leads to; several where nobody can tell which of them came first."""
-    candidates = sorted(_unexplained(_timelines(failures)), key=_order)
+    candidates = sorted(_unexplained(_timelines(_in_order(failures))), key=_order)
     if not candidates:
         return []
     first = candidates[0]
@@ -255,7 +277,7 @@ def _can_lead_to(bearing: Bearing, echo: Failure) -> bool:
         return True
     if bearing in (Bearing.BROKEN, Bearing.RAISED):
         return echo.bearing is not bearing
-    return echo.kind is FailureKind.EXCEPTION  # of two ends without a word the earlier one counts
+    return echo.kind is FailureKind.EXCEPTION or echo.is_call  # of two ends without a word the earlier one counts
 
 
 def _leads_to(cause: Failure, echo: Failure) -> bool:
@@ -279,7 +301,8 @@ def _leads_to(cause: Failure, echo: Failure) -> bool:
 
 def _began(failure: Failure, late: float) -> float:
     """The earliest moment at which it may have happened, if ends of processes become known that late at most."""
-    began = failure.time - (UNWINDING if failure.kind is FailureKind.EXCEPTION else late)
+    is_exact = failure.kind is FailureKind.EXCEPTION or failure.is_call
+    began = failure.time - (UNWINDING if is_exact else late)
     # What has last been heard may have waited to be read, too, where the session's machine is busy.
     return began if failure.since is None else min(began, failure.since)
 
@@ -295,7 +318,9 @@ def _slack(one: Failure, other: Failure) -> float:
 
 
 def _blur(one: Failure, other: Failure) -> float:
-    """Seconds within which nothing tells: ends of processes are noticed now sooner, now later."""
+    """Seconds within which nothing tells: ends of processes are noticed now sooner, now later; some in their order."""
+    if one.place is not None and other.place is not None:
+        return 0.0
     are_ends = FailureKind.EXCEPTION not in (one.kind, other.kind)
     return _slack(one, other) + (NOTICING if are_ends else 0.0)
 
@@ -316,6 +341,16 @@ def _order(failure: Failure) -> tuple[Any, ...]:
 
 
 # -- one process ------------------------------------------------------------------------------------------------------
+
+
+def _in_order(failures: Iterable[Failure]) -> list[Failure]:
+    """The failures, with each end before the next in the kernel's order: agents may notice them otherwise."""
+    known = list(failures)
+    ends = {failure.place: failure.time for failure in known if failure.place is not None}
+    latest = float("inf")
+    for place in sorted(ends, reverse=True):
+        latest = ends[place] = min(ends[place], latest - INSTANT)
+    return [failure if failure.place is None else replace(failure, time=ends[failure.place]) for failure in known]
 
 
 def _timelines(failures: Iterable[Failure]) -> list[Failure]:
@@ -350,15 +385,22 @@ def _timeline(failures: Sequence[Failure]) -> Failure:
     """Return the failure that says most of a process, with the time of its end where that was an exception."""
     raised = [failure for failure in failures if failure.kind is FailureKind.EXCEPTION]
     ends = [failure for failure in failures if failure.kind in OF_PROCESS]
-    others = [failure for failure in failures if not (raised and failure in ends)]
+    calls = [failure for failure in ends if failure.is_call]
+    others = [failure for failure in failures if not ((raised and failure in ends) or (calls and _is_mute(failure)))]
     first = min(others, key=_order_within_process)
     if first.kind in OF_WORKER:  # what its end leads to may begin with that of its first process
         stopped = [failure.time for failure in ends if failure.kind is FailureKind.STOPPED]
         return replace(first, since=min([first.time if first.since is None else first.since, *stopped]))
+    if first.is_call:
+        return replace(first, ended=min((end.time for end in ends if not end.is_call), default=None))
     if first.kind is not FailureKind.EXCEPTION or not ends:
         return first
     end = min(ends, key=lambda failure: failure.time)
     return replace(first, exit_code=end.exit_code, signal=end.signal, ended=end.time)
+
+
+def _is_mute(failure: Failure) -> bool:
+    return failure.kind is FailureKind.EXIT and not failure.is_call
 
 
 def _order_within_process(failure: Failure) -> tuple[int, float]:

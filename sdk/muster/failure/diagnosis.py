@@ -70,7 +70,9 @@ def explain(
         is_python: whether the script is one of Python, rather than a program.
     """
     error = _explained(failure, logs, alike, total, ties, is_python)
-    if ties and (alike == 1 or failure.kind is not FailureKind.EXCEPTION):
+    are_named = alike == 1 or failure.kind is not FailureKind.EXCEPTION
+    error.failure = error.failure or failure.to_data(other.source for other in ties if are_named)
+    if ties and are_named:
         error.message = f"{error.message} {_ties_text(failure, ties, alike)}"
     return error
 
@@ -205,6 +207,7 @@ def _aborted(logs: Path) -> RunFailed | None:
                 f"{process_label(log.stem, rank)} ended all: {found.group()}", worker=log.stem, log=log
             )
             error.rank = rank
+            error.failure = Failure(FailureKind.EXIT, 0.0, log.stem, rank).to_data()
             return error
     return None
 
@@ -213,13 +216,15 @@ def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
     """The error for a worker that ended before anything was started on it."""
     log = logs / f"{failure.worker}.log"
     why = failure.message or "it ended before it was started"
-    return LaunchRefused(
+    error = LaunchRefused(
         f"{failure.worker} did not come up: {why}",
         worker=failure.worker,
         log=log,
         details=tail(log),
         advice=failure.advice or (OPEN_PORT if "cannot reach the session" in why else None),
     )
+    error.failure = failure.to_data()
+    return error
 
 
 def workers_missing(
@@ -308,6 +313,8 @@ def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], 
         else "see in the stack where it stands: nothing else runs any more that it could wait for",
     )
     error.rank = rank
+    others = [] if verdict.other is None else [{"worker": verdict.other[0], "rank": verdict.other[1]}]
+    error.failure = {"kind": "stalled", "worker": worker, "rank": rank, "others": others}
     return error
 
 

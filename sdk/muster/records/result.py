@@ -115,6 +115,7 @@ class Result:
             "advice": error.advice if error else None,
             "advice_parts": error.advice.to_json() if error and isinstance(error.advice, ArgumentText) else None,
             "worker": error.worker if error else None,
+            "failure": (dict(error.failure) or None) if error else None,
             "details": error.details if error else None,
         }
 
@@ -150,6 +151,16 @@ def _is_advice(value: object) -> bool:
         return False
 
 
+def _is_failure(value: object) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and isinstance(value.get("kind"), str)
+        and all(
+            isinstance(value.get(key), kinds) for key, kinds in (("worker", (str, NoneType)), ("rank", (int, NoneType)))
+        )
+    )
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, (str, NoneType))
 
@@ -163,6 +174,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "timings": _are_numbers,
     "metrics": _are_metrics,
     "advice_parts": _is_advice,
+    "failure": _is_failure,
     **dict.fromkeys(("error", "reason", "advice", "worker", "details"), _is_text),
 }
 
@@ -176,13 +188,17 @@ def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | Non
     if not (isinstance(kind, type) and issubclass(kind, MusterError)):
         kind = RunFailed
     parts = recorded.get("advice_parts")
-    return kind(
+    error = kind(
         str(recorded.get("reason") or name),
         worker=recorded.get("worker"),
         log=log,
         advice=ArgumentText.from_json(parts) if isinstance(parts, list) else recorded.get("advice"),
         details=recorded.get("details"),
     )
+    error.failure = recorded.get("failure") or {}
+    if isinstance(error, RunFailed):
+        error.rank = error.failure.get("rank")
+    return error
 
 
 def _value(path: Path) -> Any:

@@ -159,6 +159,8 @@ class Orchestrator:
                 if not self.stay:
                     await self.release()
                 await self._tasks.cancel()
+                if self.state.ends:
+                    self.state.ends.close()
                 self._leave_phase()
                 if self.state.first_step_at is not None:
                     self.timings["first_step"] = self.state.first_step_at - began

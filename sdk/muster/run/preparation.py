@@ -20,6 +20,7 @@ from muster.platforms.base import Storage
 from muster.pools.endpoint import Endpoint
 from muster.pools.pool import AgentPool, PlatformCalls
 from muster.records import folders
+from muster.run.ends import Ends
 from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import ATTEMPT_VARIABLE, CheckedRun, RunContext
@@ -87,7 +88,7 @@ async def _prepare(
         context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login, imports))
         pool = make_pool(context, endpoint, calls)
         exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
-        state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare)
+        state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare, Ends(run_dir.name))
         on_plan = partial(_write_plan, run_dir, job)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
     except BaseException:
@@ -112,7 +113,7 @@ def prepare_again(
     facts = replace(facts, environment={**facts.environment, ATTEMPT_VARIABLE: str(number)})
     context = RunContext(checked, facts, before.context.specs)
     exchange = before.exchange
-    state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare)
+    state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare, Ends(context.run_id))
     state.take_over(before.state, before.fit)
     on_plan = partial(_write_plan, context.run_dir, before.context.checked.job)
     orchestrator = Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)

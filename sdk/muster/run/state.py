@@ -21,6 +21,7 @@ from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
 from muster.run.changes import Changes
+from muster.run.ends import Ends
 from muster.run.waits import Waits
 from muster.runtime import clock
 from muster.text.traceback import with_cells
@@ -78,16 +79,20 @@ class RunState:
         is_planned: whether the plan has been made, or is being made, of the workers that are there.
         servers: names of the workers that never end by themselves; set once there is a plan.
         restarts: has a process started again by itself whose failure this is, and returns whether it does.
+        ends: the order in which processes end, where that is watched.
         ending: whether ends are now meant to be.
         changed: wakes those who wait for one of these to change.
     """
 
-    def __init__(self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None], spare: int = 0) -> None:
+    def __init__(
+        self, specs: Iterable[WorkerSpec], emit: Callable[[Event], None], spare: int = 0, ends: Ends | None = None
+    ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.left_out: set[str] = set()
         self.is_planned = False
         self._spare = spare
         self._emit = emit
+        self.ends = ends
         self.workers: dict[str, Worker] = {}
         self.members: dict[str, Member] = {}
         self.agents: dict[str, int] = {}
@@ -380,6 +385,8 @@ class RunState:
                 self.processes[before].pop(started.rank, None)
             self._rank_on[started.rank] = worker
         processes[started.rank] = ProcessState(started.pid, clock.now())
+        if self.ends:
+            self.ends.watch(started.pid)
         self.emit(events.ProcessStarted(started.pid, started.rank), worker)
         self.changed.set()
 
@@ -397,7 +404,8 @@ class RunState:
             used, limit = exited.memory, self.specs[worker].resources.memory_bytes
             when, error = self._happened(worker, exited.monotonic)
             failure = Failure(kind, when, worker, rank, exit_code=code, signal=signal, used=used, limit=limit)
-            failure = replace(failure, uncertainty=error + (exited.late or 0.0))
+            place = self.ends.place_of(process.pid) if self.ends else None
+            failure = replace(failure, uncertainty=error + (exited.late or 0.0), place=place)
             if not self.ending and self.restarts(failure):
                 self._begin_again(failure)
                 return
@@ -548,7 +556,8 @@ class RunState:
         """Count a process as failed now that called ``sys.exit`` with a status, however late its interpreter ends."""
         if code:
             when, error = self._happened(worker, raised.monotonic)
-            self.fail(Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error))
+            failure = Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error)
+            self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _on_stacks(self, worker: str, stacks: wire.Stacks) -> None:
         if stacks.rank is not None and stacks.rank not in self.processes[worker]:
