@@ -14,12 +14,18 @@ RAISED = (
     "ValueError", "KeyError", "ZeroDivisionError", "FileNotFoundError", "UnicodeDecodeError", "RecursionError",
     "Custom", "AssertionError", "MemoryError", "OSError", "StopIteration",
 )  # fmt: skip
-FATAL = (
-    "SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGSYS", "SIGTRAP",
-    "SIGXCPU", "SIGUSR2", "SIGALRM",
+FATAL = (  # all that signal(7) has as Term or Core, but for those of MILD; of a Python rank SIGINT is KeyboardInterrupt
+    "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGIO", "SIGKILL", "SIGPROF", "SIGPWR",
+    "SIGQUIT", "SIGSEGV", "SIGSTKFLT", "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR2", "SIGVTALRM", "SIGXCPU",
 )  # fmt: skip
+REAL_TIME = range(34, 65)  # fatal as well; the two before are glibc's own
+MILD = (  # SIGUSR1 asks a rank of Muster's for its stack; Python ignores the next two, and the kernel the others
+    "SIGUSR1", "SIGPIPE", "SIGXFSZ", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH",
+)  # fmt: skip
+NUMBERS = {"SIGIO": 29, "SIGPWR": 30, "SIGSTKFLT": 16}  # on the machines that Muster runs on, also for old Pythons
 REACTIONS = ("raise", "eof", "wrapped", "framework", "truncated", "short", "abort", "exit", str(int(signal.SIGPIPE)))
 FROM_OUTSIDE = ("send", "cut", "slow", "jump", "apart", "fill", "stop", "pull")
+KILL = f"send {int(signal.SIGKILL)}"
 STEP_SECONDS = 0.006  # what a step takes, more or less
 
 
@@ -29,13 +35,15 @@ class Verdict:
 
     Attributes:
         error: class of the error, or several with ``or`` between them; empty where the run must succeed.
-        victim: the rank, or what else, that must be named; ``beside worker-1``: a worker of its host.
-        words: what the message must contain.
+        victim: what must be named: ``rank 1``, ``worker worker-1``, ``beside worker-1`` (a worker of its host),
+            ``guard`` (any worker of this machine), ``launcher``, or ``link 0 1``, which is both ranks; empty for the
+            fault's own.
+        facts: what the error must have in its ``failure``.
     """
 
     error: str
     victim: str = ""
-    words: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,34 +140,44 @@ def _exception(dice: random.Random, rank: int, shape: Shape) -> Made:
     name = dice.choice(RAISED)
     said = "DivergedError" if name == "Custom" else name
     rank = shape.runs_script(rank)
-    return (Fault(f"raise {name}", f"rank {rank}", Verdict("ScriptFailed", f"rank {rank}", said), _step(dice)),), {}
+    return (Fault(f"raise {name}", f"rank {rank}", _raised(rank, said), _step(dice)),), {}
 
 
 def _exit(dice: random.Random, rank: int, shape: Shape) -> Made:
     how, status = dice.choice(["_exit", "exit", "exit-from-c", "exit-in-thread"]), dice.choice([1, 3, 7, 42, 255])
     rank = shape.runs_script(rank)
-    verdict = Verdict("ScriptFailed", f"rank {rank}", f"exit status {status}")
+    verdict = Verdict("ScriptFailed", f"rank {rank}", {"kind": "exit", "exit_code": status})
     return (Fault(f"{how} {status}", f"rank {rank}", verdict, _step(dice)),), {}
 
 
 def _signal(dice: random.Random, rank: int, shape: Shape) -> Made:
-    name = dice.choice(FATAL)
-    number = int(getattr(signal, name))
-    if dice.random() < 0.3 and name in ("SIGSEGV", "SIGABRT"):
-        kind, delay = {"SIGSEGV": "crash", "SIGABRT": "abort"}[name], 0.0
+    number = dice.choice(REAL_TIME) if dice.random() < 0.2 else number_of(dice.choice(FATAL))
+    by_itself = {signal.SIGSEGV: "crash", signal.SIGABRT: "abort"}
+    if dice.random() < 0.3 and number in by_itself:
+        kind, delay = by_itself[signal.Signals(number)], 0.0
     elif dice.random() < 0.5:
         kind, delay = f"signal {number}", 0.0
     else:
         kind, delay = f"send {number}", dice.uniform(0.0, 0.4)
     if not kind.startswith("send"):
         rank = shape.runs_script(rank)
-    verdict = Verdict("WorkerKilled", f"rank {rank}", f"signal {number} ({name})")
-    return (Fault(kind, f"rank {rank}", verdict, _step(dice), delay),), {}
+    return (Fault(kind, f"rank {rank}", _killed(rank, number), _step(dice), delay),), {}
+
+
+def _mild(dice: random.Random, rank: int, shape: Shape) -> Made:
+    """A signal that ends nothing."""
+    number = number_of(dice.choice(MILD))
+    return (Fault(f"send {number}", f"rank {rank}", Verdict(""), delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def number_of(name: str) -> int:
+    """The number of a signal."""
+    return NUMBERS.get(name) or int(getattr(signal, name))
 
 
 def _hang(dice: random.Random, rank: int, shape: Shape) -> Made:
     kind = dice.choice(["hang", f"send {int(signal.SIGSTOP)}"])
-    verdict = Verdict("RunStalled", f"rank {rank}", "no progress")
+    verdict = Verdict("RunStalled", f"rank {rank}", {"kind": "stalled", "others": []})
     step = dice.choice(
         ["end", *range(60)]
     )  # before the ranks have met nothing tells one that waits from one that hangs
@@ -167,13 +185,20 @@ def _hang(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _memory(dice: random.Random, rank: int, shape: Shape) -> Made:
-    verdict = Verdict("WorkerOutOfMemory", shape.worker(rank), "GB of memory")
+    verdict = Verdict("WorkerOutOfMemory", f"worker {shape.worker(rank)}", {"kind": "memory"})
     return (Fault("memory", f"rank {rank}", verdict, _step(dice)),), {"memory": 0.3}
 
 
 def _disk(dice: random.Random, rank: int, shape: Shape) -> Made:
-    verdict = Verdict("ScriptFailed", f"rank {rank}", "No space left on device")
-    return (Fault("disk", f"rank {rank}", verdict, _step(dice)),), {}
+    return (Fault("disk", f"rank {rank}", _raised(rank, "OSError"), _step(dice)),), {}
+
+
+def _raised(rank: int, name: str) -> Verdict:
+    return Verdict("ScriptFailed", f"rank {rank}", {"kind": "exception", "type": name})
+
+
+def _killed(rank: int, number: int) -> Verdict:
+    return Verdict("WorkerKilled", f"rank {rank}", {"kind": "signal", "signal": number})
 
 
 def _step(dice: random.Random) -> int | str:
@@ -184,24 +209,38 @@ def _step(dice: random.Random) -> int | str:
 # -- in what is no rank -----------------------------------------------------------------------------------------------
 
 
-def _outside(victim: str, error: str, words: str, signals: tuple[str, ...] = ("SIGKILL",)) -> Maker:
-    """Return a maker of kills of something that is no rank; ``{worker}`` stands for a worker's name."""
-
-    def make(dice: random.Random, rank: int, shape: Shape) -> Made:
-        worker = shape.worker(rank)
-        number = int(getattr(signal, dice.choice(signals)))
-        named = worker if "{worker}" in victim else ""
-        verdict = Verdict(error, named, words.format(worker=worker))
-        delay = dice.uniform(0.0, 0.4)
-        return (Fault(f"send {number}", victim.format(worker=worker), verdict, delay=delay),), {}
-
-    return make
+GUARD_GONE = "The process that guards the workers is gone. Its workers are ended."
 
 
-_agent = _outside("agent {worker}", "WorkerLost", "{worker} was lost")
-_guard = _outside("guard", "WorkerLost", "guards the workers")
-_launcher = _outside("launcher", "LauncherFailed", "launcher", ("SIGKILL", "SIGTERM", "SIGSEGV"))
-_sshd = _outside("sshd {worker}", "WorkerLost", "{worker} was lost")
+def _lost(worker: str, error: str = "WorkerLost") -> Verdict:
+    return Verdict(error, f"worker {worker}", {"kind": "lost"})
+
+
+def _lost_with_guard(error: str = "WorkerLost") -> Verdict:
+    return Verdict(error, "guard", {"kind": "lost", "message": GUARD_GONE})
+
+
+def _launcher_ended(number: int) -> Verdict:
+    return Verdict("LauncherFailed", "launcher", {"kind": "launcher", "signal": number})
+
+
+def _agent(dice: random.Random, rank: int, shape: Shape) -> Made:
+    worker = shape.worker(rank)
+    return (Fault(KILL, f"agent {worker}", _lost(worker), delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _guard(dice: random.Random, rank: int, shape: Shape) -> Made:
+    return (Fault(KILL, "guard", _lost_with_guard(), delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _launcher(dice: random.Random, rank: int, shape: Shape) -> Made:
+    number = int(dice.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
+    return (Fault(f"send {number}", "launcher", _launcher_ended(number), delay=dice.uniform(0.0, 0.4)),), {}
+
+
+def _sshd(dice: random.Random, rank: int, shape: Shape) -> Made:
+    worker = shape.worker(rank)
+    return (Fault(KILL, f"sshd {worker}", _lost(worker), delay=dice.uniform(0.0, 0.4)),), {}
 
 
 def _stop(dice: random.Random, rank: int, shape: Shape) -> Made:
@@ -211,9 +250,10 @@ def _stop(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 def _guard_of_host(dice: random.Random, rank: int, shape: Shape) -> Made:
     """The guard of a host's workers is killed, which is the far end of its login as well."""
-    worker, kill = shape.worker(rank), f"send {int(signal.SIGKILL)}"
-    verdict = Verdict("WorkerLost", f"beside {worker}", f"on {shape.host_of(worker)} has ended")
-    return (Fault(kill, f"guard {worker}", verdict, delay=dice.uniform(0.0, 0.4)),), {}
+    worker = shape.worker(rank)
+    gone = f"The process that guards its workers on {shape.host_of(worker)} has ended."
+    verdict = Verdict("WorkerLost", f"beside {worker}", {"kind": "lost", "message": gone})
+    return (Fault(KILL, f"guard {worker}", verdict, delay=dice.uniform(0.0, 0.4)),), {}
 
 
 def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
@@ -226,7 +266,7 @@ def _login(dice: random.Random, rank: int, shape: Shape) -> Made:
 def _cable(dice: random.Random, rank: int, shape: Shape) -> Made:
     """A host is cut off without a word, and stays so until its workers' lease has ended."""
     worker = shape.worker(rank)
-    verdict = Verdict("WorkerLost", f"beside {worker}", shape.host_of(worker))
+    verdict = Verdict("WorkerLost", f"beside {worker}", {"kind": "lost"})
     return (Fault("pull", f"cable {worker}", verdict, delay=dice.uniform(0.0, 0.3)),), {"lease_seconds": 3.0}
 
 
@@ -238,7 +278,7 @@ def _slow(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 
 def _cut(dice: random.Random, rank: int, shape: Shape) -> Made:
-    verdict = Verdict("RunStalled", words="the network between them is cut")
+    verdict = Verdict("RunStalled", facts={"kind": "stalled"})
     return (Fault("cut", _link(rank, shape), verdict, delay=dice.uniform(0.0, 0.2)),), {"stall_seconds": 3.0}
 
 
@@ -293,18 +333,17 @@ def _two(dice: random.Random, rank: int, shape: Shape) -> Made:
 
 def _start(dice: random.Random, rank: int, shape: Shape) -> Made:
     """Something is killed while the cluster comes up."""
-    worker, kill = shape.worker(rank), f"send {int(signal.SIGKILL)}"
-    lost = "WorkerLost or LaunchRefused"
+    worker, lost = shape.worker(rank), "WorkerLost or LaunchRefused"
     choices = [
-        Fault(kill, f"rank {rank}", Verdict("WorkerKilled", f"rank {rank}", "SIGKILL"), moment="started"),
-        Fault(kill, f"agent {worker}", Verdict(lost, worker), moment="started"),
-        Fault(kill, "guard", Verdict(lost, words="guards the workers"), moment="connecting"),
-        Fault(kill, "guard", Verdict(lost, words="guards the workers"), moment="starting"),
+        Fault(KILL, f"rank {rank}", _killed(rank, signal.SIGKILL), moment="started"),
+        Fault(KILL, f"agent {worker}", _lost(worker, lost), moment="started"),
+        Fault(KILL, "guard", _lost_with_guard(lost), moment="connecting"),
+        Fault(KILL, "guard", _lost_with_guard(lost), moment="starting"),
     ]
     if shape.has_launcher:
-        launcher = Fault(kill, "launcher", Verdict("LauncherFailed", words="SIGKILL"))
+        launcher = Fault(KILL, "launcher", _launcher_ended(signal.SIGKILL))
         choices += [replace(launcher, moment="connecting"), replace(launcher, moment="starting")]
-        choices.append(Fault(kill, f"sshd {worker}", Verdict(lost, worker), moment="starting"))
+        choices.append(Fault(KILL, f"sshd {worker}", _lost(worker, lost), moment="starting"))
     return (replace(dice.choice(choices), delay=dice.choice([0.0, dice.uniform(0.0, 0.1)])),), {}
 
 
@@ -312,7 +351,7 @@ def _end(dice: random.Random, rank: int, shape: Shape) -> Made:
     """Something is killed while the run ends: of itself, or because of another fault, which stays the cause."""
     victims = [f"rank {rank}", f"agent {shape.worker(rank)}", "guard"]
     victims += ["launcher", f"sshd {shape.worker(rank)}"] if shape.has_launcher else []
-    late = Fault(f"send {int(signal.SIGKILL)}", dice.choice(victims), Verdict(""), moment="ending")
+    late = Fault(KILL, dice.choice(victims), Verdict(""), moment="ending")
     late = replace(late, delay=dice.choice([0.0, dice.uniform(0.0, 0.05)]))
     if dice.random() < 0.5:
         return (late,), {}
@@ -324,6 +363,7 @@ FAMILIES: dict[str, Maker] = {
     "exception": _exception,
     "exit": _exit,
     "signal": _signal,
+    "mild signal": _mild,
     "two at once": _two,
     "hang": _hang,
     "memory": _memory,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import muster
 from muster.agent import linux
@@ -24,11 +23,11 @@ from muster.events import Event
 from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
 from benchmarks.chaos.platforms import Here, child_of, platform_named
+from benchmarks.chaos.verdicts import is_right
 
 SCRIPT = Path(__file__).with_name("ranks.py")
 STEPS, PAUSE = 80, 0.005  # of a run in which nothing goes wrong
 AWAITED = ("send", "cut", "jump", "fill", "stop", "pull")
-TIE = "nothing tells which of them came first"
 UP_SECONDS, END_SECONDS, GONE_SECONDS = 120.0, 120.0, 10.0
 EXEC_SECONDS = 0.5  # that a process may take to become another program
 
@@ -249,7 +248,7 @@ def run_once(stage: Stage) -> Outcome:
         fault for fault in case.faults if fault.is_from_outside and fault.kind.split()[0] not in ("slow", "apart")
     ]
     strikers = [threading.Thread(target=stage.strike, args=(fault,), daemon=True) for fault in outside]
-    error: Exception | None = None
+    error: MusterError | None = None
     run_dir = Path()
     with stage.platform.used(case) as options:
         try:
@@ -279,39 +278,12 @@ def run_once(stage: Stage) -> Outcome:
     return Outcome(
         is_right=is_right(case, error),
         error=type(error).__name__ if error else "",
-        message=error.message if isinstance(error, MusterError) else "",
+        message=error.message if error else "",
         told_after=stage.ending_at - struck if stage.ending_at and struck else None,
         gone_after=gone_at - struck if struck else None,
         left=tuple(left),
         run_dir=str(run_dir),
     )
-
-
-def is_right(case: Case, error: Exception | None) -> bool:
-    """Return whether the run ended as one of its faults demands."""
-    return any(_fits(fault, case, error) for fault in case.faults)
-
-
-def _fits(fault: Fault, case: Case, error: Exception | None) -> bool:
-    verdict = fault.verdict
-    if not verdict.error or error is None:
-        return not verdict.error and error is None
-    kind, _, which = (verdict.victim or fault.victim).partition(" ")
-    named: tuple[Any, Any] = getattr(error, "worker", None), getattr(error, "rank", None)
-    source = case.shape.source(int(which)) if kind == "rank" else None
-    if kind == "beside":
-        is_named = named[0] in case.shape.names and case.shape.host_of(named[0]) == case.shape.host_of(which)
-    elif kind == "link":
-        is_named = all(f"rank {rank} (" in str(error) for rank in which.split())
-    else:
-        is_named = named == source if source else named[0] == (verdict.victim or named[0])
-    is_tied = TIE in str(error) and source is not None and _label(*source) in str(error).partition(" Within ")[2]
-    is_kind = type(error).__name__ in verdict.error.split(" or ")
-    return is_tied or (is_kind and is_named and verdict.words in str(error))
-
-
-def _label(worker: str, rank: int | None) -> str:
-    return worker if rank is None else f"rank {rank} ({worker})"
 
 
 def newest_run() -> str:

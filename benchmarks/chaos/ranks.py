@@ -16,6 +16,7 @@ import builtins
 import ctypes
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -214,6 +215,7 @@ def react(reaction: str, error: Exception) -> None:
         sys.stderr.write("lost a neighbour\n")
         sys.stderr.flush()
         os._exit(1)
+    signal.signal(int(reaction), signal.SIG_DFL)  # as it is outside of Python
     os.kill(os.getpid(), int(reaction))
 
 

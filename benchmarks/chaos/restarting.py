@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import random
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -21,8 +20,10 @@ from typing import Any
 import muster
 from muster.errors import MusterError
 from muster.events import Event
+from muster.failure import diagnosis
+from muster.failure.causes import CRASHES
 
-from benchmarks.chaos import faults, harness
+from benchmarks.chaos import faults, harness, verdicts
 from benchmarks.chaos.faults import Case, Fault
 from benchmarks.chaos.harness import Outcome, Stage
 from benchmarks.chaos.platforms import Here
@@ -31,7 +32,6 @@ from benchmarks.chaos.shapes import MPI, Shape
 RESTARTS = 3
 SCRIPT = Path(__file__).with_name("trains.py")
 FAMILIES = ("signal", "agent", "guard", "launcher", "sshd", "start", "exception", "exit", "hang", "memory", "stop")
-CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")  # which compiled code causes itself: told at once
 
 
 def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
@@ -57,11 +57,17 @@ def make(seed: int, number: int, families: Any, strategies: Any) -> Case:
 
 def told_at_once(family: str, fault: Fault) -> bool:
     """Return whether a failure is one that another attempt would meet again, as ``docs/restarts.md`` has it."""
-    words = fault.verdict.words
-    number = fault.kind.rpartition(" ")[2]
-    crashes = {str(int(getattr(signal, name))) for name in CRASHES}
-    is_crash = any(f"({name})" in words for name in CRASHES) or (fault.is_from_outside and number in crashes)
-    return family in ("exception", "exit", "hang", "memory", "stop") or is_crash
+    return family in ("exception", "exit", "hang", "memory", "stop") or fault.verdict.facts.get("signal") in CRASHES
+
+
+def reason_for(fault: Fault) -> str:
+    """What the reason for another attempt says, which is told in words alone."""
+    facts = fault.verdict.facts
+    if facts["kind"] == "launcher":
+        return "itself failed"
+    return (
+        diagnosis.signal_name(facts["signal"]) if facts["kind"] == "signal" else str(facts.get("message", "was lost"))
+    )
 
 
 class Attempts(Stage):
@@ -163,7 +169,7 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
     if told_at_once(case.family, last):
         if len(stage.begun) != len(case.faults) - 1:
             return f"There were {len(stage.begun)} further attempts: {stage.begun}."
-        return "" if harness.is_right(replace(case, faults=(last,)), error) else "The wrong end."
+        return "" if verdicts.is_right(replace(case, faults=(last,)), error) else "The wrong end."
     if error is not None and "no further attempt is made" in error.message:  # hit again before it had come further
         return "" if stage.came_no_further(error.worker) else "It had come further, and was not tried again."
     if case.family == "start" and type(error).__name__ == "LaunchRefused":
@@ -173,8 +179,7 @@ def what_is_wrong(case: Case, stage: Attempts, error: MusterError | None, learnt
     if len(stage.begun) != len(case.faults):
         return f"There were {len(stage.begun)} further attempts, for {len(case.faults)} faults: {stage.begun}."
     for fault, reason in zip(case.faults, stage.begun, strict=True):
-        expected = (fault.verdict.words, *(["itself failed"] if fault.victim == "launcher" else []))
-        if not any(words in reason for words in expected):
+        if reason_for(fault) not in reason:
             return f"An attempt was ended by something else than {fault}: {reason}"
     if learnt != uninterrupted(case.shape):
         return "The weights are not those of a training that nothing interrupts."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from muster.errors import LaunchRefused, ScriptFailed, WorkerKilled, WorkerLost
 
 from benchmarks.chaos import __main__ as command
 from benchmarks.chaos import faults, harness, kept, lanes, platforms, restarting
@@ -15,8 +15,10 @@ from benchmarks.chaos.faults import Case, Fault, Verdict
 from benchmarks.chaos.shapes import Shape
 
 STRATEGIES = ("processes", "servers", "openmpi", "mpich", "horovod", "parameter_server")
-RAISED = Fault("raise KeyError", "rank 3", Verdict("ScriptFailed", "rank 3", "KeyError"), 7)
-KILLED = Fault("send 9", "rank 0", Verdict("WorkerKilled", "rank 0", "signal 9 (SIGKILL)"))
+KEY_ERROR = Verdict("ScriptFailed", "rank 3", {"kind": "exception", "type": "KeyError"})
+SIGKILL = Verdict("WorkerKilled", "rank 0", {"kind": "signal", "signal": 9})
+RAISED = Fault("raise KeyError", "rank 3", KEY_ERROR, 7)
+KILLED = Fault("send 9", "rank 0", SIGKILL)
 
 
 def case(*wrong: Fault) -> Case:
@@ -33,31 +35,6 @@ def test_the_same_seed_and_number_make_the_same_case() -> None:
     assert {found.family for found in made(1)} == set(faults.FAMILIES)
     assert {found.shape.strategy for found in made(1)} == set(STRATEGIES)
     assert sum(found.shape.strategy == "horovod" for found in made(1)) <= 20, "they take long"
-
-
-def test_only_the_right_worker_and_the_right_kind_count_as_told_right() -> None:
-    right = ScriptFailed("rank 3 (worker-1) failed first: KeyError: 'learning_rate'", worker="worker-1")
-    right.rank = 3
-    neighbour = ScriptFailed("rank 2 (worker-1) failed first: KeyError: 'learning_rate'", worker="worker-1")
-    neighbour.rank = 2
-    other_kind = WorkerKilled("rank 3 (worker-1) was ended by signal 9 (SIGKILL).", worker="worker-1")
-    other_kind.rank = 3
-    assert harness.is_right(case(RAISED), right)
-    assert harness.is_right(case(KILLED, RAISED), right)
-    assert not harness.is_right(case(RAISED), neighbour)
-    assert not harness.is_right(case(RAISED), other_kind)
-    assert not harness.is_right(case(RAISED), None)
-    assert harness.is_right(case(Fault("slow", "link", Verdict(""))), None)
-
-
-def test_of_two_kinds_of_error_either_counts_and_a_server_has_no_rank() -> None:
-    shape = Shape("servers", 3, 1)
-    lost = Fault("send 9", "agent ps-0", Verdict("WorkerLost or LaunchRefused", "ps-0"))
-    killed = Fault("send 9", "rank 0", Verdict("WorkerKilled", "rank 0", "signal 9 (SIGKILL)"))
-    for fault, error in ((lost, WorkerLost), (lost, LaunchRefused), (killed, WorkerKilled)):
-        of_server = Case(0, "start", shape, "servers", "raise", (fault,))
-        assert harness.is_right(of_server, error("ps-0 was ended by signal 9 (SIGKILL).", worker="ps-0"))
-        assert not harness.is_right(of_server, error("It was ended by signal 9 (SIGKILL).", worker="worker-0"))
 
 
 def test_a_lane_whose_process_ends_counts_as_wrong_and_the_others_go_on(tmp_path: Path) -> None:
@@ -95,22 +72,12 @@ def test_on_other_platforms_there_are_their_own_faults() -> None:
     assert [case.platform for case in turns] == ["hosts", "isolated"] * 2
 
 
-def test_a_worker_beside_the_victim_counts_on_hosts_and_one_of_another_does_not() -> None:
-    shape = Shape("processes", 4, 1)
-    fault = Fault("send 9", "guard worker-0", Verdict("WorkerLost", "beside worker-0", "on h1 has ended"))
-    of_hosts = Case(0, "guard", shape, "ring", "raise", (fault,), platform="hosts")
-    error = WorkerLost("worker-1 was lost: the process that guards its workers on h1 has ended.", worker="worker-1")
-    assert harness.is_right(of_hosts, error)
-    error.worker = "worker-2"
-    assert not harness.is_right(of_hosts, error)
-
-
 @pytest.mark.parametrize("platform", ["isolated", "hosts"])
 def test_a_fault_on_another_platform_is_told(platform: str, tmp_path: Path) -> None:
     if platform not in platforms.available():
         pytest.skip("this takes root, unshare, ip and sshd")
     shape = Shape("processes", 2, 1)
-    verdict = Verdict("WorkerLost", "worker-1", "worker-1 was lost")
+    verdict = Verdict("WorkerLost", "worker worker-1", {"kind": "lost"})
     fault = Fault("send 9", "agent worker-1", verdict)
     lost = Case(0, "agent", shape, "ring", "raise", (fault,), shape.options({}), platform)
     try:
@@ -130,3 +97,13 @@ def test_a_training_that_is_tried_again_must_learn_the_very_same(fault: Fault, i
     found = harness.run(case, tmp_path / "kept", restarting.run, restarting.Attempts)
     assert found.is_right is is_right, found.message
     assert not found.left
+
+
+def test_every_signal_is_drawn_that_ends_a_process_and_those_that_end_none_of_muster_are_told_apart() -> None:
+    fatal = {*map(faults.number_of, faults.FATAL), *faults.REAL_TIME}
+    mild = {*map(faults.number_of, faults.MILD)}
+    stopping = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    assert not fatal & mild
+    assert fatal | mild | stopping == signal.valid_signals()
+    drawn = [faults.make(1, number, ("signal",), ("processes",)).faults[0] for number in range(2000)]
+    assert {fault.verdict.facts["signal"] for fault in drawn} == fatal
