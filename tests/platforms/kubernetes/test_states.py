@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from muster.job import EndCause, Status, Worker
+from muster.platforms.kubernetes import causes
 from muster.platforms.kubernetes.causes import delay_of_events, end_of_events
 from muster.platforms.kubernetes.pods import WORKER
 from muster.platforms.kubernetes.states import DELETED, GONE, explained, is_unexplained, seen
@@ -235,3 +236,13 @@ def test_events_tell_what_holds_up_a_pod_that_waits(events: list[dict[str, Any]]
     told = delay_of_events(events)
     assert words in told
     assert bool(words) is bool(told)
+
+
+@pytest.mark.parametrize("known", [causes.DISRUPTIONS, causes.EVENTS, causes.REASONS, causes.NEVER])
+def test_every_cause_that_is_known_by_name_says_what_to_try(known: dict[str, causes.Cause]) -> None:
+    assert [reason for reason, cause in known.items() if not cause.advice] == []
+
+
+def test_a_pod_that_was_killed_or_refused_by_its_node_says_what_to_try() -> None:
+    for shown in (pod("Failed", ended(137)), pod("Failed", reason="OutOfmoon"), pod("Failed", ended(127))):
+        assert look(shown, status=Status.RUNNING).advice

@@ -32,6 +32,9 @@ class Cause(NamedTuple):
 RESTART = ArgumentText(Argument("restarts", 1), " and a checkpoint in the script")
 MORE_MEMORY = ArgumentText("more ", Argument("memory", ""), " for each worker, or smaller batches")
 IMAGE = ArgumentText(Argument("image", ""), " a name that the cluster's nodes can pull")
+IMAGE_WITH_PYTHON = ArgumentText(Argument("image", ""), " one with Python 3.6 or later")
+ANOTHER_NODE = "run again: the cluster chooses a node anew"
+CONTAINER_ASKS = ArgumentText("what ", Argument("overlay", ""), " and ", Argument("user", ""), " ask of the container")
 
 # Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later): who took the pod away, and why.
 DISRUPTIONS = {
@@ -70,21 +73,23 @@ REASONS = {
     "DeadlineExceeded": Cause(
         "deadline", "It lived as long as it was allowed to", ArgumentText("a longer ", Argument("lifetime", ""))
     ),
-    "UnexpectedAdmissionError": Cause("refused by node", "Its node refused it, mostly for want of a device"),
-    "NodeAffinity": Cause("refused by node", "Its node no longer has the labels that it asks for"),
-    "OutOfcpu": Cause("refused by node", "Its node had no cores left when it came"),
-    "OutOfmemory": Cause("refused by node", "Its node had no memory left when it came"),
-    "OutOfpods": Cause("refused by node", "Its node had no room for another pod when it came"),
-    "OutOfnvidia.com/gpu": Cause("refused by node", "Its node had no GPU left when it came"),
+    "UnexpectedAdmissionError": Cause(
+        "refused by node", "Its node refused it, mostly for want of a device", ANOTHER_NODE
+    ),
+    "NodeAffinity": Cause("refused by node", "Its node no longer has the labels that it asks for", ANOTHER_NODE),
+    "OutOfcpu": Cause("refused by node", "Its node had no cores left when it came", ANOTHER_NODE),
+    "OutOfmemory": Cause("refused by node", "Its node had no memory left when it came", ANOTHER_NODE),
+    "OutOfpods": Cause("refused by node", "Its node had no room for another pod when it came", ANOTHER_NODE),
+    "OutOfnvidia.com/gpu": Cause("refused by node", "Its node had no GPU left when it came", ANOTHER_NODE),
 }
 # Reasons for which a container waits that does not come up by itself.
 NEVER = {
     "InvalidImageName": Cause("image", "The name of its image is none", IMAGE),
     "ErrImageNeverPull": Cause("image", "Its image is not on the node, and may not be pulled", IMAGE),
-    "CreateContainerConfigError": Cause("container", "Its container cannot be made as it is described"),
-    "CreateContainerError": Cause("container", "Its node cannot make its container"),
-    "RunContainerError": Cause("container", "Its node cannot start its container"),
-    "CrashLoopBackOff": Cause("container", "Its container ends again and again"),
+    "CreateContainerConfigError": Cause("container", "Its container cannot be made as it is described", CONTAINER_ASKS),
+    "CreateContainerError": Cause("container", "Its node cannot make its container", CONTAINER_ASKS),
+    "RunContainerError": Cause("container", "Its node cannot start its container", CONTAINER_ASKS),
+    "CrashLoopBackOff": Cause("container", "Its container ends again and again", IMAGE_WITH_PYTHON),
 }
 PULL_FAILED = ("ErrImagePull", "ImagePullBackOff")
 NO_IMAGE = re.compile(
@@ -245,7 +250,9 @@ def _of_reason(pod: Pod) -> Cause | None:
         return None
     known = REASONS.get(reason)
     if known is None:
-        known = Cause("refused by node" if reason.startswith("OutOf") else "failed", f"Kubernetes ended it ({reason})")
+        is_full = reason.startswith("OutOf")
+        kind, advice = ("refused by node", ANOTHER_NODE) if is_full else ("failed", "")
+        known = Cause(kind, f"Kubernetes ended it ({reason})", advice)
     return _with_words(known, str(status.get("message") or reason))
 
 
@@ -261,9 +268,10 @@ def _of_container(pod: Pod) -> Cause | None:
     if reason in ("ContainerCannotRun", "StartError") or code in (126, 127):
         python = (_described(pod).get("command") or ["python3"])[0]
         text = f"Its image {image_of(pod)} cannot run {python}. Kubernetes says: {message or reason}"
-        return Cause("image", text, ArgumentText(Argument("image", ""), " one with Python 3.6 or later"))
+        return Cause("image", text, IMAGE_WITH_PYTHON)
     if code == 137:
-        return Cause("killed", "Its container was killed (SIGKILL): by somebody, or by its node for want of memory.")
+        text = "Its container was killed (SIGKILL): by somebody, or by its node for want of memory."
+        return Cause("killed", text, ArgumentText(MORE_MEMORY, "; or ", RESTART))
     if ended and code:
         last = f" It printed: {message.splitlines()[-1]}" if message else ""
         return Cause("failed", f"Its container ended with status {code} before its agent could say why.{last}")

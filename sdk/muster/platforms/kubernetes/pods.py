@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from muster.agent.places import is_symbolic
 from muster.job import WorkerSpec
 from muster.platforms.agents import agent_config
+from muster.platforms.workbench.agent_files import packed_agent
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: what its worker writes to, and what it reads first
@@ -99,12 +98,9 @@ def name_of_agent(owner: str, submission: str) -> str:
 
 
 def agent_secret(setting: PodSetting) -> dict[str, Any]:
-    """The Secret with the agent's source. All else of its submission is owned by it, and goes with it."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for source in sorted(AGENT.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"agent/{source.name}"), source.read_bytes(), zipfile.ZIP_DEFLATED)
-    data = {"agent.zip": packed.getvalue(), "pod.py": (AGENT / "pod.py").read_bytes()}
+    """The Secret with the agent, compiled, too. All else of its submission is owned by it, and goes with it."""
+    packed = base64.b64decode(packed_agent(has_bytecode=True))
+    data = {"agent.zip": packed, "pod.py": (AGENT / "pod.py").read_bytes()}
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 
 
