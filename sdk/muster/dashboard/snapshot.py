@@ -137,7 +137,7 @@ def _folded(title: str, text: str) -> str:
 
 
 def _stage(view: RunView) -> str:
-    """How the run stands, or stood when this was taken: it may be read when that is long past."""
+    """Return the status of the run, or what it was when the picture was taken: that may be read long afterwards."""
     if view.ended is not None:
         return view.status
     stage = "not started" if view.started is None else view.doing
