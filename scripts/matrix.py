@@ -5,7 +5,8 @@
 The wheel goes into fresh environments, with each extra (tests/test_installation.py).
 
 Each version that is at hand gets an environment of its own, ``.venv-3.10`` and so on, from requirements.lock;
-``.venv-oldest`` has the lowest versions that setup.cfg allows, on the oldest Python at hand. None of them has Horovod.
+``.venv-oldest`` has the lowest versions that setup.cfg allows, on the oldest Python at hand. None of them has Horovod,
+which would have to be compiled for each: the three quick tests that need it say so, skip, and run in `make test`.
 """
 
 import os
@@ -19,7 +20,7 @@ NOT_OLDEST_EXTRAS = (*setup.NOT_LOCKED, "docs", "bench")
 # Asks for a newer rich than Muster does. One test has it, a slow one.
 NOT_OLDEST = ("schemathesis",)
 NEEDS_IT = "tests/serve/test_fuzz.py"
-# Where versions of Python and of packages matter most, in few minutes; no environment of these has Horovod.
+# Where versions of Python and of packages matter most, in few minutes.
 TESTS = (
     "tests/simulated",
     "tests/text",
@@ -105,7 +106,20 @@ def main() -> int:
             failed.append("fresh environments")
     for name, python in environments():
         setup.say(f"the quick tests in {name}")
-        command = [python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow", f"--ignore={NEEDS_IT}", *WARNINGS, *tests]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-rs",
+            "-n",
+            "2",
+            "-m",
+            "not slow",
+            f"--ignore={NEEDS_IT}",
+            *WARNINGS,
+            *tests,
+        ]
         path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
         if subprocess.call(command, cwd=setup.ROOT, env=dict(setup.environment(), PATH=path)):
             failed.append(name)

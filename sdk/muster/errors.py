@@ -229,7 +229,7 @@ class StillRunning(MusterError, TimeoutError):
 
     @classmethod
     def after(cls, timeout: float, run_id: str) -> StillRunning:
-        """The error for a wait of so many seconds."""
+        """Return the error for a wait of this many seconds."""
         return cls(f"Run {run_id} has not ended after {timeout:g} s, and goes on.", advice="wait() again, or stop()")
 
 

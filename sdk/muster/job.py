@@ -354,7 +354,7 @@ class Worker:
     app_url: str | None = None
 
     def moved(self, status: Status, **changes: Any) -> Worker:
-        """The worker in its next state; itself where that would be a step back."""
+        """Return the worker in its next state; unchanged where that would be a step back."""
         order = list(Status)
         if self.status.is_final or order.index(status) < order.index(self.status):
             return self

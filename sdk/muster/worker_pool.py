@@ -288,7 +288,7 @@ class _Location(ABC):
 
     @abstractmethod
     def close(self, why: str) -> None:
-        """End everything; ``why`` it did, in words to follow "closed"."""
+        """End all workers of the pool; ``why`` is in words to follow "closed"."""
 
 
 class _Here(_Location):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SocketChannel:
-    """A socket.
+    """A channel over a socket.
 
     Attributes:
         reader, writer: what a loop waits for: to be readable, and to be writable.
@@ -32,7 +32,7 @@ class SocketChannel:
         return self._socket.send(data)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the channel."""
         self._socket.close()
 
 

@@ -27,7 +27,7 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
         self.cancelled = True
 
     def __lt__(self, other: "Timer") -> bool:

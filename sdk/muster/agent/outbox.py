@@ -28,7 +28,7 @@ class Outbox:
         self._kept: "Deque[Tuple[int, bytes]]" = collections.deque()
 
     def add(self, message: "tuple[Any, ...]") -> bytes:
-        """Keep a message, and return it as it goes over the wire.
+        """Keep a message until it is acknowledged, and return it encoded.
 
         Raises:
             frames.ProtocolError: the other side takes nothing, and there is no room for more.

@@ -50,7 +50,7 @@ class Pace:
             self._send(usage)
 
     def progress(self, report: wire.Progress) -> None:
-        """Tell the progress of a rank, or hold it back until it is time: what is newer goes over it."""
+        """Tell the progress of a rank, or hold it back until it is time; newer progress replaces what is held back."""
         if self.interval <= AS_THEY_COME and report.rank not in self._held and self.has_room():
             self._send(report)
             return

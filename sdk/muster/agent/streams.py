@@ -170,7 +170,7 @@ class Stream:
         self._is_closed = False
 
     def may_send(self, credit: int) -> None:
-        """Send more."""
+        """Go on sending, as the receiver has granted credit."""
         was_waiting = self._credit <= wire.OVERHEAD
         self._credit += credit
         if was_waiting and self._credit > wire.OVERHEAD:

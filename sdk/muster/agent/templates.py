@@ -109,7 +109,7 @@ class Templates:
         return int(answer["pid"]) if answer else 0
 
     def drop(self, why: str) -> None:
-        """End it."""
+        """End the template."""
         self._close()
         if self.pid:
             linux.kill(self.pid)

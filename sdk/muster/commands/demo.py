@@ -181,7 +181,7 @@ def _listening(sockets: Iterable[Any]) -> list[tuple[str, int]]:
 
 
 def files_left(folder: Path) -> list[str]:
-    """Temporary files."""
+    """Return the names of temporary files."""
     return [f"file {path}" for path in sorted(folder.rglob("*"))]
 
 

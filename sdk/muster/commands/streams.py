@@ -19,7 +19,7 @@ WRITABLE = select.POLLOUT | select.POLLHUP | select.POLLERR
 
 
 class Pump:
-    """One stream.
+    """Copies a stream's bytes to and from local descriptors.
 
     Nothing here waits for anything but all of it at once, so that no direction can hold up the other.
 

@@ -80,7 +80,7 @@ class _Usage:
         return [self._news.get() for _ in range(self._news.qsize())]
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop following the run."""
         self._closed.set()
 
     def _ask(self) -> None:

@@ -12,7 +12,7 @@ FIRST_BYTES = 256 * 1024  # of a log that is there already; more than a person s
 
 
 class LogTail:
-    """Reads a log, or its last ``at_most`` bytes, and then what is appended, also across its being moved to ``.1``."""
+    """Reads a log, or its last ``at_most`` bytes, and then what is appended, also across its rotation to ``.1``."""
 
     def __init__(self, path: Path, at_most: int | None = FIRST_BYTES) -> None:
         self.path = path

@@ -41,7 +41,7 @@ class PlainDashboard:
             self.close()
 
     def close(self) -> None:
-        """Write no more, and wait for a while until all has been written."""
+        """Write no more lines, and wait a while until those that are queued have been written."""
         self._closed = True
         self._outlet.close(seconds_to_finish())
 

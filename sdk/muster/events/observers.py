@@ -119,7 +119,7 @@ class QueuedObserver:
         return self._thread is threading.current_thread()
 
     def close(self) -> None:
-        """Take nothing more. What waits will be told all the same."""
+        """Accept no more events; those that wait are still delivered."""
         with self._news:
             if not self._is_closed:
                 self._note_gap(time.time())

@@ -51,7 +51,7 @@ def find_blocker(
 
 
 def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -> Source | None:
-    """The only process that others wait to hear from and that waits for none of them."""
+    """Return the one process that others wait for and that waits for none of them."""
     owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
     waits_for = {
         source: owners.get((connection.remote, connection.local))

@@ -96,7 +96,7 @@ class SessionGuard:
             self._process.communicate()
 
     def clean_up(self) -> None:
-        """Have it clean up now, as soon as it can, and end."""
+        """Have the guard clean up as soon as it can, and end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

@@ -145,7 +145,7 @@ class Attempts:
 
     @property
     def _left(self) -> int:
-        """The number of restarts that there may still be, of all processes or of one."""
+        """Return the number of restarts that are left."""
         return self.policy.restarts - self._alone - (self.number - 1)
 
 

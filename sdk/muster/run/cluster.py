@@ -451,7 +451,7 @@ class Cluster:
             future.cancel()
 
     def subscribe(self, observer: Observer, *, at_once: bool = False) -> Callable[[], None]:
-        """Have ``observer`` called with every event from now on. Returns what ends that.
+        """Call ``observer`` with every event from now on. Returns a function that ends that.
 
         Args:
             at_once: whether on the background thread, which all runs need, in place of a thread of its own: for one

@@ -184,7 +184,7 @@ def _begin(request: bytes) -> tuple[Execution, float | None]:
 
 
 def _ignore_the_terminal() -> None:
-    """Let the signals of a terminal do nothing: this process has nothing to do with any."""
+    """Ignore the signals of a terminal, as this process belongs to none."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 

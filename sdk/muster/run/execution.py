@@ -49,7 +49,7 @@ MOST_STEP = 0.05  # seconds from one look at them to the next
 
 
 class Execution:
-    """One run.
+    """Drives one run from its launch to its record.
 
     Args:
         observers: told of every event.

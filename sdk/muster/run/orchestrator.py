@@ -52,7 +52,7 @@ AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by 
 
 
 class Orchestrator:
-    """One run.
+    """Decides what happens in a run, and sends agents their orders.
 
     Args:
         context: what to run, with its folders and the specs of its workers.

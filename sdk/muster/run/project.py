@@ -67,7 +67,7 @@ def read_contents(project: Project) -> Contents:
 
 
 def _open(root: Path, name: str) -> FileIO:
-    """Open a file of a folder for reading; nothing that has become a link meanwhile, or a pipe, and none behind a link.
+    """Open a regular file of a folder for reading, without following links.
 
     Raises:
         OSError: it is none any more, or cannot be read.

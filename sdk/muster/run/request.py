@@ -168,7 +168,7 @@ class CheckedRun:
 
     @property
     def launcher_at(self) -> str:
-        """Place of a launcher: the session, or the first worker where the session does not reach them by itself."""
+        """The host of a launcher: the session, or the first worker where the session does not reach them itself."""
         return self.members[0][0] if self.is_relayed or self.platform.launches_there else SESSION
 
     def numbered(self, number: int, trained: float) -> CheckedRun:

@@ -83,7 +83,7 @@ class Streams:
 
 
 class Stream:
-    """One stream.
+    """A stream between this session and a command or port of a worker.
 
     Attributes:
         failure: how it has ended before it began; None if it has begun.

@@ -173,7 +173,7 @@ class OutletHandler(logging.Handler):
         self._stream: TextIO | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have it written."""
+        """Queue the text of a record to be written."""
         if logging.getLogger().handlers:
             return
         if self._outlet is None or self._stream is not sys.stderr:

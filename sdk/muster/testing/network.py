@@ -64,7 +64,7 @@ class MemoryTransport(asyncio.Transport):
         return {"peername": ("127.0.0.1", 0), "socket": MemorySocket(("127.0.0.1", 0))}.get(name, default)
 
     def pause_reading(self) -> None:
-        """Keep what comes."""
+        """Hold back received bytes until reading is resumed."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
@@ -98,7 +98,7 @@ class MemoryTransport(asyncio.Transport):
         self._protocol = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol that takes what comes."""
+        """Return the protocol that receives the bytes."""
         return self._protocol
 
     def _arrive(self, data: bytes) -> None:

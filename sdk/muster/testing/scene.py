@@ -144,7 +144,7 @@ class Scene:
         return self.finish()
 
     def start(self) -> None:
-        """Start it."""
+        """Start the simulated run."""
         self._run = self.loop.run_until_complete(self._begin())
 
     def advance(self, seconds: float) -> None:

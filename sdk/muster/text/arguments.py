@@ -84,7 +84,7 @@ class ArgumentText(str):
 
     @classmethod
     def from_json(cls, parts: Iterable[Any]) -> ArgumentText:
-        """Return the text again."""
+        """Return the text that ``to_json`` wrote."""
         return cls(*map(_part_from_json, parts))
 
 

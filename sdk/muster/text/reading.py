@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """The value that a text of JSON tells.
+    """Return the value that a JSON text holds.
 
     Raises:
         ValueError: it is none, or has too many lists or dicts in one another.

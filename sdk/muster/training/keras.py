@@ -292,7 +292,7 @@ class ReportProgress(keras.callbacks.Callback):
         self.epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Count from here."""
+        """Start counting an epoch's steps."""
         self.epoch = epoch + 1
         length = self.params.get("steps")
         # The first may be any epoch, of a training that goes on.

@@ -32,7 +32,7 @@ class EngineAddress:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers.
+    """A container engine that has answered, with what it told of itself.
 
     Attributes:
         client: asks it.

@@ -440,7 +440,7 @@ def _config(spec: WorkerSpec, login: Login) -> dict[str, Any]:
 
 
 def _by_guard(handles: Iterable[str]) -> dict[Guard, list[str]]:
-    """The handles of each guard, without those that are no handles of workers on hosts."""
+    """Group handles by guard; those that belong to no worker on a host are left out."""
     found: dict[Guard, list[str]] = {}
     for handle in handles:
         match = HANDLE.fullmatch(handle)

@@ -152,7 +152,7 @@ class Tunnels(Relay):
         self._woken.close()
 
     def _tend(self) -> None:
-        """Open what is due, beat, drop what is torn."""
+        """Open the streams that are due, send heartbeats, and drop broken streams."""
         now = time.monotonic()
         with self._lock:
             pods = list(self._pods.values())

@@ -311,7 +311,7 @@ class _RelayOfPool(Relay):
             raise
 
     def close(self) -> None:
-        """End it."""
+        """Close the relay below."""
         self._inner.close()
 
 

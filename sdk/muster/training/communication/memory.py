@@ -58,4 +58,4 @@ class NoMemory(Memory):
         return tensor
 
     def remember(self, left_out: tf.Tensor) -> None:
-        """Forget it."""
+        """Ignore what was left out."""
