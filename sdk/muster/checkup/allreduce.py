@@ -64,7 +64,7 @@ def main(modules: "list[str]") -> "dict[str, str]":
 
 
 def environment(slot: object, port: int) -> "dict[str, str]":
-    """Return the variables that tell a rank its place, and the address where it meets the other one."""
+    """Return the variables that tell a rank its number, and the address where it meets the other one."""
     names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     places = {"HOROVOD_" + name.upper(): str(getattr(slot, name)) for name in names}
     gloo = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo"}

@@ -81,7 +81,7 @@ def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
 
 
 def platform_name(platform: str | None) -> str:
-    """The name of the platform that is meant.
+    """Return the name of the platform to use.
 
     Raises:
         JobError: there is no platform of that name.

@@ -82,7 +82,7 @@ class GuardProcess:
         return answer
 
     def close(self) -> bool:
-        """Have everything ended, wait until the guard is gone, and return whether it has come to the end of that."""
+        """End everything, wait until the guard is gone, and return whether it had finished."""
         with contextlib.suppress(PlatformError):
             self.ask("close")
         self._socket.close()

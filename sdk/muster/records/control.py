@@ -104,7 +104,7 @@ def _await_control(run_dir: Path) -> dict[str, Any] | None:
 
 
 def wait_until(deadline: float, connection: socket.socket) -> None:
-    """Have the connection's next call wait until then. Raises TimeoutError where that has passed, whatever comes."""
+    """Let the connection's next call wait until a deadline at most. Raises TimeoutError where that has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError

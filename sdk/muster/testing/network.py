@@ -209,4 +209,4 @@ class MemoryServer(asyncio.AbstractServer):
         await self._loop.create_future()
 
     async def wait_closed(self) -> None:
-        """Return: that takes no time."""
+        """Return at once: closing takes no simulated time."""

@@ -235,7 +235,7 @@ class Login:
             ) from None
 
     def _read(self, deadline: float) -> bytes:
-        """Return the next bytes; none at the end. Raises HostUnreachable where nothing does in time."""
+        """Return the next bytes; none at the end. Raises HostUnreachable where none come in time."""
         assert self._process is not None
         assert self._process.stdout is not None
         waiting = select.poll()
