@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostile
 from benchmarks.measuring import BESIDE, FOLDER, KEPT, RESULTS, Unavailable, described, run, table, write_json
 
 OF_NETWORKS = ("network_schemes", "network_servers")  # each with a table of its own, and a picture
-OF_ATTACKS = ("hostile", "chaos")  # each with a table of its own
+SUMMARIES = {"hostile": "benchmarks.hostile", "chaos": "benchmarks.chaos.__main__"}  # each with a table of its own
+OF_ATTACKS = tuple(SUMMARIES)
 NAMES = (
     "import_time",
     "startup",
@@ -103,7 +103,8 @@ def as_kept(result: Mapping[str, Any]) -> dict[str, Any]:
             return figure
         return {key: without_turns(value) for key, value in figure.items() if key != "values"}
 
-    return {**result, "figures": [without_turns(figure) for figure in result["figures"]]}
+    figures = {"figures": [without_turns(figure) for figure in result["figures"]]} if "figures" in result else {}
+    return {**result, **figures}
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -117,7 +118,7 @@ def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             picture = f"![{module.TITLE}](pictures/{result['benchmark'].replace('_', '-')}.png)"
             found[result["benchmark"]] = "\n\n".join([module.summary(result), described(result["machine"]), picture])
         elif result["benchmark"] in OF_ATTACKS:
-            text = result["text"] if "text" in result else hostile.summary(result)
+            text = importlib.import_module(SUMMARIES[result["benchmark"]]).summary(result)
             busy = f"Load average when it began: {result['machine']['load']:.1f}."
             found[result["benchmark"]] = f"{text}\n\n{described(result['machine'])} {busy}"
     return found

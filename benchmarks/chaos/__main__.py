@@ -2,7 +2,7 @@
 
 python -m benchmarks.chaos                         100 faults with a new seed
 python -m benchmarks.chaos -n 1000 --seed 7        a thousand, always the same
-python -m benchmarks.chaos --seed 7 --only 23      the 23rd of them once more
+python -m benchmarks.chaos --seed 7 --only 23      the 23rd of them once more, here or on another machine
 python -m benchmarks.chaos --seed 7 --first 100 --results FILE      the second hundred, added to those in FILE
 python -m benchmarks.chaos --platforms hosts,isolated      into workers on hosts, and into some without our files
 python -m benchmarks.chaos --restarts              into a training that is tried again, and must learn the very same
@@ -14,17 +14,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import shlex
 import signal
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chaos import faults, kept, lanes, platforms, restarting, shapes, surroundings
 from benchmarks.chaos.faults import Case
 from benchmarks.chaos.harness import Outcome
 from benchmarks.chaos.kept import Kept
 from benchmarks.measuring import RESULTS, machine, write_json
+
+# What faults are drawn of unless the draw is narrowed: on every machine the same, whatever is there.
+ALL = {"strategies": ",".join(shapes.ALL), "faults": ",".join(faults.EVERYWHERE), "platforms": "local"}
 
 
 def main() -> int:
@@ -33,17 +39,20 @@ def main() -> int:
         return told(kept.read(arguments.collect), arguments.record)
     families, strategies = arguments.faults.split(","), arguments.strategies.split(",")
     is_isolated = surroundings.can_isolate()
-    if not is_isolated and set(families) & set(faults.FOR_ROOT):
-        families = [family for family in families if family not in faults.FOR_ROOT]
-        print(f"{', '.join(faults.FOR_ROOT)} are left out: they take root, unshare and ip")
     platforms = arguments.platforms.split(",")
-    print(f"seed {arguments.seed}", flush=True)
+    print(replay(arguments), flush=True)
     numbers = range(arguments.first, arguments.first + arguments.n) if arguments.only is None else [arguments.only]
     if arguments.restarts:
         cases = [restarting.make(arguments.seed, number, families, strategies) for number in numbers]
     else:
         cases = [faults.make(arguments.seed, number, families, strategies, platforms) for number in numbers]
     results: list[Kept] = []
+    for case in cases:
+        if why := lacks(case, is_isolated):
+            print(f"skip  {case.number:4} {case.label} ({case.shape}): {why}; not counted")
+    cases = [case for case in cases if not lacks(case, is_isolated)]
+    if not cases:
+        return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):  # what has come until then counts
         for case, outcome in lanes.run(cases, arguments.keep / str(arguments.seed), arguments.lanes, is_isolated):
@@ -58,15 +67,12 @@ def told(results: Sequence[Kept], is_recorded: bool) -> int:
     """Print the table of what came of the cases, and return the exit status that says whether all was right."""
     if not results:
         return 1
-    loads = [result.load for result in results]
-    seeds = ", ".join(map(str, sorted({result.seed for result in results})))
-    text = (
-        f"{table(results)}\n\n{len(results)} faults, seed {seeds}; load average {min(loads):.1f} to {max(loads):.1f}."
-    )
-    print(f"\n{text}")
+    told = figures(results)
+    print(f"\n{summary(told)}")
     if is_recorded:
         RESULTS.mkdir(exist_ok=True)
-        write_json(RESULTS / "chaos.json", {"benchmark": "chaos", "machine": machine(), "text": text, "figures": []})
+        described = {"benchmark": "chaos", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+        write_json(RESULTS / "chaos.json", {**described, **told})
     return 0 if all(result.is_right and not result.left for result in results) else 1
 
 
@@ -78,10 +84,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-n", type=int, default=100, metavar="N", help="how many faults; default: 100")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of these; default: 0")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
-    possible = shapes.available()
-    parser.add_argument("--strategies", default=",".join(possible), help=f"of {', '.join(possible)}")
-    parser.add_argument("--faults", default=",".join(faults.EVERYWHERE), help=f"of {', '.join(faults.EVERYWHERE)}")
-    parser.add_argument("--platforms", default="local", help=f"of {', '.join(platforms.available())}; default: local")
+    parser.add_argument("--strategies", default=ALL["strategies"], help=f"of {ALL['strategies']}")
+    parser.add_argument("--faults", default=ALL["faults"], help=f"of {ALL['faults']}")
+    parser.add_argument("--platforms", default=ALL["platforms"], help=f"of {', '.join(platforms.PLATFORMS)}; default: local")
     parser.add_argument(
         "--restarts",
         action="store_true",
@@ -107,25 +112,72 @@ def line(case: Case, outcome: Outcome) -> str:
     return f"{mark} {case.number:4} {times} {case.label}: {what} ({setting}){told}{left}"
 
 
-def table(results: Sequence[Kept]) -> str:
-    """Return a table of the outcomes, by family."""
+def replay(arguments: argparse.Namespace) -> str:
+    """The options with which any machine draws the same faults: the seed, and what the draw was narrowed to."""
+    narrowed = [f"--{name} {shlex.quote(value)}" for name in ALL if (value := getattr(arguments, name)) != ALL[name]]
+    narrowed += ["--restarts"] if arguments.restarts else []
+    return " ".join([f"--seed {arguments.seed}", *narrowed])
+
+
+def lacks(case: Case, is_isolated: bool) -> str:
+    """What a case needs that is not here, in words; empty where there is everything. It is drawn all the same."""
+    if case.family in faults.FOR_ROOT and not is_isolated:
+        return "not here: it takes root, unshare and ip"
+    missing = [case.shape.strategy] if case.shape.strategy not in shapes.available() else []
+    missing += [case.platform] if case.platform not in platforms.available() else []
+    return f"not here: {' and '.join(missing)}" if missing else ""
+
+
+def figures(results: Sequence[Kept]) -> dict[str, Any]:
+    """What came of the cases, by kind of fault, as numbers."""
+    families = [*dict.fromkeys(result.family for result in results)]
+    loads = [result.load for result in results]
+    return {
+        "seeds": sorted({result.seed for result in results}),
+        "load": [min(loads), max(loads)],
+        "kinds": [
+            of_kind(family, [r for r in results if family in (r.family, "all")]) for family in [*families, "all"]
+        ],
+    }
+
+
+def of_kind(name: str, results: Sequence[Kept]) -> dict[str, Any]:
+    """The numbers of one kind of fault: seconds from the fault to the error, and to when nothing was left."""
+    return {
+        "kind": name,
+        "faults": len(results),
+        "right": sum(result.is_right for result in results),
+        "told": spread([result.told_after for result in results if result.told_after is not None]),
+        "gone": spread([result.gone_after for result in results if result.gone_after is not None]),
+        "left": sum(result.left > 0 for result in results),
+    }
+
+
+def summary(told: Mapping[str, Any]) -> str:
+    """The numbers as a table, with what they are of below it."""
+    low, high = told["load"]
+    count = next(kind["faults"] for kind in told["kinds"] if kind["kind"] == "all")
+    seeds = ", ".join(map(str, told["seeds"]))
+    return f"{table(told['kinds'])}\n\n{count} faults, seed {seeds}; load average {low:.1f} to {high:.1f}."
+
+
+def table(kinds: Sequence[Mapping[str, Any]]) -> str:
+    """A table with a line for each kind of fault."""
     lines = [
         "| fault | told right | error after: median, maximum | nothing left after | left behind |",
         "|---|---|---|---|---|",
     ]
-    families = [*dict.fromkeys(result.family for result in results)]
-    for family in [*families, "all"]:
-        found = [result for result in results if family in (result.family, "all")]
-        right = sum(result.is_right for result in found)
-        told = spread([result.told_after for result in found if result.told_after is not None])
-        gone = spread([result.gone_after for result in found if result.gone_after is not None])
-        left = sum(result.left > 0 for result in found)
-        lines.append(f"| {family} | {right} of {len(found)} | {told} | {gone} | {left} |")
+    for kind in kinds:
+        told, gone = (
+            f"{kind[name]['median']:.2f} s, {kind[name]['maximum']:.2f} s" if kind[name] else ""
+            for name in ("told", "gone")
+        )
+        lines.append(f"| {kind['kind']} | {kind['right']} of {kind['faults']} | {told} | {gone} | {kind['left']} |")
     return "\n".join(lines)
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} s, {max(values):.2f} s" if values else ""
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    return {"median": round(statistics.median(values), 3), "maximum": round(max(values), 3)} if values else None
 
 
 def seconds(value: float | None) -> str:

@@ -204,6 +204,7 @@ def close_all() -> None:
         platform.close()
 
 
+@functools.cache
 def available() -> list[str]:
     """Names of the platforms that there can be here."""
     can = {"isolated": has_namespaces, "hosts": can_have_networks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,10 @@ class Shape:
         return f"{self.strategy}, {self.workers}x{self.slots}"
 
 
+ALL = ("processes", "servers", *MPI, *HEAVY)
+
+
+@functools.cache
 def available() -> list[str]:
     """Names of the strategies that this machine has what is needed for."""
     found = ["processes", "servers", *(name for name in MPI if shutil.which(f"mpiexec.{name}"))]

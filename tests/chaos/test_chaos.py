@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos import __main__ as command
-from benchmarks.chaos import faults, harness, kept, lanes, platforms, restarting
+from benchmarks.chaos import faults, harness, kept, lanes, platforms, restarting, shapes
 from benchmarks.chaos.faults import Case, Fault, Verdict
 from benchmarks.chaos.shapes import Shape
 
@@ -58,7 +60,9 @@ def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path
     results = tmp_path / "results"
     for outcome in (replace(found, is_right=False), found):
         kept.add(results, kept.Kept.of(7, case(fault), outcome))
-    assert "| all | 1 of 1 |" in command.table(kept.read(results)), "what was run again counts once"
+    told = json.loads(json.dumps(command.figures(kept.read(results))))
+    assert "| all | 1 of 1 |" in command.summary(told), "what was run again counts once"
+    assert told["kinds"][-1]["told"]["median"] == pytest.approx(found.told_after, abs=0.001)
 
 
 def test_on_other_platforms_there_are_their_own_faults() -> None:
@@ -107,3 +111,19 @@ def test_every_signal_is_drawn_that_ends_a_process_and_those_that_end_none_of_mu
     assert fatal | mild | stopping == signal.valid_signals()
     drawn = [faults.make(1, number, ("signal",), ("processes",)).faults[0] for number in range(2000)]
     assert {fault.verdict.facts["signal"] for fault in drawn} == fatal
+
+
+def test_what_is_not_here_is_drawn_as_elsewhere_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[Case]:
+        families, strategies = command.ALL["faults"].split(","), command.ALL["strategies"].split(",")
+        return [faults.make(12, number, families, strategies) for number in range(100)]
+
+    everywhere = drawn()
+    monkeypatch.setattr(shapes, "available", lambda: ["processes", "servers"])
+    assert drawn() == everywhere
+    lacking = [case for case in everywhere if command.lacks(case, is_isolated=False)]
+    assert {case.shape.strategy for case in everywhere if case not in lacking} == {"processes", "servers"}
+    assert not [case for case in everywhere if case not in lacking and case.family in faults.FOR_ROOT]
+    narrowed = argparse.Namespace(**{**command.ALL, "faults": "mild signal"}, seed=12, restarts=False)
+    assert command.replay(narrowed) == "--seed 12 --faults 'mild signal'"
+    assert command.replay(argparse.Namespace(**command.ALL, seed=12, restarts=False)) == "--seed 12"
