@@ -336,7 +336,7 @@ def test_of_workers_that_are_ended_for_the_memory_of_one_that_one_is_the_cause()
     [
         (exited(0, 0, 1), exited(1, 0, 1)),
         (exited(0, 0, 1), killed(1, 0, signal.SIGABRT)),
-        (killed(0, 0, signal.SIGABRT), exited(1, 0, 1)),
+        (killed(0, 0, signal.SIGBUS), exited(1, 0, 1)),
         (killed(0, 0, signal.SIGABRT), killed(1, 0, signal.SIGABRT)),
     ],
 )
@@ -353,6 +353,16 @@ def test_the_order_in_which_the_kernel_saw_processes_end_tells_which_came_first(
     cause = root_cause(unordered)
     assert cause is not None
     assert len(ties(cause, unordered)) == 1, "without that it is a tie"
+
+
+def test_an_end_that_came_first_and_is_more_like_an_echo_than_the_next_ties_with_it() -> None:
+    crashed = replace(killed(0, 1.003, signal.SIGBUS), place=5)
+    overtaking = replace(exited(1, 1.001, 1), place=4)
+    for failures in itertools.permutations([crashed, overtaking]):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-0"
+        assert [other.worker for other in ties(cause, failures)] == ["worker-1"]
 
 
 def test_a_call_of_exit_while_all_peers_stood_is_the_own_failure_of_a_process_and_an_echo_where_one_was_gone() -> None:

@@ -21,6 +21,7 @@ FAILURES = [
     ("os.abort()", WorkerKilled, "worker-1 was ended by signal 6 (SIGABRT)"),
     ("import no_such_package", ScriptFailed, "ModuleNotFoundError: No module named 'no_such_package'"),
     ("sys.exit('text')", ScriptFailed, "worker-1 failed first: SystemExit: text"),
+    ("__import__('os')._exit(9)", ScriptFailed, "worker-1 ended with exit status 9"),
     ("sys.exit(-1)", ScriptFailed, "worker-1 ended with exit status 255"),
     ("sys.exit('--5')", ScriptFailed, "worker-1 failed first: SystemExit: --5"),
     ("os._exit(3)", ScriptFailed, "worker-1 ended with exit status 3"),

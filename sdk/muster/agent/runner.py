@@ -60,6 +60,7 @@ def main(argv):
     atexit.register(write_what_is_buffered)  # first, and so called after whatever the script registers
     _offer_stacks()
     _drop_blank_proxies()
+    _tell_of_exits()
     progress = _watched()
     if progress:
         _watch_threads(progress)
@@ -490,6 +491,24 @@ def _report_exception(error):
             sender.sendto(json.dumps(report).encode("ascii"), path)
         except OSError as failure:
             sys.stderr.write("muster: the exception could not be reported: {}\n".format(failure))
+
+
+def _tell_of_exits():
+    # type: () -> None
+    """Have ``os._exit`` tell the agent of its call, as ``sys.exit`` does: a peer that had gone may be the reason.
+
+    Forks of this process leave without that.
+    """
+    leave, own = os._exit, os.getpid()
+
+    def tell_and_leave(status):
+        # type: (int) -> None
+        if os.getpid() == own and isinstance(status, int) and status & 0xFF:
+            with contextlib.suppress(Exception):  # whatever it is: the process is to end
+                _report_exception(SystemExit(status))
+        leave(status)
+
+    os._exit = tell_and_leave  # type: ignore[assignment]
 
 
 def _of_scripts(trace):

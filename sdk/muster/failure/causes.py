@@ -97,7 +97,7 @@ class Failure:
         ended: when the process ended that had raised, or called ``sys.exit``; None where it has not, and for
             everything else.
         peer_was_gone: whether the other end had closed a connection of the process when it raised, or called
-            ``sys.exit``; None if not known.
+            ``sys.exit`` or ``os._exit``; None if not known.
         since: the last moment at which all was well as far as anybody knows; None where ``time`` is good enough.
         place: of the end in the order in which processes ended, where the kernel of the session's machine has told it.
         uncertainty: how far ``time`` may be from the truth, in seconds, because its clock is another machine's.
@@ -161,7 +161,7 @@ class Failure:
 
     @property
     def is_call(self) -> bool:
-        """True if it is a call of ``sys.exit`` of which is known how the connections of its process were then."""
+        """True if it is a call of ``sys.exit`` or ``os._exit``, and known how its process's connections were then."""
         return self.kind is FailureKind.EXIT and self.peer_was_gone is not None
 
 
@@ -320,7 +320,11 @@ def _slack(one: Failure, other: Failure) -> float:
 def _blur(one: Failure, other: Failure) -> float:
     """Seconds within which nothing tells: ends of processes are noticed now sooner, now later; some in their order."""
     if one.place is not None and other.place is not None:
-        return 0.0
+        earlier, later = sorted((one, other), key=lambda failure: failure.place or 0)
+        # The connections of a process are closed a moment before it counts as ended: on a busy machine one that has
+        # lost it may overtake it. So one that is more like an echo than the next is not known to have come first.
+        if _echo_likeness(earlier)[0] <= _echo_likeness(later)[0]:
+            return 0.0
     are_ends = FailureKind.EXCEPTION not in (one.kind, other.kind)
     return _slack(one, other) + (NOTICING if are_ends else 0.0)
 
