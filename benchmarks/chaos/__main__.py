@@ -39,13 +39,13 @@ def main() -> int:
         return told(kept.read(arguments.collect), arguments.record)
     families, strategies = arguments.faults.split(","), arguments.strategies.split(",")
     is_isolated = surroundings.can_isolate()
-    platforms = arguments.platforms.split(",")
+    wanted = arguments.platforms.split(",")
     print(replay(arguments), flush=True)
     numbers = range(arguments.first, arguments.first + arguments.n) if arguments.only is None else [arguments.only]
     if arguments.restarts:
         cases = [restarting.make(arguments.seed, number, families, strategies) for number in numbers]
     else:
-        cases = [faults.make(arguments.seed, number, families, strategies, platforms) for number in numbers]
+        cases = [faults.make(arguments.seed, number, families, strategies, wanted) for number in numbers]
     results: list[Kept] = []
     for case in cases:
         if why := lacks(case, is_isolated):
@@ -86,7 +86,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="default: another one each time")
     parser.add_argument("--strategies", default=ALL["strategies"], help=f"of {ALL['strategies']}")
     parser.add_argument("--faults", default=ALL["faults"], help=f"of {ALL['faults']}")
-    parser.add_argument("--platforms", default=ALL["platforms"], help=f"of {', '.join(platforms.PLATFORMS)}; default: local")
+    parser.add_argument(
+        "--platforms", default=ALL["platforms"], help=f"of {', '.join(platforms.PLATFORMS)}; default: local"
+    )
     parser.add_argument(
         "--restarts",
         action="store_true",

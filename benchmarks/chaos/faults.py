@@ -221,7 +221,8 @@ def _lost_with_guard(error: str = "WorkerLost") -> Verdict:
 
 
 def _launcher_ended(number: int) -> Verdict:
-    return Verdict("LauncherFailed", "launcher", {"kind": "launcher", "signal": number})
+    signal_of_its_end = {} if number == signal.SIGTERM else {"signal": number}  # Open MPI's ends by itself then, with 1
+    return Verdict("LauncherFailed", "launcher", {"kind": "launcher", **signal_of_its_end})
 
 
 def _agent(dice: random.Random, rank: int, shape: Shape) -> Made:
@@ -288,7 +289,7 @@ def _link(rank: int, shape: Shape) -> str:
 
 
 def _clock(dice: random.Random, rank: int, shape: Shape) -> Made:
-    """The clocks of all workers are set, by up to a day; in half of the cases something fails after that."""
+    """The clocks of session and workers are set, by up to a day; in half of the cases something fails after that."""
     jump = Fault(f"jump {dice.randrange(-86400, 86400)}", "clock", Verdict(""), delay=dice.uniform(0.0, 0.1))
     if dice.random() < 0.5:
         return (jump,), {}

@@ -23,6 +23,7 @@ from muster.events import Event
 from benchmarks.chaos import surroundings
 from benchmarks.chaos.faults import Case, Fault
 from benchmarks.chaos.platforms import Here, child_of, platform_named
+from benchmarks.chaos.surroundings import Clocks, kernel_time
 from benchmarks.chaos.verdicts import is_right
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -57,7 +58,7 @@ class Outcome:
 class Stage:
     """A run's surroundings: its folders, and what is known of its processes."""
 
-    def __init__(self, case: Case, platform: Here, folder: Path, home: Path) -> None:
+    def __init__(self, case: Case, platform: Here, folder: Path, home: Path, clocks: Clocks | None = None) -> None:
         self.case = case
         self.platform = platform
         self.folder = folder
@@ -67,7 +68,7 @@ class Stage:
         self.hosts: dict[str, str] = {}  # addresses of the workers
         self.ending_at: float | None = None  # these by the clock on the wall: ranks may have others that time things
         self.struck_at: float | None = None
-        self.clocks = surroundings.Clocks(folder) if case.family in ("clock", "clocks apart") else None
+        self.clocks = (clocks or Clocks(folder)) if case.family in ("clock", "clocks apart") else None
         self.cut: tuple[int, int] | None = None
         self.is_over = False
         self.awaited = sum(
@@ -84,7 +85,7 @@ class Stage:
             self._started(f"agent {event.worker}", event.data["pid"])
         elif event.kind == "run_phase":
             if event.data["phase"] == "ending":
-                self.ending_at = time.time()
+                self.ending_at = kernel_time()
             self._moments[event.data["phase"]].set()
 
     def _started(self, victim: str, pid: int) -> None:
@@ -123,15 +124,15 @@ class Stage:
         elif what == "fill":
             surroundings.fill_disk(self.home)
         elif what == "cut":
-            self.struck_at = time.time()
+            self.struck_at = kernel_time()
             self.cut = (int(fault.victim.split()[1]), int(fault.victim.split()[2]))
             surroundings.cut_link(*self.cut)
         elif what == "pull":
-            self.struck_at = time.time()
+            self.struck_at = kernel_time()
             self.platform.pull_cable(self.hosts[fault.victim.split()[1]])
         elif what == "stop":
             wait(lambda: self.cluster is not None, UP_SECONDS)  # it is up, and about to be told so
-            self.struck_at = time.time()
+            self.struck_at = kernel_time()
             if self.cluster is not None:
                 self.cluster.stop()
         elif fault.moment != "ending" or fault.verdict.error == "":
@@ -143,7 +144,7 @@ class Stage:
         with contextlib.suppress(ProcessLookupError, StopIteration, KeyError):  # it had ended before
             pid = self.pid_of(fault.victim)
             if is_first and fault.moment != "ending":
-                self.struck_at = min(time.time(), self.struck_at or float("inf"))
+                self.struck_at = min(kernel_time(), self.struck_at or float("inf"))
             os.kill(pid, signum)
 
     def pid_of(self, victim: str) -> int:
@@ -180,13 +181,16 @@ class Stage:
 Live = Callable[["Stage"], Outcome]
 
 
-def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = Stage) -> Outcome:
+def run(
+    case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = Stage, clocks: Clocks | None = None
+) -> Outcome:
     """Run a case, in folders of its own, and look at what comes of it.
 
     Args:
         keep: where the records go of runs that end in another way than they should.
         live: runs it there; None for a run that is told at once of what goes wrong.
         staged: what ``live`` is given.
+        clocks: those that this process itself is shown; None for the real ones.
     """
     base = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     for name in ("tmp", "home"):
@@ -199,13 +203,15 @@ def run(case: Case, keep: Path, live: Live | None = None, staged: type[Stage] = 
     if has_small_disk:
         surroundings.mount_small_disk(base / "home")
     try:
-        stage = staged(case, platform, platform.make_folder(base), base / "home")
+        stage = staged(case, platform, platform.make_folder(base), base / "home", clocks)
         apart = next((fault.kind.split()[1] for fault in case.faults if fault.kind.startswith("apart")), "")
         with stage.clocks.shown(apart) if stage.clocks else contextlib.nullcontext():
             outcome = (live or run_once)(stage)
         if stage.cut:
             surroundings.repair_link(*stage.cut)
     finally:
+        if clocks:
+            clocks.set_right()
         tempfile.tempdir = None
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
@@ -270,7 +276,7 @@ def run_once(stage: Stage) -> Outcome:
             error = raised
         stage.platform.repair()
         left = what_is_left(run_dir.name or newest_run(), stage.platform)
-        gone_at = time.time()
+        gone_at = kernel_time()
         stage.is_over = True
         for striker in strikers:
             striker.join(GONE_SECONDS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing import connection
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.chaos import harness, platforms, restarting, surroundings
 from benchmarks.chaos.faults import Case
-from benchmarks.chaos.harness import Outcome
+from benchmarks.chaos.harness import Outcome, Stage
 
 CASE_SECONDS = 300.0  # after which a case counts as hung
 END_SECONDS = 10.0  # that a lane may take to end
@@ -26,8 +28,11 @@ class Lane:
         self.channel, theirs = spawn.Pipe()
         self.case: Case | None = None
         self._began = 0.0
-        self._process = spawn.Process(target=live, args=(theirs, keep, is_isolated))
-        self._process.start()
+        self._folder = tempfile.TemporaryDirectory(prefix="chaos-clock-")
+        clocks = surroundings.Clocks(Path(self._folder.name))
+        self._process = spawn.Process(target=live, args=(theirs, keep, is_isolated, clocks))
+        with clocks.shown():  # the sessions of its cases are in this process
+            self._process.start()
         theirs.close()
 
     def begin(self, case: Case) -> None:
@@ -61,6 +66,7 @@ class Lane:
         self._process.join(0 if self.is_late else END_SECONDS)
         self._process.kill()
         self._process.join()
+        self._folder.cleanup()
 
 
 def run(cases: Sequence[Case], keep: Path, lanes: int, is_isolated: bool) -> Iterator[tuple[Case, Outcome]]:
@@ -82,6 +88,7 @@ def run(cases: Sequence[Case], keep: Path, lanes: int, is_isolated: bool) -> Ite
                 else:
                     continue
                 if not lane.is_alive:
+                    lane.end()
                     lane = running[number] = Lane(keep, is_isolated)
                 if waiting:
                     lane.begin(waiting.pop())
@@ -95,8 +102,14 @@ def failed(error: str, message: str) -> Outcome:
     return Outcome(False, error, message, None, None, (), "")
 
 
-def live(channel: connection.Connection, keep: Path, is_isolated: bool) -> None:
-    """Run cases as they come, until there are no more."""
+def live(channel: connection.Connection, keep: Path, is_isolated: bool, clocks: surroundings.Clocks) -> None:
+    """Run cases as they come, until there are no more.
+
+    Args:
+        clocks: those that this process is shown, and with it the session of each case.
+    """
+    for name in (surroundings.PRELOAD, surroundings.CLOCK):  # which others see only where their case is one of clocks
+        os.environ.pop(name, None)
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # which shells ignore in what they run aside
         signal.signal(number, signal.SIG_DFL)
     if is_isolated:
@@ -108,7 +121,8 @@ def live(channel: connection.Connection, keep: Path, is_isolated: bool) -> None:
             platforms.close_all()
             return
         faulthandler.dump_traceback_later(0.9 * CASE_SECONDS)  # where it hangs is told, too
-        how = (restarting.run, restarting.Attempts) if case.restarts else ()
-        outcome = harness.run(case, keep, *how)
+        within = restarting.run if case.restarts else None
+        staged = restarting.Attempts if case.restarts else Stage
+        outcome = harness.run(case, keep, within, staged, clocks)
         faulthandler.cancel_dump_traceback_later()
         channel.send(outcome)

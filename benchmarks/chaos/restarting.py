@@ -12,7 +12,6 @@ import json
 import os
 import random
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from benchmarks.chaos.faults import Case, Fault
 from benchmarks.chaos.harness import Outcome, Stage
 from benchmarks.chaos.platforms import Here
 from benchmarks.chaos.shapes import MPI, Shape
+from benchmarks.chaos.surroundings import Clocks, kernel_time
 
 RESTARTS = 3
 SCRIPT = Path(__file__).with_name("trains.py")
@@ -78,8 +78,8 @@ class Attempts(Stage):
         steps: how far each worker has come in each attempt, by its reports.
     """
 
-    def __init__(self, case: Case, platform: Here, folder: Path, home: Path) -> None:
-        super().__init__(case, platform, folder, home)
+    def __init__(self, case: Case, platform: Here, folder: Path, home: Path, clocks: Clocks | None = None) -> None:
+        super().__init__(case, platform, folder, home, clocks)
         self.attempt = 1
         self.begun: list[str] = []
         self.steps: dict[tuple[int, str | None], int] = {}
@@ -146,7 +146,7 @@ def run(stage: Stage) -> Outcome:
         error = raised
     run_id = harness.newest_run()
     left = harness.what_is_left(run_id, stage.platform)
-    gone_at = time.time()
+    gone_at = kernel_time()
     stage.is_over = True
     for striker in strikers:
         striker.join(harness.GONE_SECONDS)

@@ -10,6 +10,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from benchmarks.chaos.ranks import address_of_rank
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MOST_APART = 8  # seconds
+PRELOAD, CLOCK = "LD_PRELOAD", "CHAOS_CLOCK"  # variables of processes that are shown other clocks
 DISK_KB = 512  # of a small disk; a run takes half of that before its ranks have said anything
 CLOCKS = """
 #define _GNU_SOURCE
@@ -166,6 +168,12 @@ class SlowLink(threading.Thread):
                 receiver.sendall(data)
 
 
+def kernel_time() -> float:
+    """The time by the clock on the wall, also where this process is shown another one: as the kernel stamps files."""
+    with tempfile.TemporaryFile() as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
 class Clocks:
     """The clocks of all processes that are started meanwhile: the one on the wall can be set, others differ."""
 
@@ -182,6 +190,10 @@ class Clocks:
         with self._shift.open("r+b") as file, mmap.mmap(file.fileno(), struct.calcsize("l")) as shared:
             shared[:] = struct.pack("l", seconds)
 
+    def set_right(self) -> None:
+        """Undo that."""
+        self.jump(0)
+
     @contextlib.contextmanager
     def shown(self, apart: str = "") -> Iterator[None]:
         """Have processes that are started see them.
@@ -189,7 +201,7 @@ class Clocks:
         Args:
             apart: seed of the seconds by which the monotonic clock of each worker is ahead; none are where it is empty.
         """
-        variables = {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._shift)}
+        variables = {PRELOAD: str(self._library), CLOCK: str(self._shift)}
         variables |= {"CHAOS_APART": apart} if apart else {}
         os.environ.update(variables)
         try:

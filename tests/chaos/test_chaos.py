@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from benchmarks.chaos import __main__ as command
 from benchmarks.chaos import faults, harness, kept, lanes, platforms, restarting, shapes
 from benchmarks.chaos.faults import Case, Fault, Verdict
 from benchmarks.chaos.shapes import Shape
+from benchmarks.chaos.surroundings import Clocks, kernel_time
 
 STRATEGIES = ("processes", "servers", "openmpi", "mpich", "horovod", "parameter_server")
 KEY_ERROR = Verdict("ScriptFailed", "rank 3", {"kind": "exception", "type": "KeyError"})
@@ -63,6 +66,26 @@ def test_a_fault_in_a_real_run_is_told_and_measured(fault: Fault, tmp_path: Path
     told = json.loads(json.dumps(command.figures(kept.read(results))))
     assert "| all | 1 of 1 |" in command.summary(told), "what was run again counts once"
     assert told["kinds"][-1]["told"]["median"] == pytest.approx(found.told_after, abs=0.001)
+
+
+def test_a_rank_that_leaves_when_it_has_lost_one_that_has_left_alike_is_no_tie(tmp_path: Path) -> None:
+    left = Fault("exit-from-c 1", "rank 0", Verdict("ScriptFailed", "rank 0", {"kind": "exit", "exit_code": 1}), 7)
+    found = harness.run(replace(case(left), reaction="exit"), tmp_path / "kept")
+    assert found.is_right, found.message
+
+
+def test_a_process_is_shown_the_clock_that_jumps_and_the_harness_measures_by_the_real_one(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path)
+    script = "import sys, time\nprint(time.time(), flush=True)\nsys.stdin.read(1)\nprint(time.time())"
+    with clocks.shown():
+        shown = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert shown.stdin is not None
+    assert shown.stdout is not None
+    before = float(shown.stdout.readline())
+    clocks.jump(-3600)
+    after = float(shown.communicate(b"x")[0])
+    assert after < before - 1800
+    assert abs(kernel_time() - before) < 1800
 
 
 def test_on_other_platforms_there_are_their_own_faults() -> None:
