@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 from muster.agent import frames, linux
-from muster.agent.visitors import guard_address
+from muster.agent.guard_clients import guard_address
 from muster.platforms.hosts.login import LOADER, READY, packed_agent
 
 

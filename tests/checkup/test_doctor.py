@@ -20,7 +20,7 @@ from muster.agent import linux
 from muster.agent.ports import random_loopback_address
 from muster.checks.script import make_script
 from muster.checkup import Finding, Report, examine, workers
-from muster.checkup.visitor import packages
+from muster.checkup.probe import packages
 from muster.checkup.workers import _check_interfaces, _check_logins, _compare_with_session
 from muster.commands.main import main
 from muster.errors import JobError

@@ -21,7 +21,7 @@ import muster
 import pytest
 from muster.agent import linux
 from muster.agent.claims import claim, claim_cores, core_numbers
-from muster.agent.visitors import guard_address
+from muster.agent.guard_clients import guard_address
 from muster.errors import LaunchRefused, PlatformError, ResourceError
 from muster.job import Resources, Status
 from muster.platforms import guard_process, machine

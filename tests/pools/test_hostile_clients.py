@@ -110,7 +110,7 @@ def test_whoever_is_refused_and_stays_is_ended(endpoint: Listening, crowd: list[
     crowd.append(client)
     client.sendall(frames.encode("hello", **endpoint.hello(token="guessed")))
     assert answer(client)["type"] == "refused"
-    eventually(lambda: not endpoint.session._listener._guests)
+    eventually(lambda: not endpoint.session._listener._unidentified)
 
 
 def test_whoever_says_nothing_is_ended(

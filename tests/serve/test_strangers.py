@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 from muster.security.certificates import make_certificate
-from muster.serve import door
+from muster.serve import listener
 
 from tests.serve.service import Client, Service, serving
 from tests.support import eventually
@@ -24,7 +24,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.alone  # answers within a second
 
 BODY = 4 << 20
-QUICK = "import muster.serve.door as door; door.RECEIVE_SECONDS = 1.0; door.BODY_SECONDS = 2.0"
+QUICK = "import muster.serve.listener as listener; listener.RECEIVE_SECONDS = 1.0; listener.BODY_SECONDS = 2.0"
 
 
 def head(length: int, key: str | None = None) -> bytes:
@@ -136,10 +136,10 @@ def test_one_who_has_a_key_keeps_no_other_out(service: Service, stranger: Client
     with connect(service) as kept:
         kept.sendall(head(2, stranger.variables["CDSW_API_KEY"]))
         before = descriptors_of(service)
-        with connections(service, door.MOST + 100) as greedy:
+        with connections(service, listener.MOST + 100) as greedy:
             for connection in greedy:
                 push(connection, head(BODY, service.key) + b"{")
-            assert descriptors_of(service) - before <= door.MOST + door.ACCEPTED_AT_ONCE
+            assert descriptors_of(service) - before <= listener.MOST + listener.ACCEPTED_AT_ONCE
             assert stranger.list().status_code == 200
             kept.sendall(b"{}")
             assert kept.recv(100).startswith(b"HTTP/1.1 422"), "a request of another's is not ended for it"

@@ -144,7 +144,7 @@ class Attempted:
     def _on_order(self, kind: str, fields: dict[str, Any]) -> None:
         if kind == "start":
             is_killed = next(self._killed)
-            self.player.manners.runs_for = None if is_killed else 5
+            self.player.behaviour.runs_for = None if is_killed else 5
             if is_killed:
                 asyncio.get_running_loop().call_later(2, lambda: self.player.exit(rank=1, signal=9))
 
@@ -217,7 +217,7 @@ def test_a_lost_worker_that_cannot_be_replaced_is_left_out_until_the_next_attemp
             asyncio.get_running_loop().call_later(2, lambda: first.exit(rank=0, signal=9))
 
     first.on_order = on_order
-    first.manners.runs_for = 30
+    first.behaviour.runs_for = 30
     made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(3), spare=1, limits=Limits(run=60)))
     result = finish(loop, made)
     assert result.error is None
@@ -241,7 +241,7 @@ def test_a_replacement_that_does_not_come_in_time_is_waited_for_no_longer(
     first = platform.player("worker-0")
 
     def on_order(kind: str, fields: dict[str, Any]) -> None:
-        player.manners.hello_after = None  # whoever comes after the first says nothing
+        player.behaviour.hello_after = None  # whoever comes after the first says nothing
 
     first.on_order = on_order
     limits = Limits(start=20, run=60)
@@ -277,7 +277,7 @@ def test_a_worker_that_ends_before_it_has_come_is_left_out(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun
 ) -> None:
     platform = ScriptedPlatform()
-    platform.player("worker-1").manners.hello_after = None
+    platform.player("worker-1").behaviour.hello_after = None
     loop.call_later(1, lambda: platform.end("worker-1", reason="its node has failed"))
     made.begin(replace(checked, platform=platform, spare=1, limits=Limits(run=60)))
     assert finish(loop, made).error is None
@@ -288,7 +288,7 @@ def test_a_worker_that_goes_while_others_are_waited_for_is_left_out(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun
 ) -> None:
     platform = ScriptedPlatform()
-    platform.player("worker-1").manners.hello_after = None
+    platform.player("worker-1").behaviour.hello_after = None
     loop.call_later(5, platform.player("worker-0").hang_up)
     job = replace(checked.job, n_workers=3)
     members = member_names(job, checked.strategy)
@@ -340,7 +340,7 @@ def test_what_a_worker_says_that_does_not_stay_counts_for_nothing_in_the_next_at
                 asyncio.get_running_loop().call_later(2, functools.partial(player.say, "error", text=text))
 
     player.on_order = on_order
-    player.manners.runs_for = 5
+    player.behaviour.runs_for = 5
     made.begin(replace(checked, platform=platform, restart_policy=RestartPolicy(1), limits=Limits(run=60)))
     result = finish(loop, made)
     assert result.error is None

@@ -34,7 +34,7 @@ def platform() -> ScriptedPlatform:
     platform = ScriptedPlatform()
     platform.explain_seconds = 0.02
     for name in ("worker-0", "worker-1"):
-        vars(platform.player(name).manners).update(QUICK, runs_for=None)
+        vars(platform.player(name).behaviour).update(QUICK, runs_for=None)
     return platform
 
 

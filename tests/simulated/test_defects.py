@@ -109,7 +109,7 @@ def test_a_defect_where_connections_end_or_come_back_ends_the_run(
     platform.lease_seconds = lease
     with Scene(platform=platform) as scene:
         player = scene.workers["worker-1"]
-        player.manners.runs_for = 60
+        player.behaviour.runs_for = 60
         scene.at(3, player.hang_up)
         if callback == "on_back":
             scene.at(4, player.dial)

@@ -64,7 +64,7 @@ def test_a_session_with_a_low_limit_makes_room(limits: list[int]) -> None:
     seen = []
     platform = ScriptedPlatform()
     platform.warm_up = lambda: seen.append(limits[0])  # type: ignore[method-assign]
-    platform.player("worker-0").manners.runs_for = 0.05
+    platform.player("worker-0").behaviour.runs_for = 0.05
     limits[0] = 100
     checked = check(RunRequest(lambda: None, strategy="processes", platform=platform))
     execution = Execution(Observers([]))

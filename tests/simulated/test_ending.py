@@ -44,10 +44,10 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("manners", "seconds"), ENDS)
-def test_how_long_the_end_takes(manners: dict[str, object], seconds: float) -> None:
+@pytest.mark.parametrize(("behaviour", "seconds"), ENDS)
+def test_how_long_the_end_takes(behaviour: dict[str, object], seconds: float) -> None:
     with Scene() as scene:
-        vars(scene.workers["worker-1"].manners).update(manners)
+        vars(scene.workers["worker-1"].behaviour).update(behaviour)
         scene.at(3, scene.stop)
         outcome = scene.play()
     assert isinstance(outcome.error, RunStopped)
@@ -56,7 +56,7 @@ def test_how_long_the_end_takes(manners: dict[str, object], seconds: float) -> N
 
 def test_a_second_stop_leaves_no_time() -> None:
     with Scene() as scene:
-        scene.workers["worker-1"].manners.stops_after = None
+        scene.workers["worker-1"].behaviour.stops_after = None
         scene.at(3, scene.stop)
         scene.at(3.5, scene.stop, AT_ONCE)
         outcome = scene.play()

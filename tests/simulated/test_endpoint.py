@@ -17,7 +17,7 @@ from muster.testing import Outcome, Scene, ScriptedPlatform, SimulatedLoop
 
 def play(hello: dict[str, Any]) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
     with Scene(limits=Limits(start=5)) as scene:
-        scene.workers["worker-1"].manners.hello = hello
+        scene.workers["worker-1"].behaviour.hello = hello
         outcome = scene.play()
         return outcome, [order for order in scene.workers["worker-1"].orders if order[0] == "refused"]
 
@@ -137,7 +137,7 @@ def test_what_was_said_to_a_worker_while_it_was_cut_reaches_it() -> None:
 def test_a_connection_that_does_not_come_back_in_time_is_a_lost_worker(returns: float | None) -> None:
     with Scene(platform=leased()) as scene:
         for worker in scene.workers.values():
-            worker.manners.runs_for = None
+            worker.behaviour.runs_for = None
         scene.at(3, scene.workers["worker-1"].cut)
         if returns:
             scene.at(returns, scene.workers["worker-1"].dial)
@@ -160,9 +160,9 @@ def test_nobody_waits_for_a_lease_once_another_worker_has_failed() -> None:
 def test_another_agent_is_not_taken_for_the_one_that_was_cut() -> None:
     with Scene(platform=leased()) as scene:
         worker = scene.workers["worker-1"]
-        worker.manners.runs_for = None
+        worker.behaviour.runs_for = None
         scene.at(3, worker.cut)
-        scene.at(4, worker.manners.hello.update, {"pid": 101})
+        scene.at(4, worker.behaviour.hello.update, {"pid": 101})
         scene.at(5, worker.dial)
         outcome = scene.play()
     assert isinstance(outcome.error, WorkerLost)
@@ -213,7 +213,7 @@ def test_who_costs_more_than_its_share_is_read_less_often_until_it_is_to_end(mon
             return [str(event.worker) for event in scene.events if event.kind == "output"]
 
         for worker in (flooding, other):
-            worker.manners.runs_for = None
+            worker.behaviour.runs_for = None
         scene.start()
         scene.advance(3)
         monkeypatch.setattr(endpoint, "BYTE_SECONDS", 1.0)
@@ -238,7 +238,7 @@ def test_who_costs_more_than_its_share_is_read_less_often_until_it_is_to_end(mon
 def test_what_was_asked_for_costs_nothing(monkeypatch: pytest.MonkeyPatch, is_asked_for: bool) -> None:
     with Scene() as scene:
         worker = scene.workers["worker-0"]
-        worker.manners.runs_for = None
+        worker.behaviour.runs_for = None
         scene.start()
         scene.advance(3)
         assert scene.orchestrator is not None

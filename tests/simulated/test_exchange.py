@@ -127,7 +127,7 @@ def test_what_is_asked_for_is_collected_at_the_end(apart: Apart) -> None:
 
 def test_what_workers_have_printed_is_waited_for_as_long_as_it_comes(apart: Apart) -> None:
     slow, silent = (apart.platform.player(name) for name in ("worker-0", "worker-1"))
-    slow.manners.leaves_after, silent.manners.leaves_after = 5.0, None
+    slow.behaviour.leaves_after, silent.behaviour.leaves_after = 5.0, None
 
     def tell(kind: str, message: object) -> None:
         if kind == "end":

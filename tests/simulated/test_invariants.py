@@ -81,7 +81,7 @@ class Runs(RuleBasedStateMachine):
         self.names = list(self.scene.workers)
         self.touched: set[str | None] = set()  # workers that something has been done to
         for worker, hello in zip(self.scene.workers.values(), hellos, strict=False):
-            worker.manners.hello_after = hello
+            worker.behaviour.hello_after = hello
             if hello is None:
                 self.touched.add(worker.name)
         self.scene.start()
@@ -133,7 +133,7 @@ class Runs(RuleBasedStateMachine):
 
     @rule(number=few, kinds=st.sampled_from([{"stop"}, {"end"}, {"start", "expect"}, {"stop", "end", "stacks"}]))
     def an_agent_turns_deaf(self, number: int, kinds: set[str]) -> None:
-        self.worker(number).manners.deaf_to = frozenset(kinds)
+        self.worker(number).behaviour.deaf_to = frozenset(kinds)
 
     @rule(number=few, status=st.sampled_from(list(Status)))
     def the_platform_moves_a_worker(self, number: int, status: Status) -> None:

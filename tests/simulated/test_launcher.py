@@ -48,8 +48,8 @@ def test_a_server_that_ends_before_them_fails_the_run(scene: Scene, code: int, s
 
 
 def test_a_server_that_never_listens_is_named(scene: Scene) -> None:
-    scene.workers["worker-0"].manners.listens_after = None
-    scene.workers["worker-0"].manners.runs_for = None
+    scene.workers["worker-0"].behaviour.listens_after = None
+    scene.workers["worker-0"].behaviour.runs_for = None
     error = scene.play().error
     assert isinstance(error, StartTimeout)
     assert error.worker == "worker-0"
@@ -63,7 +63,7 @@ def test_a_worker_that_is_lost_with_it_is_the_cause(scene: Scene) -> None:
 
 
 def test_one_that_does_not_end_is_killed(scene: Scene) -> None:
-    scene.workers["worker-0"].manners.deaf_to = frozenset({"stop_launcher"})
+    scene.workers["worker-0"].behaviour.deaf_to = frozenset({"stop_launcher"})
     outcome = scene.play()
     assert outcome.error is None
     graces = [fields["grace"] for _, kind, fields in outcome.orders if kind == "stop_launcher"]
@@ -73,8 +73,8 @@ def test_one_that_does_not_end_is_killed(scene: Scene) -> None:
 
 def test_where_a_worker_has_no_sshd_the_launcher_that_was_begun_is_dropped_and_it_is_said() -> None:
     with Scene(strategy="horovod") as scene:
-        manners = scene.workers["worker-1"].manners
-        manners.hello = {"ssh_port": None, "host_key": None, "no_ssh": "it has no sshd"}
+        behaviour = scene.workers["worker-1"].behaviour
+        behaviour.hello = {"ssh_port": None, "host_key": None, "no_ssh": "it has no sshd"}
         outcome = scene.play()
         assert outcome.error is None
         assert not scene.launcher.is_running

@@ -12,26 +12,33 @@ from typing import Any
 
 import pytest
 from muster.pools import listener
-from muster.pools.listener import WARNING_SECONDS, WARNINGS, Guest, Listener, RareWarnings, listening_socket
+from muster.pools.listener import (
+    WARNING_SECONDS,
+    WARNINGS,
+    Listener,
+    RareWarnings,
+    UnidentifiedConnection,
+    listening_socket,
+)
 from muster.testing import SimulatedLoop
 
 
 class Took(asyncio.Protocol):
-    """Receiver of the bytes of a guest."""
+    """Receiver of the bytes of an unidentified connection."""
 
-    def __init__(self, listens: Listener, guest: Guest) -> None:
+    def __init__(self, listens: Listener, connection: UnidentifiedConnection) -> None:
         self._listens = listens
-        self._guest = guest
+        self._connection = connection
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._listens.forget(self._guest)
+        self._listens.forget(self._connection)
 
 
 class Listening:
     """A listener that expects nobody, and the connections to it."""
 
     def __init__(self, folder: Path) -> None:
-        self.listener = Listener(lambda guest: Took(self.listener, guest), lambda: 0)
+        self.listener = Listener(lambda connection: Took(self.listener, connection), lambda: 0)
         self._folder = folder
         self._dialled: list[socket.socket] = []
         self._port = 0
@@ -85,16 +92,16 @@ def test_the_oldest_of_the_address_that_holds_the_most_makes_room(
     monkeypatch.setattr(listener, "SAFE_SECONDS", 0.05)
 
     async def test() -> None:
-        guests = listening.listener._guests
+        unidentified = listening.listener._unidentified
         quiet = await listening.dial("127.0.0.2")
-        await until(lambda: len(guests) == 1)
+        await until(lambda: len(unidentified) == 1)
         first, second = await listening.dial(), await listening.dial()
-        await until(lambda: len(guests) == 3)
+        await until(lambda: len(unidentified) == 3)
         await asyncio.sleep(0.06)  # they are safe no more
         last = await listening.dial()
         for connection in (first, second):  # one makes room for the last, and one for whoever comes next
             assert await has_ended(connection)
-        await until(lambda: [guest.address for guest in guests] == ["127.0.0.2", "127.0.0.1"])
+        await until(lambda: [connection.address for connection in unidentified] == ["127.0.0.2", "127.0.0.1"])
         for connection in (quiet, last):
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
@@ -108,14 +115,14 @@ def test_all_that_are_safe_are_kept_and_others_wait(listening: Listening, monkey
     monkeypatch.setattr(listener, "SAFE_SECONDS", 0.1)
 
     async def test() -> None:
-        guests = listening.listener._guests
+        unidentified = listening.listener._unidentified
         first = await listening.dial()
         await listening.dial()
-        await until(lambda: len(guests) == 2)
+        await until(lambda: len(unidentified) == 2)
         await listening.dial()
-        before = list(guests)
+        before = list(unidentified)
         await asyncio.sleep(0.02)
-        assert list(guests) == before
+        assert list(unidentified) == before
         assert await has_ended(first)
 
     listening.play(test)
@@ -138,7 +145,7 @@ def test_where_there_are_no_descriptors_left_it_is_tried_again(
 
     async def test() -> None:
         await listening.dial()
-        await until(lambda: len(listening.listener._guests) == 1)
+        await until(lambda: len(listening.listener._unidentified) == 1)
         assert len(listening.listener.descriptors()) == 2
 
     listening.play(test)
@@ -151,7 +158,7 @@ def test_one_that_ends_before_it_has_said_a_word_is_forgotten(
     async def test() -> None:
         (await listening.dial()).close()
         await until(lambda: bool(caplog.messages))
-        assert not listening.listener._guests
+        assert not listening.listener._unidentified
 
     listening.play(test)
     assert caplog.messages == ["a connection from 127.0.0.1 came to nothing: it has ended before it began"]

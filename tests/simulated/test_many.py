@@ -99,9 +99,9 @@ def lines_run(n_workers: int, happens: Callable[[Scene], None], journal: Journal
     with Scene(n_workers, limits=Limits(start=60, stall=500, run=500), observers=[journal]) as scene:
         for index, worker in enumerate(scene.workers.values()):
             later = GATHERED * round(SPREAD * index / n_workers / GATHERED)
-            worker.manners.hello_after = 0.1 + later
-            worker.manners.runs_for = 20 + later
-            worker.manners.stops_after = worker.manners.leaves_after = 0.1 + later / 10
+            worker.behaviour.hello_after = 0.1 + later
+            worker.behaviour.runs_for = 20 + later
+            worker.behaviour.stops_after = worker.behaviour.leaves_after = 0.1 + later / 10
             for step in range(1, 4):
                 scene.at(5 + step / 20 + later, report, worker, index, step)  # too often for all to be journalled
         happens(scene)

@@ -25,7 +25,7 @@ from muster.errors import (
 )
 from muster.job import EndCause, Limits, Status
 from muster.run.orchestrator import AT_ONCE
-from muster.testing import Manners, Outcome, Scene
+from muster.testing import Behaviour, Outcome, Scene
 
 Change = Callable[[Scene], object]
 
@@ -36,8 +36,8 @@ def play(change: Change = lambda scene: None, **options: object) -> Outcome:
         return scene.play()
 
 
-def manners(worker: str, **options: object) -> Change:
-    return lambda scene: setattr(scene.workers[worker], "manners", Manners(**options))  # type: ignore[arg-type]
+def behaviour(worker: str, **options: object) -> Change:
+    return lambda scene: setattr(scene.workers[worker], "behaviour", Behaviour(**options))  # type: ignore[arg-type]
 
 
 def test_a_run_that_goes_well() -> None:
@@ -62,7 +62,7 @@ def is_cancelled_with_its_process(signal: int) -> Change:
 
 
 def fails_to_start(scene: Scene) -> None:
-    scene.workers["worker-0"].manners.hello_after = None
+    scene.workers["worker-0"].behaviour.hello_after = None
     scene.at(0.05, scene.platform.end, "worker-0", Status.FAILED, "no image")
 
 
@@ -95,8 +95,8 @@ FAULTS: list[tuple[Change, type[MusterError], str | None, float]] = [
     (lambda s: s.platform.errors.update(submit=LaunchRefused("no", worker="worker-0")), LaunchRefused, "worker-0", 0.1),
     (submission_is_stuck_and_somebody_stops, RunStopped, None, 33.1),
     (lambda s: s.platform.seconds.update(submit=float("inf")), StartTimeout, None, 90.1),
-    (manners("worker-1", hello_after=None), WorkersMissing, "worker-1", 60.1),
-    (manners("worker-1", starts_after=None), StartTimeout, "worker-1", 60.1),
+    (behaviour("worker-1", hello_after=None), WorkersMissing, "worker-1", 60.1),
+    (behaviour("worker-1", starts_after=None), StartTimeout, "worker-1", 60.1),
 ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_where_frameworks_only_tell_of_another_failure_it_is_waited_for_longer()
 def test_where_frameworks_have_given_up_a_rank_that_was_stopped_it_is_named(launcher_ends_it: bool) -> None:
     """Gloo waits 30 s for a rank, which may be less than a run may stall; and then its launcher has it end at once."""
     with Scene() as scene:
-        scene.workers["worker-1"].manners.is_stopped = True
+        scene.workers["worker-1"].behaviour.is_stopped = True
         scene.at(3, scene.workers["worker-0"].raise_exception, *SHUT_DOWN, rank=0)
         if launcher_ends_it:
             scene.at(3.3, partial(scene.workers["worker-1"].exit, rank=1, signal=15, reason="stopped"))
@@ -168,11 +168,11 @@ def test_nobody_is_waited_for_who_has_failed_already() -> None:
 
 
 def test_limits() -> None:
-    endless = Manners(runs_for=None)
+    endless = Behaviour(runs_for=None)
 
     def all_endless(scene: Scene) -> None:
         for worker in scene.workers.values():
-            worker.manners = endless
+            worker.behaviour = endless
 
     outcome = play(all_endless, limits=Limits(run=20))
     assert isinstance(outcome.error, RunTimeout)
@@ -197,7 +197,7 @@ class TestQueues:
     def test_who_has_a_place_and_says_nothing_is_not_waited_for(self) -> None:
         def change(scene: Scene) -> None:
             scene.platform.queued = {"worker-1"}
-            scene.workers["worker-0"].manners = Manners(hello_after=None)
+            scene.workers["worker-0"].behaviour = Behaviour(hello_after=None)
 
         outcome = play(change)
         assert isinstance(outcome.error, WorkersMissing)
@@ -207,7 +207,7 @@ class TestQueues:
     def test_who_comes_late_has_its_whole_time(self) -> None:
         def change(scene: Scene) -> None:
             scene.platform.queued = {"worker-1"}
-            scene.workers["worker-1"].manners = Manners(hello_after=None)
+            scene.workers["worker-1"].behaviour = Behaviour(hello_after=None)
             scene.at(100, scene.platform.place, "worker-1")
 
         outcome = play(change)
@@ -255,7 +255,7 @@ def test_parameter_servers() -> None:
     outcome = play(strategy="parameter_server", n_ps=1)
     assert outcome.error is None
     assert "listening" in outcome.kinds("ps-0")
-    outcome = play(manners("ps-0", listens_after=None, runs_for=None), strategy="parameter_server", n_ps=1)
+    outcome = play(behaviour("ps-0", listens_after=None, runs_for=None), strategy="parameter_server", n_ps=1)
     assert isinstance(outcome.error, ServersNotListening)
     assert outcome.error.worker == "ps-0"
 

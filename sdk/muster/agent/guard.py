@@ -5,7 +5,7 @@ session is gone, or hangs up, ends all of them and whatever they left behind, ho
 
 It talks to its platform in lines of JSON over a socket that it inherits: ``launch``, ``poll``, ``stop`` and ``close``,
 each answered by one line. Secrets go over that socket and into the agents' memory, never onto a command line or into
-an environment. Other processes of the same user may ``poll`` and ``stop``, too (``visitors.py``).
+an environment. Other processes of the same user may ``poll`` and ``stop``, too (``guard_clients.py``).
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import time
 from . import agent, frames, linux
 from .channels import SocketChannel
 from .claims import Claim, claim, claim_cores, core_numbers
+from .guard_clients import GuardClients, guard_address
 from .loop import Loop
 from .processes import signal_name
 from .scratch import remove_scratch
 from .templates import Templates
-from .visitors import Visitors, guard_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Guard:
         self._session: "tuple[int, int] | None" = None
         self._loop = Loop()
         self._templates = Templates(self._loop)
-        self._visitors = Visitors(self._loop, self._answer_visitor)
+        self._clients = GuardClients(self._loop, self._answer_client)
         self._pidfd: "int | None" = None
         self._is_ending = False
 
@@ -93,8 +93,8 @@ class Guard:
         self._loop.on_signal(signal.SIGTERM, self._loop.stop)
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._loop.on_readable(self._channel.reader, self._receive)
-        with contextlib.suppress(OSError):  # somebody has taken its name: then nobody can visit it, and that is all
-            self._visitors.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
+        with contextlib.suppress(OSError):  # somebody has taken its name: then nobody else can ask it, and that is all
+            self._clients.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
         self._loop.run()
         self._end_everything()
 
@@ -117,7 +117,7 @@ class Guard:
         """Handle the end of the connection to the platform."""
         self._loop.stop()
 
-    def _answer_visitor(self, message: "dict[str, Any]") -> "dict[str, Any]":
+    def _answer_client(self, message: "dict[str, Any]") -> "dict[str, Any]":
         return self._answer(message, ("poll", "stop"))
 
     def _answer(self, message: "dict[str, Any]", allowed: "tuple[str, ...]") -> "dict[str, Any]":
@@ -249,7 +249,7 @@ class Guard:
         """Close, in an agent just forked, everything that is the guard's."""
         self._loop.close()
         self._channel.close()
-        self._visitors.close()
+        self._clients.close()
         self._templates.close_inherited()
         if self._pidfd is not None:
             os.close(self._pidfd)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from muster.agent.removal import remove_folder
+from muster.checkup.probe import packages
 from muster.checkup.report import Finding, count_of
 from muster.checkup.session import LITTLE, needed_of_workers
-from muster.checkup.visitor import packages
 from muster.errors import ExtraMissing, MusterError
 from muster.failure.diagnosis import join_names
 from muster.job import Job, Limits, Member, Plan, Process
@@ -28,7 +28,7 @@ from muster.security.ssh import CONNECT_SECONDS, IDENTITY, log_in
 from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText
 
-VISITOR = Path(__file__).with_name("visitor.py")
+PROBE = Path(__file__).with_name("probe.py")
 START_SECONDS = 60.0  # for the start, where the job itself has no limit
 ANSWER_SECONDS = 30.0  # for what the workers have to tell
 SSH_AT_ONCE = 16
@@ -78,16 +78,16 @@ class Inspection(Strategy):
         return self._strategy.roles(job)
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """Return a plan that runs the visitor on every worker."""
+        """Return a plan that runs the probe on every worker."""
         self.members, self.identity = members, facts.scratch / IDENTITY
-        visitor = Process(
-            (job.python, "-c", VISITOR.read_text(), *self.requires, *self._imports), facts.environment, job.cwd
+        probe = Process(
+            (job.python, "-c", PROBE.read_text(), *self.requires, *self._imports), facts.environment, job.cwd
         )
         names = [member.name for member in members]
-        return Plan(processes=dict.fromkeys(names, visitor), completed_by=tuple(names))
+        return Plan(processes=dict.fromkeys(names, probe), completed_by=tuple(names))
 
 
-def visit(checked: CheckedRun) -> list[Finding]:
+def probe(checked: CheckedRun) -> list[Finding]:
     """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
     strategy = Inspection(checked.strategy, needed_of_workers(checked) if checked.platform.python else ())
     began = time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent import frames, linux
-from muster.agent.visitors import guard_address
+from muster.agent.guard_clients import guard_address
 from muster.errors import PlatformError
 from muster.job import Status, Worker
 

@@ -9,7 +9,7 @@ from typing import Any
 from muster.agent import frames, wire
 from muster.agent.outbox import Inbox, Outbox
 from muster.pools.clocks import ClockMeasurement
-from muster.pools.listener import Guest
+from muster.pools.listener import UnidentifiedConnection
 from muster.runtime import clock
 
 HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
@@ -55,11 +55,11 @@ class AgentConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        guest: Guest,
+        unidentified: UnidentifiedConnection,
         on_data: Callable[[AgentConnection, bytes], None],
         on_lost: Callable[[AgentConnection], None],
     ) -> None:
-        self.guest = guest
+        self.unidentified = unidentified
         self._on_data = on_data
         self._on_lost = on_lost
         self.decoder = frames.Decoder(HELLO_LIMIT, payload_limit=0)

@@ -21,7 +21,7 @@ from muster.errors import JobError
 from muster.job import SessionAddress
 from muster.pools.connection import AgentConnection, GenerationState
 from muster.pools.leases import Leases
-from muster.pools.listener import Guest, Listener
+from muster.pools.listener import Listener, UnidentifiedConnection
 from muster.runtime import clock
 from muster.runtime.forks import in_forked_children
 from muster.text.arguments import Argument, ArgumentText
@@ -191,8 +191,8 @@ class Endpoint:
             if state.connection is not None:
                 state.connection.abort()
 
-    def _connect(self, guest: Guest) -> AgentConnection:
-        return AgentConnection(guest, self._received, self._connection_lost)
+    def _connect(self, unidentified: UnidentifiedConnection) -> AgentConnection:
+        return AgentConnection(unidentified, self._received, self._connection_lost)
 
     def _missing(self) -> int:
         """Return the number of agents that are still to come."""
@@ -296,7 +296,7 @@ class Endpoint:
             self._listener.warn("a connection to the session was refused: %s", refusal)
             connection.refuse(refusal)
             return
-        self._listener.welcome(connection.guest)
+        self._listener.welcome(connection.unidentified)
         state = self._states[hello.worker]
         before, state.connection = state.connection, connection
         self._connected.add(hello.worker)
@@ -329,7 +329,7 @@ class Endpoint:
 
     def _connection_lost(self, connection: AgentConnection) -> None:
         """Handle the end of a connection."""
-        self._listener.forget(connection.guest)
+        self._listener.forget(connection.unidentified)
         worker, state = connection.worker, connection.state
         if worker is None or state is None or state.connection is not connection:
             return

@@ -28,7 +28,7 @@ from muster.security.ssh import write_private
 HELLO_SECONDS = 10.0  # how long a connection may stay unidentified,
 EACH_SECONDS = 0.02  # and for each agent that is still to come so much longer: when all come at once they wait in turn
 SAFE_SECONDS = 0.5  # how long none has to make room for another
-UNREAD_SECONDS = 3.0  # the same for one that has sent what has yet to be read: the session is slow, not its guest
+UNREAD_SECONDS = 3.0  # the same for one that has sent what has yet to be read: the session is slow, not the other side
 BACKLOG = 1024  # connections that wait in the kernel: in a storm to wait in turn is quicker than to be turned away
 SPARE = 64  # connections that may be held beside those of the agents that are expected
 FULL_SECONDS = 0.1  # until it is looked again whether there is room
@@ -44,7 +44,7 @@ IP_FREEBIND = 15  # Linux's, which the socket module has no name for before Pyth
 logger = logging.getLogger("muster")
 
 
-class Guest:
+class UnidentifiedConnection:
     """A connection that has not identified itself.
 
     Attributes:
@@ -52,10 +52,10 @@ class Guest:
         came_at: when, on the monotonic clock.
     """
 
-    def __init__(self, connection: socket.socket, address: str) -> None:
+    def __init__(self, accepted: socket.socket, address: str) -> None:
         self.address = address
         self.came_at = clock.now()
-        self.socket = connection
+        self.socket = accepted
         self.task: asyncio.Task[None] | None = None
         self.transport: TlsTransport | None = None  # which has the socket
 
@@ -68,7 +68,7 @@ class Guest:
         if self.transport is None:
             self.socket.close()
 
-    def send_away(self) -> None:
+    def end(self) -> None:
         """End the connection, also in the middle of its handshake."""
         if self.task is not None:
             self.task.cancel()
@@ -80,18 +80,20 @@ class Listener:
     """Listens on one address.
 
     Args:
-        make_protocol: makes what takes the bytes of a guest.
+        make_protocol: makes what takes the bytes of a connection.
         expected: says how many agents are still to come.
 
     Attributes:
         certificate: the listener's own, made for it alone (PEM).
     """
 
-    def __init__(self, make_protocol: Callable[[Guest], asyncio.Protocol], expected: Callable[[], int]) -> None:
+    def __init__(
+        self, make_protocol: Callable[[UnidentifiedConnection], asyncio.Protocol], expected: Callable[[], int]
+    ) -> None:
         self.certificate = ""
         self._make_protocol = make_protocol
         self._expected = expected
-        self._guests: dict[Guest, None] = {}  # in the order in which they came
+        self._unidentified: dict[UnidentifiedConnection, None] = {}  # in the order in which they came
         self._socket: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -123,22 +125,24 @@ class Listener:
         self._wait_to_accept(None)
         self._socket.close()
         self._socket = None
-        for guest in list(self._guests):
-            guest.send_away()
+        for connection in list(self._unidentified):
+            connection.end()
 
-    def welcome(self, guest: Guest) -> None:
-        """Let a guest that has identified itself be read as soon as it sends; it counts as none any more."""
-        self.forget(guest)
-        if guest.transport is not None:
-            guest.transport.trust()
+    def welcome(self, connection: UnidentifiedConnection) -> None:
+        """Let a connection be read as soon as it sends: it has identified itself, and does not count any more."""
+        self.forget(connection)
+        if connection.transport is not None:
+            connection.transport.trust()
 
-    def forget(self, guest: Guest) -> None:
-        """Drop a guest that is gone."""
-        self._guests.pop(guest, None)
+    def forget(self, connection: UnidentifiedConnection) -> None:
+        """Drop a connection that is gone."""
+        self._unidentified.pop(connection, None)
 
     def descriptors(self) -> list[int]:
         """Descriptors of all sockets that a forked child must not keep."""
-        return [guest.fileno() for guest in self._guests] + ([self._socket.fileno()] if self._socket else [])
+        return [connection.fileno() for connection in self._unidentified] + (
+            [self._socket.fileno()] if self._socket else []
+        )
 
     def warn(self, text: str, *values: object) -> None:
         """Write a warning, unless there were many of late."""
@@ -150,58 +154,74 @@ class Listener:
         for _ in range(AT_ONCE):
             if self._socket is None:
                 return
-            if len(self._guests) >= self._expected() + SPARE and not self._make_room():
+            if len(self._unidentified) >= self._expected() + SPARE and not self._make_room():
                 return
             try:
-                connection, address = self._socket.accept()
+                accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self.warn("the session cannot take another connection now: %s", error)
                 self._wait_to_accept(RETRY_SECONDS)
                 return
-            connection.setblocking(False)
-            guest = Guest(connection, str(address[0]))
-            self._guests[guest] = None
-            guest.task = asyncio.get_running_loop().create_task(self._shake_hands(guest))
-            guest.task.add_done_callback(guest.close_unless_begun)
+            accepted.setblocking(False)
+            connection = UnidentifiedConnection(accepted, str(address[0]))
+            self._unidentified[connection] = None
+            connection.task = asyncio.get_running_loop().create_task(self._shake_hands(connection))
+            connection.task.add_done_callback(connection.close_unless_begun)
 
     def _make_room(self) -> bool:
         """End a connection that has had its safe time; if none has, accept again once the first one has."""
-        held = Counter(guest.address for guest in self._guests)
+        held = Counter(connection.address for connection in self._unidentified)
         now = clock.now()
-        unsafe = [guest for guest in self._guests if guest.came_at + SAFE_SECONDS <= now]
-        unread = _unread([guest for guest in unsafe if guest.transport is None or not guest.transport.is_resting()])
-        unsafe = [guest for guest in unsafe if guest.fileno() not in unread or guest.came_at + UNREAD_SECONDS <= now]
+        unsafe = [connection for connection in self._unidentified if connection.came_at + SAFE_SECONDS <= now]
+        unread = _unread(
+            [
+                connection
+                for connection in unsafe
+                if connection.transport is None or not connection.transport.is_resting()
+            ]
+        )
+        unsafe = [
+            connection
+            for connection in unsafe
+            if connection.fileno() not in unread or connection.came_at + UNREAD_SECONDS <= now
+        ]
         if not unsafe:
             self._wait_to_accept(FULL_SECONDS)  # some may leave by themselves before
             return False
-        goes = max(unsafe, key=lambda guest: held[guest.address])  # the first of those, which is the oldest
+        goes = max(unsafe, key=lambda connection: held[connection.address])  # the first of those, which is the oldest
         self.warn("a connection from %s was ended to make room: it had not identified itself", goes.address)
         self._end(goes)
         return True
 
-    async def _shake_hands(self, guest: Guest) -> None:
+    async def _shake_hands(self, connection: UnidentifiedConnection) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, guest)  # behind a hello that lies in the inbox
+        loop.call_later(
+            HELLO_SECONDS, loop.call_soon, self._expire, connection
+        )  # behind a hello that lies in the inbox
         try:
-            _configure(guest.socket)
+            _configure(connection.socket)
             assert self._context is not None
-            guest.transport = TlsTransport(guest.socket, self._context, lambda: self._make_protocol(guest))
-            await guest.transport.open()
+            connection.transport = TlsTransport(
+                connection.socket, self._context, lambda: self._make_protocol(connection)
+            )
+            await connection.transport.open()
         except Exception as error:  # whatever it has sent in place of a handshake
-            self.warn("a connection from %s came to nothing: %s", guest.address, str(error) or type(error).__name__)
-            self._end(guest)
+            self.warn(
+                "a connection from %s came to nothing: %s", connection.address, str(error) or type(error).__name__
+            )
+            self._end(connection)
 
-    def _expire(self, guest: Guest) -> None:
-        if guest in self._guests:
-            left = guest.came_at + HELLO_SECONDS + EACH_SECONDS * (self._expected() - 1) - clock.now()
+    def _expire(self, connection: UnidentifiedConnection) -> None:
+        if connection in self._unidentified:
+            left = connection.came_at + HELLO_SECONDS + EACH_SECONDS * (self._expected() - 1) - clock.now()
             if left > 0:
                 loop = asyncio.get_running_loop()
-                loop.call_later(left, loop.call_soon, self._expire, guest)
+                loop.call_later(left, loop.call_soon, self._expire, connection)
                 return
-            self._tell_silent(guest.address)
-            self._end(guest)
+            self._tell_silent(connection.address)
+            self._end(connection)
 
     def _tell_silent(self, address: str) -> None:
         """Warn once of each address from which connections say nothing: agents of the run that hang are many, too."""
@@ -212,9 +232,9 @@ class Listener:
             self._silent.add(address)
             self.warn(text, address)
 
-    def _end(self, guest: Guest) -> None:
-        self._guests.pop(guest, None)
-        guest.send_away()
+    def _end(self, connection: UnidentifiedConnection) -> None:
+        self._unidentified.pop(connection, None)
+        connection.end()
 
     def _wait_to_accept(self, seconds: float | None) -> None:
         """Accept nothing for so long; for good, if None."""
@@ -232,12 +252,12 @@ class Listener:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
 
-def _unread(guests: Sequence[Guest]) -> set[int]:
-    """Return the descriptors of the guests of whom something waits to be read."""
+def _unread(connections: Sequence[UnidentifiedConnection]) -> set[int]:
+    """Return the descriptors of the connections of which something waits to be read."""
     looking = select.poll()
-    for guest in guests:
-        if guest.fileno() >= 0:
-            looking.register(guest.fileno(), select.POLLIN)
+    for connection in connections:
+        if connection.fileno() >= 0:
+            looking.register(connection.fileno(), select.POLLIN)
     return {descriptor for descriptor, _ in looking.poll(0)}
 
 

@@ -133,8 +133,8 @@ class RequestBounds:
                 await WRONG_KEY(scope, receive, send)
                 return
             scope["state"]["caller"] = caller
-            if "visit" in scope["state"]:
-                scope["state"]["visit"].caller = caller
+            if "connection" in scope["state"]:
+                scope["state"]["connection"].caller = caller
         size = 0
 
         async def receive_some() -> Message:

@@ -19,9 +19,9 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from muster.errors import JobError
 from muster.platforms import get_platform
 from muster.serve.app import make_app
-from muster.serve.door import Server, Sparing
 from muster.serve.engines import Engines, ServeLimits
 from muster.serve.keys import make_key, make_key_file, read_keys
+from muster.serve.listener import RateLimit, Server
 from muster.serve.record import ServiceRecord, clean_up
 from muster.serve.site import ServiceSite
 
@@ -117,8 +117,8 @@ def make_server(options: ServeOptions, app: FastAPI) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE,
     )
     for handler in logging.getLogger("uvicorn").handlers:
-        handler.addFilter(Sparing())
-    logging.getLogger("asyncio").addFilter(Sparing())
+        handler.addFilter(RateLimit())
+    logging.getLogger("asyncio").addFilter(RateLimit())
     server = Server(config)
     for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup

@@ -9,10 +9,10 @@ from muster.testing.loop import NothingHappens, SimulatedLoop
 from muster.testing.platform import ScriptedPlatform
 from muster.testing.programs import Program
 from muster.testing.scene import Outcome, Scene
-from muster.testing.workers import Manners, ScriptedWorker
+from muster.testing.workers import Behaviour, ScriptedWorker
 
 __all__ = [
-    "Manners",
+    "Behaviour",
     "NothingHappens",
     "Outcome",
     "Program",

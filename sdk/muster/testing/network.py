@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.pools.listener import HELLO_SECONDS, Guest, Listener
+from muster.pools.listener import HELLO_SECONDS, Listener, UnidentifiedConnection
 
 Protocol = asyncio.Protocol
 
@@ -123,7 +123,7 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
 
 
-class MemoryGuest(Guest):
+class UnidentifiedMemoryConnection(UnidentifiedConnection):
     """A connection in memory that has not identified itself."""
 
     protocol: Any = None
@@ -132,7 +132,7 @@ class MemoryGuest(Guest):
         with socket.socket() as nowhere:
             super().__init__(nowhere, address)
 
-    def send_away(self) -> None:
+    def end(self) -> None:
         """End the connection."""
         self.protocol.transport.abort()
 
@@ -146,10 +146,10 @@ class MemoryListener(Listener):
         """Start to listen, and return the port."""
 
         def made() -> Protocol:
-            guest = MemoryGuest(host)
-            self._guests[guest] = None
-            asyncio.get_running_loop().call_later(HELLO_SECONDS, self._expire, guest)
-            protocol = guest.protocol = self._make_protocol(guest)
+            connection = UnidentifiedMemoryConnection(host)
+            self._unidentified[connection] = None
+            asyncio.get_running_loop().call_later(HELLO_SECONDS, self._expire, connection)
+            protocol = connection.protocol = self._make_protocol(connection)
             assert isinstance(protocol, Protocol)
             return protocol
 
@@ -160,8 +160,8 @@ class MemoryListener(Listener):
         """Take no more connections, and end those that nobody has taken over."""
         if self._server is not None:
             self._server.close()
-        for guest in list(self._guests):
-            guest.send_away()
+        for connection in list(self._unidentified):
+            connection.end()
 
 
 class MemorySocket:

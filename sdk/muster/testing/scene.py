@@ -121,7 +121,7 @@ class Scene:
             self.workers[name] = play(name)
             self.workers[name].on_order = self._note_order(name)
             if role == "ps":
-                self.workers[name].manners.runs_for = None  # a server never ends by itself
+                self.workers[name].behaviour.runs_for = None  # a server never ends by itself
         self._observers = Observers([self.events.append, self._note_launch, *observers])
         self._unplayed: dict[str, WorkerSpec] = {}
         self._timeline: list[tuple[float, Callable[[], object]]] = []

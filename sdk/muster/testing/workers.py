@@ -31,7 +31,7 @@ class _FilesLoop:
 
 
 @dataclass
-class Manners:
+class Behaviour:
     """Behaviour of a worker with which no test interferes. Times are in seconds; None stands for never.
 
     Attributes:
@@ -68,7 +68,7 @@ class ScriptedWorker(asyncio.Protocol):
         name: its name in the run.
 
     Attributes:
-        manners: how it behaves by itself.
+        behaviour: how it behaves by itself.
         orders: every message that the session has sent it, in order: its type and the fields.
         runs_launcher: whether a launcher runs here.
         running: its processes: pid by rank (None where there are no ranks).
@@ -79,7 +79,7 @@ class ScriptedWorker(asyncio.Protocol):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.manners = Manners()
+        self.behaviour = Behaviour()
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.running: dict[Rank, int] = {}
         self.on_order: Callable[[str, dict[str, Any]], object] = lambda kind, fields: None
@@ -108,10 +108,10 @@ class ScriptedWorker(asyncio.Protocol):
     # -- faults, and other actions of a test --------------------------------------------------------------------------
 
     def launch(self, spec: WorkerSpec) -> None:
-        """Launch it: it dials the session and says hello, after the time that its manners give."""
+        """Launch it: it dials the session and says hello, after the time that its behaviour give."""
         self._spec = spec
         self._inbox, self._kept, self._is_cut = Inbox(), [], False  # it may be another generation of it
-        self._later(self.manners.hello_after, self.dial)
+        self._later(self.behaviour.hello_after, self.dial)
 
     def dial(self) -> None:
         """Connect to the session, and say hello; also once more, after its connection has been cut.
@@ -142,7 +142,7 @@ class ScriptedWorker(asyncio.Protocol):
         self._pid += 1
         self.running[rank] = self._pid
         self.say("started", pid=self._pid, rank=rank)
-        self._later(self.manners.runs_for, self._exit_of, rank, self._pid)
+        self._later(self.behaviour.runs_for, self._exit_of, rank, self._pid)
 
     def exit(
         self,
@@ -205,7 +205,7 @@ class ScriptedWorker(asyncio.Protocol):
         except OSError:  # the session has gone
             return
         self._is_cut = False
-        self.say("hello", **{**self._hello(self._spec), "token": address.token, **self.manners.hello})
+        self.say("hello", **{**self._hello(self._spec), "token": address.token, **self.behaviour.hello})
         while self._kept:
             self.send(self._kept.pop(0))
 
@@ -248,7 +248,7 @@ class ScriptedWorker(asyncio.Protocol):
             kind = message.pop("type")
             self.orders.append((kind, message))
             self.on_order(kind, message)
-            if kind not in self.manners.deaf_to:
+            if kind not in self.behaviour.deaf_to:
                 getattr(self, "_on_" + kind, lambda **_: None)(**message)
         self._acknowledge()
 
@@ -266,41 +266,41 @@ class ScriptedWorker(asyncio.Protocol):
         self.say("clock", number=number, **self._clocks())
 
     def _clocks(self) -> dict[str, float]:
-        ahead = self.manners.clocks_ahead
+        ahead = self.behaviour.clocks_ahead
         return {"monotonic": clock.now() + ahead, "time": clock.wall_time() + ahead}
 
     def _on_start(self, rank: Rank = None, **_: Any) -> None:
-        self._later(self.manners.starts_after, self.start, rank)
+        self._later(self.behaviour.starts_after, self.start, rank)
 
     def _on_watch(self, port: int, **_: Any) -> None:
-        self._later(self.manners.listens_after, lambda: self.say("listening", port=port))
+        self._later(self.behaviour.listens_after, lambda: self.say("listening", port=port))
 
     def _on_launch(self, **_: Any) -> None:
         self.runs_launcher = True
         self.say("launcher_output", text="ready\n")
 
     def _on_stop_launcher(self, grace: float = 0.0, **_: Any) -> None:
-        takes = self.manners.stops_after
+        takes = self.behaviour.stops_after
         number = signals.SIGTERM if takes is not None and takes <= grace else signals.SIGKILL
         self._later(grace if takes is None else min(takes, grace), partial(self.end_launcher, signal=int(number)))
 
     def _on_stacks(self, **_: Any) -> None:
         for rank in self.running:
-            self.say("stacks", rank=rank, text=f"stack of {self.name}", is_stopped=self.manners.is_stopped)
+            self.say("stacks", rank=rank, text=f"stack of {self.name}", is_stopped=self.behaviour.is_stopped)
 
     def _on_release(self, **_: Any) -> None:
         pass
 
     def _on_stop(self, grace: float = 0.0, **_: Any) -> None:
         for rank, pid in list(self.running.items()):
-            takes = self.manners.stops_after
+            takes = self.behaviour.stops_after
             if takes is not None and takes <= grace:
                 self._later(takes, self._stop_of, rank, pid, signals.SIGTERM)
             else:
                 self._later(grace, self._stop_of, rank, pid, signals.SIGKILL)
 
     def _on_end(self, **_: Any) -> None:
-        self._later(self.manners.leaves_after, self.hang_up)
+        self._later(self.behaviour.leaves_after, self.hang_up)
 
     def _exit_of(self, rank: Rank, pid: int) -> None:
         if self.running.get(rank) == pid:

@@ -23,7 +23,7 @@ def guard_address(pid: int, start: int) -> str:
     return "\0muster-guard-{}-{}".format(pid, start)
 
 
-class Visitors:
+class GuardClients:
     """Answers the requests of other processes of this user.
 
     Args:

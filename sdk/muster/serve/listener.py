@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger("uvicorn.error")
 
-MOST_STRANGERS = 128  # connections that have not shown a key
+MOST_UNIDENTIFIED = 128  # connections that have not shown a key
 MOST = 512  # connections in all
 RECEIVE_SECONDS = 10.0  # for a handshake, and for a request without a key
 BODY_SECONDS = 60.0  # for a request with a key
@@ -34,7 +34,7 @@ PAUSE = 0.1  # seconds without accepting where the system has no more descriptor
 MESSAGES_A_MINUTE = 20
 
 
-class Visit:
+class Connection:
     """One connection.
 
     Attributes:
@@ -61,7 +61,7 @@ class Visit:
             self.handshake.cancel()
 
 
-class Door:
+class Listener:
     """Accepts connections. Has the part of an ``asyncio.Server`` that uvicorn needs.
 
     Args:
@@ -73,11 +73,11 @@ class Door:
         self._server = server
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._visits: dict[Visit, None] = {}  # oldest first
+        self._connections: dict[Connection, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_strangers = min(MOST_STRANGERS, descriptors // 4)
+        self._most_unidentified = min(MOST_UNIDENTIFIED, descriptors // 4)
         self._most = min(MOST, descriptors // 2)
         listener.setblocking(False)
         listener.listen(1024)
@@ -88,9 +88,9 @@ class Door:
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listener)
-            for visit in self._visits:
-                if visit.transport is None:
-                    visit.end()
+            for connection in self._connections:
+                if connection.transport is None:
+                    connection.end()
 
     async def wait_closed(self) -> None:
         """Return at once: nothing is left to wait for."""
@@ -102,57 +102,59 @@ class Door:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                connection, address = self._listener.accept()
+                accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many files are open
                 logger.warning("connections have to wait: %s", error)
                 for _ in range(ACCEPTED_AT_ONCE):
-                    self._end_one(lambda visit: visit.caller is None)
+                    self._end_one(lambda connection: connection.caller is None)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(PAUSE, self._resume)
                 return
-            connection.setblocking(False)
-            visit = Visit(str(address[0]))
-            self._visits[visit] = None
-            task = self._loop.create_task(self._admit(visit, connection))
+            accepted.setblocking(False)
+            connection = Connection(str(address[0]))
+            self._connections[connection] = None
+            task = self._loop.create_task(self._admit(connection, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            if self._count_strangers() > self._most_strangers:
-                self._end_one(lambda visit: visit.caller is None)
-            elif len(self._visits) > self._most:
-                self._end_one(lambda visit: True)
+            if self._count_unidentified() > self._most_unidentified:
+                self._end_one(lambda connection: connection.caller is None)
+            elif len(self._connections) > self._most:
+                self._end_one(lambda connection: True)
 
-    def _count_strangers(self) -> int:
-        return sum(visit.caller is None for visit in self._visits)
+    def _count_unidentified(self) -> int:
+        return sum(connection.caller is None for connection in self._connections)
 
-    def _end_one(self, may_go: Callable[[Visit], bool]) -> None:
+    def _end_one(self, may_go: Callable[[Connection], bool]) -> None:
         """End the oldest of those that may go, of the caller, or without a key the address, that has most of them."""
-        ending = [visit for visit in self._visits if may_go(visit)]
+        ending = [connection for connection in self._connections if may_go(connection)]
         if ending:
-            ((busiest, _),) = collections.Counter(visit.caller or visit.peer for visit in ending).most_common(1)
-            oldest = next(visit for visit in ending if (visit.caller or visit.peer) == busiest)
-            del self._visits[oldest]
+            ((busiest, _),) = collections.Counter(
+                connection.caller or connection.peer for connection in ending
+            ).most_common(1)
+            oldest = next(connection for connection in ending if (connection.caller or connection.peer) == busiest)
+            del self._connections[oldest]
             oldest.end()
 
-    async def _admit(self, visit: Visit, connection: socket.socket) -> None:
+    async def _admit(self, connection: Connection, accepted: socket.socket) -> None:
         config = self._server.config
 
         def protocol() -> HttpConnection:
-            state: dict[str, Any] = {"visit": visit}
+            state: dict[str, Any] = {"connection": connection}
             made = HttpConnection(config, self._server.server_state, state, self._loop)
-            made.when_lost = lambda: self._visits.pop(visit, None)
+            made.when_lost = lambda: self._connections.pop(connection, None)
             return made
 
         timeout = {"ssl_handshake_timeout": RECEIVE_SECONDS} if config.ssl else {}
         try:
-            if visit.is_over:
+            if connection.is_over:
                 raise ConnectionAbortedError
-            visit.handshake = asyncio.current_task()
-            await self._loop.connect_accepted_socket(protocol, connection, ssl=config.ssl, **timeout)
+            connection.handshake = asyncio.current_task()
+            await self._loop.connect_accepted_socket(protocol, accepted, ssl=config.ssl, **timeout)
         except (OSError, asyncio.CancelledError):  # it is gone, speaks no TLS, not fast enough, or is to end
-            connection.close()
-            self._visits.pop(visit, None)
+            accepted.close()
+            self._connections.pop(connection, None)
 
 
 class HttpConnection(H11Protocol):
@@ -167,7 +169,7 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Start a time limit for the first request."""
-        self.app_state["visit"].transport = transport
+        self.app_state["connection"].transport = transport
         super().connection_made(transport)
         self._expect_request()
 
@@ -213,7 +215,7 @@ class HttpConnection(H11Protocol):
 
     def _is_late(self) -> None:
         left = self._began + BODY_SECONDS - self.loop.time()
-        if left > 0 and self.conn.their_state is SEND_BODY and self.app_state["visit"].caller is not None:
+        if left > 0 and self.conn.their_state is SEND_BODY and self.app_state["connection"].caller is not None:
             self._deadline = self.loop.call_later(left, self._is_late)
         else:
             self.transport.abort()
@@ -225,15 +227,15 @@ class HttpConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server behind doors of its own."""
+    """uvicorn's server with a listener of its own."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept."""
-        self.servers = [Door(self, listener) for listener in sockets or ()]  # type: ignore[misc]
+        self.servers = [Listener(self, listener) for listener in sockets or ()]  # type: ignore[misc]
         self.started = True
 
 
-class Sparing(logging.Filter):
+class RateLimit(logging.Filter):
     """Lets so many messages a minute pass, and says how many there were beside them."""
 
     def __init__(self) -> None:
