@@ -18,7 +18,8 @@ from muster.errors import (
     WorkerOutOfMemory,
 )
 from muster.failure.causes import Failure, FailureKind, alike, root_cause
-from muster.failure.diagnosis import did_not_come_up, explain, mark_attempt, not_up, stalled, tail, workers_missing
+from muster.failure.diagnosis import did_not_come_up, explain, not_up, stalled, workers_missing
+from muster.failure.logs import mark_attempt, tail
 from muster.failure.waiting import Verdict
 from muster.records.result import Result, read_record
 

@@ -24,21 +24,17 @@ from muster.events import Observer
 from muster.job import Resources
 from muster.platforms.base import Platform
 from muster.platforms.kept import KeptPlatform, kept_for
-from muster.records.first_step import importing
-from muster.records.lookup import attached_to, open_run, run_to_attach_to
 from muster.records.result import Result
-from muster.records.runs import Run
-from muster.run import controller
 from muster.run.cluster import Cluster, running_clusters
 from muster.run.misnamed import refuse_misnamed
 from muster.run.request import CheckedRun, RunRequest
 from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
 from muster.strategies.base import Strategy
-from muster.strategies.tensorflow import hosts_of
 
-if TYPE_CHECKING:  # which takes long to import, for those who want it
+if TYPE_CHECKING:  # most sessions do without what these import
     from muster.checkup import Report
+    from muster.records.runs import Run
 
 SECOND = 2
 OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
@@ -77,7 +73,7 @@ class ClusterAddress(tuple[Any, Any]):
         if name.startswith("_") or name == "cluster":  # a copy that is being made has none yet
             return ""
         script = self.cluster.job.script
-        recorded = Run(self.cluster.run_dir).result if self.cluster.run_id else None
+        recorded = _recorded(self.cluster).result if self.cluster.run_id else None
         if name in ((recorded or {}).get("metrics") or {}):
             return f": it is a metric, .result.metrics[{name!r}]"
         if name in OUTPUT:
@@ -100,11 +96,18 @@ class ClusterAddress(tuple[Any, Any]):
             return super().__repr__()
         if self.cluster.is_running:
             return f"<run {self.cluster.run_id} is running; it has wait(), stop(), logs(), stacks()>"
-        run = Run(self.cluster.run_dir)
+        run = _recorded(self.cluster)
         known = (run.result or {}).get("metrics") or {}
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in known.items() if isinstance(value, (int, float)))
         told = f"{run.status} in {run.seconds:.1f} s{f': {metrics}' if metrics and not self._is_shown else ''}"
         return f"<run {run.run_id} {told}; it has result, values, logs() and explain()>"
+
+
+def _recorded(cluster: Cluster) -> Run:
+    """Return a cluster's run as it is recorded."""
+    from muster.records.runs import Run
+
+    return Run(cluster.run_dir)
 
 
 def _public(kind: type) -> set[str]:
@@ -349,7 +352,9 @@ def _hint_at_reuse(cluster: Cluster) -> None:
     """Say once, after the second run of a notebook that has imported for long here, how the next one starts sooner."""
     if cluster.is_running or cluster.platform.name != "local" or cluster.job.script is None or not is_notebook():
         return
-    seconds = importing(Run(cluster.run_dir).events())
+    from muster.records.first_step import importing
+
+    seconds = importing(_recorded(cluster).events())
     if seconds < LONG_IMPORTS:
         return
     _cold.append(cluster.job.name)
@@ -402,6 +407,9 @@ def attach(run: str | Run | None = None, *, dashboard: bool = True) -> Run:
     Raises:
         RunNotFound: there is none, or there are several.
     """
+    from muster.records.lookup import attached_to, open_run, run_to_attach_to
+    from muster.records.runs import Run
+
     opened = run if isinstance(run, Run) else run_to_attach_to() if run is None else open_run(run)
     if run in (None, "last"):
         _say(attached_to(opened))
@@ -444,6 +452,8 @@ def detach(name: str | None = None) -> NoReturn:
 
 def _detached(checked: CheckedRun, dashboard: bool) -> Run:
     """Start the run in a process of its own, and attach to it."""
+    from muster.run import controller
+
     begun = controller.start(checked)
     until = time.strftime("%A %d %B %Y %H:%M", time.localtime(time.time() + (checked.limits.detached or 0)))
     _say(
@@ -466,6 +476,8 @@ def _is_at_prompt() -> bool:
 def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
     """Have this process's gRPC go straight to the servers, which it is to train through: no proxy can reach them."""
     if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        from muster.strategies.tensorflow import hosts_of
+
         known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # the one hides the other from gRPC
         os.environ["no_grpc_proxy"] = ",".join(filter(None, [known, hosts_of(spec)]))
 

@@ -28,7 +28,7 @@ from muster.events import Event
 from muster.job import Job, Status
 from muster.platforms.local import LocalPlatform
 from muster.run.cluster import Cluster
-from muster.run.orchestrator import AT_ONCE
+from muster.run.request import AT_ONCE
 
 from tests.plain import Plain
 from tests.support import IMPORT_PATH, eventually

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from muster.agent import frames, wire
+from muster.checks.arguments import parse_address
 from muster.errors import JobError
 from muster.pools import endpoint as endpoint_module
 from muster.pools import listener
 from muster.pools.clocks import ClockOffset
-from muster.pools.endpoint import parse_address
 from muster.runtime.background import background_loop, call_in_background
 
 from tests.listening import EXITED, USAGE, Listening, answer, eventually, kind_of, not_reading

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from muster.errors import LauncherFailed, LaunchRefused, PlatformError, RunStopped
 from muster.job import Process, Status
-from muster.pools.pool import CLOSE_SECONDS, GONE_SECONDS
+from muster.pools.calls import CLOSE_SECONDS
+from muster.pools.pool import GONE_SECONDS
 from muster.run.ending import HANG_UP_SECONDS, KILL_SECONDS, STOP_GRACE
 from muster.run.launcher import LauncherProcess
-from muster.run.orchestrator import AT_ONCE
+from muster.run.request import AT_ONCE
 from muster.run.tasks import Tasks
 from muster.testing import Outcome, Program, Scene
 

@@ -18,11 +18,12 @@ from muster.job import Script
 from muster.platforms.base import Storage
 from muster.records.runs import Run
 from muster.run import exchange
-from muster.run.exchange import Sending, WorkerLog
+from muster.run.exchange import Sending
 from muster.run.execution import Execution
 from muster.run.orchestrator import Orchestrator
 from muster.run.project import Contents, write_list
 from muster.run.request import CheckedRun
+from muster.run.worker_log import WorkerLog
 from muster.testing import ScriptedPlatform, SimulatedLoop
 
 from tests.simulated.executing import finish

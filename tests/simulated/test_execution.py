@@ -13,8 +13,8 @@ import pytest
 from muster.errors import JobError, MusterError, PlatformError, RunStopped, StartTimeout
 from muster.job import Limits
 from muster.platforms.base import Storage
+from muster.pools.calls import CLOSE_SECONDS
 from muster.pools.endpoint import Endpoint
-from muster.pools.pool import CLOSE_SECONDS
 from muster.records import folders, runs
 from muster.records.journal import Journal
 from muster.run import execution, preparation
@@ -54,7 +54,7 @@ def sabotage(
     where = {
         "describe_job": (execution, "describe_job"),
         "warm_up": (checked.platform, "warm_up"),
-        "prepare": (execution, "prepare"),
+        "prepare": (preparation, "prepare"),
         "make_facts": (preparation, "make_facts"),
         "ship_library": (preparation, "ship_library"),
         "submit": (checked.platform, "submit"),

@@ -19,8 +19,8 @@ from muster.errors import (
     WorkerOutOfMemory,
 )
 from muster.job import Limits, Status, Worker
-from muster.pools.pool import CLOSE_SECONDS
-from muster.run.orchestrator import AT_ONCE
+from muster.pools.calls import CLOSE_SECONDS
+from muster.run.request import AT_ONCE
 from muster.strategies.horovod import Horovod
 from muster.strategies.parameter_server import ParameterServer
 from muster.strategies.processes import Processes

@@ -24,7 +24,7 @@ from muster.errors import (
     WorkersMissing,
 )
 from muster.job import EndCause, Limits, Status
-from muster.run.orchestrator import AT_ONCE
+from muster.run.request import AT_ONCE
 from muster.testing import Behaviour, Outcome, Scene
 
 Change = Callable[[Scene], object]

@@ -221,3 +221,14 @@ def _as_number(name: str, number: Any) -> str | None:
         return f"{name}={int(number)}" if float(number) == int(number) else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[::1]:port``. Raises JobError for anything else."""
+    host, _, port = text.rpartition(":")
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    if not host or is_bare_ipv6 or not port.isdigit() or int(port) > 65535:
+        raise JobError(
+            ArgumentText(Argument("session_address"), f" is {text!r}; it must be host:port, or [host]:port for IPv6.")
+        )
+    return host.strip("[]"), int(port)

@@ -18,12 +18,12 @@ from muster.checks.interpreter import find_module
 from muster.checkup import horovod
 from muster.checkup.report import Finding, count_of
 from muster.errors import PlatformError, ResourceError
-from muster.failure.diagnosis import join_names
 from muster.job import Job
 from muster.platforms.surroundings import idle_minutes
 from muster.records.folders import muster_home
 from muster.run.request import CheckedRun, describe_place
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.names import join_names
 
 IMPORTS = Path(__file__).with_name("imports.py")
 PROBE_SECONDS = 30.0

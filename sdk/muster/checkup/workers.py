@@ -19,7 +19,6 @@ from muster.checkup.probe import packages
 from muster.checkup.report import Finding, count_of
 from muster.checkup.session import LITTLE, needed_of_workers
 from muster.errors import ExtraMissing, MusterError
-from muster.failure.diagnosis import join_names
 from muster.job import Job, Limits, Member, Plan, Process
 from muster.run.cluster import Cluster
 from muster.run.request import CheckedRun, make_platform
@@ -27,6 +26,7 @@ from muster.runtime.extras import extra
 from muster.security.ssh import CONNECT_SECONDS, IDENTITY, log_in
 from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.names import join_names
 
 PROBE = Path(__file__).with_name("probe.py")
 START_SECONDS = 60.0  # for the start, where the job itself has no limit

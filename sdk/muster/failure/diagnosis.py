@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,10 +32,11 @@ from muster.failure.advice import (
     advice_on_signal,
 )
 from muster.failure.causes import OF_LAUNCHER, OF_PROCESS, Failure, FailureKind
+from muster.failure.logs import crash_report, tail
 from muster.failure.waiting import Verdict
 from muster.job import memory_argument
 from muster.text.arguments import Argument, ArgumentText
-from muster.text.reading import open_regular
+from muster.text.names import join_names, process_label, signal_name
 from muster.text.shown import Stacks
 
 GONE = {
@@ -47,7 +46,6 @@ GONE = {
     FailureKind.OVERTIME: (RunTimeout, "ran out of time"),
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
-ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # where a later one begins in a log
 OF_HOROVODRUN = re.compile("Horovod detected that one or more|Terminating remaining workers")  # of a rank's end
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
@@ -324,62 +322,6 @@ def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> R
     return RunTimeout(
         message, log=logs, details=_joined(stacks), advice=ArgumentText("a longer ", Argument("run_timeout"))
     )
-
-
-def process_label(worker: str, rank: int | None) -> str:
-    """Return the name of a process in messages."""
-    return worker if rank is None else f"rank {rank} ({worker})"
-
-
-def join_names(names: Sequence[str], most: int = 5) -> str:
-    """The names in words, or the first of them.
-
-    >>> join_names(["worker-0", "worker-1"]), join_names(["worker-0", "worker-1", "worker-2"], most=1)
-    ('worker-0 and worker-1', 'worker-0 and 2 more')
-    """
-    shown = list(names[:most])
-    last = f"{len(names) - most} more" if len(names) > most else shown.pop()
-    return f"{', '.join(shown)} and {last}" if shown else last
-
-
-def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
-    """The end of a log, of the last attempt alone, leniently decoded; empty where there is none."""
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, 2) - size))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    *_, last = ATTEMPT.split(text)  # what an earlier one has printed says nothing of how this one ended
-    return "\n".join(last.splitlines()[-lines:])
-
-
-def mark_attempt(logs: Path, number: int) -> None:
-    """Say in all logs that an attempt begins, as far as the disk has room: what was printed before is not its own."""
-    for log in logs.rglob("*.log"):
-        with contextlib.suppress(OSError), log.open("a+b") as file:
-            file.seek(max(0, file.seek(0, 2) - 1))
-            torn = b"" if file.read() in (b"", b"\n") else b"\n"
-            file.write(torn + f"--- attempt {number} ---\n".encode())
-
-
-def crash_report(log: Path, lines: int = 20) -> str:
-    """The beginning of what faulthandler has written at the end of a log, with the thread that crashed first."""
-    _, heading, report = tail(log, 2000, 65536).rpartition("Fatal Python error: ")
-    threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report)
-    crashed = [thread for thread in threads[1:] if thread.startswith("Current thread")]
-    if not heading or not crashed:
-        return ""
-    stack = re.sub(r'\n  File "[^"]*/runner\.py".*|\n  File "<frozen runpy>".*', "", crashed[0]).strip().splitlines()
-    return "\n".join([heading + threads[0].strip(), *stack[:lines]])
-
-
-def signal_name(number: int | None) -> str:
-    """``signal 9 (SIGKILL)`` for 9."""
-    try:
-        return f"signal {number} ({signal.Signals(number or 0).name})"
-    except ValueError:
-        return f"signal {number}"
 
 
 def _joined(stacks: Mapping[str, str]) -> str:

@@ -393,14 +393,3 @@ def _abandon_endpoints() -> None:
 
 
 in_forked_children(_abandon_endpoints)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[::1]:port``. Raises JobError for anything else."""
-    host, _, port = text.rpartition(":")
-    is_bare_ipv6 = ":" in host and not host.startswith("[")
-    if not host or is_bare_ipv6 or not port.isdigit() or int(port) > 65535:
-        raise JobError(
-            ArgumentText(Argument("session_address"), f" is {text!r}; it must be host:port, or [host]:port for IPv6.")
-        )
-    return host.strip("[]"), int(port)

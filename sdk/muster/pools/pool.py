@@ -15,44 +15,16 @@ from typing import Any
 from muster.errors import PlatformError
 from muster.job import Worker, WorkerSpec
 from muster.platforms.base import Platform, Relay
+from muster.pools.calls import CLOSE_SECONDS, PlatformCalls
 from muster.pools.endpoint import Endpoint
 from muster.pools.leases import MARGIN
 from muster.runtime import clock
-from muster.runtime.background import BlockingCalls, answer_of
 
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
 ANSWER_SECONDS = 5.0  # that the platform gets to tell of a worker that is to be replaced, or to stop it
-CLOSE_SECONDS = 30.0  # how long the platform may take to release everything
 WARM_SECONDS = 30.0  # how long a run waits for the imports of its template: they have begun before its own would
 WARM_POLL_SECONDS = 0.02
 FASTER_AT_THE_END = 10  # times as often workers that were just stopped are polled
-
-
-class PlatformCalls(BlockingCalls):
-    """The calls of a run's platform, one after the other on a thread: it may begin to warm up before there is a pool.
-
-    Args:
-        name: what the thread is called after.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"muster-platform-{name}")
-        self._warming: asyncio.Future[None] | None = None
-
-    def warm_up(self, platform: Platform) -> None:
-        """Have the platform warm up, without waiting for it."""
-        self._warming = asyncio.ensure_future(self.call(platform.warm_up))
-
-    async def have_warmed_up(self, seconds: float | None) -> None:
-        """Wait until it has. Raises what it raised, or TimeoutError."""
-        if self._warming is not None:
-            await answer_of(self._warming, seconds)
-
-    async def abandon(self) -> None:
-        """End where there will be no pool: once it has warmed up, or what that starts would be there after its end."""
-        with contextlib.suppress(Exception):  # another error is the one that counts
-            await self.have_warmed_up(CLOSE_SECONDS)
-        self.close()
 
 
 class AgentPool:

@@ -9,7 +9,6 @@ from typing import Any
 
 from muster.errors import JobError, RunLost, RunUnreachable, StillRunning, without_inner_frames
 from muster.records import control
-from muster.records.explanation import explanation
 from muster.records.record import LOST_ADVICE, RunRecord
 from muster.records.result import Result
 from muster.records.sessions import WAKE, suspended, wake, words_for_suspended
@@ -169,6 +168,8 @@ class Run(RunRecord):
 
         ``write`` is given what to try, an ``ArgumentText`` where that names arguments, and returns it in other words.
         """
+        from muster.records.explanation import explanation
+
         return Text(clean(explanation(self, write)))
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from muster.checks.arguments import patterns
 from muster.checks.planning import command_line
@@ -26,16 +26,18 @@ from muster.events.observers import Observers
 from muster.job import Job, Plan, Workers
 from muster.platforms.base import Platform
 from muster.records.result import Result
-from muster.records.runs import Run
 from muster.run.execution import Execution
-from muster.run.orchestrator import AT_ONCE, Orchestrator
-from muster.run.request import CheckedRun, RunRequest, check
+from muster.run.request import AT_ONCE, CheckedRun, RunRequest, check
 from muster.runtime import interrupts
 from muster.runtime.background import background_loop, on_background_thread
 from muster.runtime.forks import in_forked_children
 from muster.strategies.base import Strategy
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.shown import Stacks, Text
+
+if TYPE_CHECKING:
+    from muster.records.runs import Run
+    from muster.run.orchestrator import Orchestrator
 
 logger = logging.getLogger("muster")
 
@@ -361,11 +363,11 @@ class Cluster:
     @without_inner_frames
     def logs(self, worker: str | None = None) -> Text:
         """Return the output so far of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default."""
-        return Run(self.run_dir).logs(worker)
+        return self._recorded().logs(worker)
 
     def explain(self) -> Text:
         """Return an account of the run, in words: the cause of a failure, the end of that log, and what to try."""
-        return Run(self.run_dir).explain()
+        return self._recorded().explain()
 
     @without_inner_frames
     def stacks(self) -> Stacks:
@@ -427,6 +429,12 @@ class Cluster:
             raise JobError(f"There is no {source} to put onto {worker}.")
         (name,) = patterns("to", source.resolve().name if to is None else to)
         self._exchange_files(worker, lambda orchestrator: orchestrator.put(source, worker, name))
+
+    def _recorded(self) -> Run:
+        """Return the run as it is recorded."""
+        from muster.records.runs import Run
+
+        return Run(self.run_dir)
 
     def _exchange_files(self, worker: str, exchange: Callable[[Orchestrator], Coroutine[Any, Any, T]]) -> T:
         """Have the orchestrator get or put files, and wait for that."""

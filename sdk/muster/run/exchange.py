@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import logging
-import os
 import posixpath
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -29,12 +27,11 @@ from muster.records.result import SUFFIXES
 from muster.run.files import FileFailed, Transfers, gather_or_cancel
 from muster.run.project import ProjectSync, read_contents, write_list
 from muster.run.request import RunContext
+from muster.run.worker_log import WorkerLog
 from muster.runtime import clock
 from muster.runtime.background import in_thread
 
 Emit = Callable[[EventData, str | None], None]
-
-logger = logging.getLogger("muster")
 
 PROGRESS_SECONDS = 0.25  # between two events about the files on their way to a worker
 COLLECTED = "collected"  # folder of the run's that has what is collected, in one for each worker
@@ -249,33 +246,3 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
         second(worker)
 
     return call
-
-
-class WorkerLog:
-    """A worker's log as the session writes it, in the format of the agent's own: see :mod:`muster.agent.logfile`.
-
-    Args:
-        path: the file; what is older is in ``<log>.1``.
-        cap: its largest size in bytes.
-    """
-
-    def __init__(self, path: Path, cap: int) -> None:
-        self._path = path
-        self._cap = cap
-        self._size = 0
-        self._has_failed = False
-
-    def write(self, text: str) -> None:
-        """Append what a worker has printed. What cannot be written is left out, and said once."""
-        data = text.encode("utf-8", "surrogateescape")
-        try:
-            if self._size and self._size + len(data) > self._cap:
-                os.replace(self._path, self._path.with_name(self._path.name + ".1"))
-                self._size = 0
-            with open(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(data)
-            self._size += len(data)
-        except OSError as error:
-            if not self._has_failed:
-                logger.warning("the log %s cannot be written: %s", self._path, error)
-            self._has_failed = True

@@ -12,8 +12,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import events
 from muster.agent import wire
@@ -23,23 +24,23 @@ from muster.checks.planning import describe_job
 from muster.errors import JobError, MusterError, PlatformError, RunFailed, RunStopped
 from muster.events import Event
 from muster.events.observers import Observers
-from muster.failure.diagnosis import mark_attempt
+from muster.failure.logs import mark_attempt
 from muster.platforms.base import Platform
-from muster.pools.pool import CLOSE_SECONDS, PlatformCalls
+from muster.pools.calls import CLOSE_SECONDS, PlatformCalls
 from muster.records import folders, sessions
 from muster.records.journal import Journal
 from muster.records.result import Result, discard_values, exit_codes
-from muster.records.runs import Run
 from muster.records.scratch import make_scratch
 from muster.run.attempts import Attempts
 from muster.run.control import Answer, Control
-from muster.run.orchestrator import AT_ONCE, Orchestrator
-from muster.run.preparation import prepare, prepare_again
-from muster.run.request import CheckedRun
+from muster.run.request import AT_ONCE, CheckedRun
 from muster.run.streams import Stream
 from muster.runtime import clock, descriptors
 from muster.runtime.background import background_loop, in_thread
 from muster.runtime.log import has_told
+
+if TYPE_CHECKING:  # imported while the platform warms up
+    from muster.run.orchestrator import Orchestrator
 
 logger = logging.getLogger("muster")
 
@@ -213,6 +214,8 @@ class Execution:
 
     async def _next(self, before: Orchestrator, checked: CheckedRun, trained: float) -> Orchestrator:
         """Prepare the next attempt: on the workers that have stayed, or on new ones where none have."""
+        from muster.run.preparation import prepare_again
+
         if not before.stay:
             await self._clear_up()
             return await self._prepare(checked, trained)
@@ -243,15 +246,25 @@ class Execution:
         """Prepare an attempt on workers that are to be launched."""
         self.orchestrator = None
         attempt = await in_thread(checked.attempt, self._attempts.number, trained)
+        calls = PlatformCalls(self.run_id)
+        calls.warm_up(attempt.platform)  # meanwhile, as it may take long
         try:
-            self.orchestrator = await prepare(
-                attempt, self.run_dir, self._scratch, emit=self._observers.tell, on_up=self._is_up
-            )
+            self.orchestrator = await self._prepared(attempt, calls)
+        except BaseException:
+            await calls.abandon()
+            raise
         finally:
             if self.orchestrator is None and attempt.owns_platform:  # it ends what it was given, and nobody else would
                 await self._close(attempt.platform)
         self._pass_stop_on()
         return self.orchestrator
+
+    async def _prepared(self, attempt: CheckedRun, calls: PlatformCalls) -> Orchestrator:
+        """Return its orchestrator. What that consists of takes a session's first run a while to import."""
+        await in_thread(import_module, "muster.run.preparation")
+        from muster.run.preparation import prepare
+
+        return await prepare(attempt, self.run_dir, self._scratch, calls, emit=self._observers.tell, on_up=self._is_up)
 
     async def _leave_nothing(self, checked: CheckedRun) -> None:
         """Remove what ends with the run."""
@@ -312,6 +325,8 @@ class Execution:
         return {"stacks": await self.orchestrator.stacks() if self.orchestrator else {}}
 
     async def _say_log(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        from muster.records.runs import Run
+
         return {"lines": await in_thread(Run(self.run_dir).log_end, str(request.get("name")))}
 
     async def _open_command(self, request: Mapping[str, Any]) -> Stream:

@@ -16,8 +16,8 @@ from muster.errors import LaunchRefused
 from muster.job import SESSION, Launcher, Plan, Process
 from muster.platforms.agents import default_log_cap
 from muster.pools.pool import AgentPool
-from muster.run.exchange import WorkerLog
 from muster.run.tasks import Tasks
+from muster.run.worker_log import WorkerLog
 from muster.runtime.background import in_thread
 from muster.security.ssh import IDENTITY, write_private
 from muster.strategies.base import Facts

@@ -13,26 +13,24 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster import events
 from muster.agent import wire
 from muster.errors import JobError, MusterError, RunStopped, StartTimeout
 from muster.failure import causes
 from muster.failure.causes import Failure, FailureKind
-from muster.failure.diagnosis import process_label
 from muster.job import SESSION, Plan, Process, Status
 from muster.platforms.base import Storage
 from muster.pools.pool import AgentPool
 from muster.run.arrival import Arrival
 from muster.run.copying import copy
 from muster.run.ending import Ending
-from muster.run.exchange import Exchange
 from muster.run.launcher import RunLauncher
 from muster.run.logins import with_reachable_sshd
 from muster.run.milestones import Milestones
 from muster.run.reasons import Reasons
-from muster.run.request import RunContext
+from muster.run.request import AT_ONCE, RunContext
 from muster.run.settling import SETTLE_SECONDS, Settling
 from muster.run.state import RunState, Source
 from muster.run.streams import Stream, Streams
@@ -41,14 +39,17 @@ from muster.run.watch import PlatformWatch
 from muster.runtime import clock
 from muster.runtime.background import in_thread
 from muster.text.arguments import Argument, ArgumentText
+from muster.text.names import process_label
 from muster.text.traceback import with_cells
+
+if TYPE_CHECKING:  # only runs whose workers share no files have one
+    from muster.run.exchange import Exchange
 
 Answer = TypeVar("Answer")
 
 STACKS_SECONDS = 2.0
 HEARING_SECONDS = 1.0  # between the end of a launcher and what agents still tell of the ranks that it has started
 CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
-AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 
 
 class Orchestrator:

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from muster.agent.places import symbol
-from muster.checks.imports import imports_of
 from muster.checks.places import SCRIPTS, facts_by_places, job_by_places, script_to_send
 from muster.checks.planning import describe, make_facts
 from muster.checks.project import Project
 from muster.events import Event
 from muster.job import Imports, Job, Needs, Plan, SshIdentity, WorkerSpec
 from muster.platforms.base import Storage
+from muster.pools.calls import PlatformCalls
 from muster.pools.endpoint import Endpoint
-from muster.pools.pool import AgentPool, PlatformCalls
+from muster.pools.pool import AgentPool
 from muster.records import folders
 from muster.run.ends import Ends
-from muster.run.exchange import Exchange
 from muster.run.orchestrator import Orchestrator
 from muster.run.request import ATTEMPT_VARIABLE, CheckedRun, RunContext
 from muster.run.state import RunState
@@ -30,41 +30,34 @@ from muster.security.ssh import IDENTITY, KeyPair, generate_key_pair, write_priv
 from muster.strategies.base import Facts
 from muster.strategies.commands import FUNCTION_FILE
 
+if TYPE_CHECKING:  # only runs whose workers share no files have one
+    from muster.run.exchange import Exchange
+
 PACKAGE = Path(__file__).parents[1]
 RUNNER = PACKAGE / "agent" / "runner.py"
 
 
 async def prepare(
-    checked: CheckedRun, run_dir: Path, scratch: Path, *, emit: Callable[[Event], None], on_up: Callable[[], None]
+    checked: CheckedRun,
+    run_dir: Path,
+    scratch: Path,
+    calls: PlatformCalls,
+    *,
+    emit: Callable[[Event], None],
+    on_up: Callable[[], None],
 ) -> Orchestrator:
     """An orchestrator that is ready to launch.
 
     Args:
         checked: what to run.
         run_dir, scratch: the run's folder, and the one that goes when it ends.
+        calls: those of its platform.
         emit: takes every event of the run.
         on_up: called when every server listens or every rank runs.
 
     Raises:
         JobError: the session cannot listen on its address.
     """
-    calls = PlatformCalls(run_dir.name)
-    calls.warm_up(checked.platform)  # meanwhile, as it may take long
-    try:
-        return await _prepare(checked, run_dir, scratch, emit, on_up, calls)
-    except BaseException:
-        await calls.abandon()
-        raise
-
-
-async def _prepare(
-    checked: CheckedRun,
-    run_dir: Path,
-    scratch: Path,
-    emit: Callable[[Event], None],
-    on_up: Callable[[], None],
-    calls: PlatformCalls,
-) -> Orchestrator:
     job, strategy, imports = checked.job, checked.strategy, _imports(checked)
     storage = checked.platform.storage
     library = folders.library(run_dir) if storage is Storage.PROJECT else None
@@ -87,7 +80,7 @@ async def _prepare(
         await endpoint.open(scratch, *checked.session_address, listen=checked.listen, is_coming=checked.is_coming)
         context = RunContext(checked, facts, await in_thread(make_specs, checked, facts, endpoint, login, imports))
         pool = make_pool(context, endpoint, calls)
-        exchange = Exchange(context, endpoint) if storage is Storage.NOTHING else None
+        exchange = _make_exchange(context, endpoint) if storage is Storage.NOTHING else None
         state = RunState(context.specs, exchange.logging(emit) if exchange else emit, checked.spare, Ends(run_dir.name))
         on_plan = partial(_write_plan, run_dir, job)
         orchestrator = Orchestrator(context, pool, state, exchange, on_plan=on_plan, on_up=on_up)
@@ -136,6 +129,12 @@ def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | No
         is_relayed=checked.is_relayed,
         calls=calls,
     )
+
+
+def _make_exchange(context: RunContext, endpoint: Endpoint) -> Exchange:
+    from muster.run.exchange import Exchange
+
+    return Exchange(context, endpoint)
 
 
 def _send_script(job: Job, project: Project, library: Path) -> None:
@@ -211,6 +210,8 @@ def _imports(checked: CheckedRun) -> Imports | None:
     job = checked.job
     if not (checked.platform.keeps_templates and checked.request.warm and job.script):
         return None
+    from muster.checks.imports import imports_of
+
     return Imports(job.python, imports_of(job.script, checked.request.script))
 
 

@@ -14,6 +14,7 @@ from muster.agent.places import symbol
 from muster.checks import interpreter
 from muster.checks.arguments import (
     duration,
+    parse_address,
     patterns,
     plain_args,
     plain_env,
@@ -30,13 +31,13 @@ from muster.errors import JobError, PlatformUnsupported
 from muster.job import SESSION, Job, Limits, Plan, Resources, Script, WorkerSpec
 from muster.platforms import get_platform
 from muster.platforms.base import Platform, Reach, Storage
-from muster.pools.endpoint import parse_address
 from muster.run.attempts import RestartPolicy
 from muster.runtime import descriptors
 from muster.strategies import get_strategy
 from muster.strategies.base import Facts, Strategy
 from muster.text.arguments import Argument, ArgumentText
 
+AT_ONCE = "at once"  # reason of a stop that leaves processes no time to end by themselves
 ATTEMPT_VARIABLE = "MUSTER_ATTEMPT"  # in a script's environment: the number of its attempt, from 1
 
 

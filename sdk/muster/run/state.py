@@ -16,7 +16,6 @@ from muster import events
 from muster.agent import wire
 from muster.events import Event, EventData
 from muster.failure.causes import LATE, Failure, FailureKind
-from muster.failure.diagnosis import join_names, process_label, signal_name
 from muster.job import Member, Status, Worker, WorkerSpec
 from muster.pools.clocks import ClockOffset
 from muster.run.bounds import MOST_NOTES, AgentBounds, Metrics
@@ -24,6 +23,7 @@ from muster.run.changes import Changes
 from muster.run.ends import Ends
 from muster.run.waits import Waits
 from muster.runtime import clock
+from muster.text.names import join_names, process_label, signal_name
 from muster.text.traceback import with_cells
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks

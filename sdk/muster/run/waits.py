@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from muster import events
 from muster.events import EventData
-from muster.failure.diagnosis import join_names
 from muster.job import Status, Worker
 from muster.runtime import clock
+from muster.text.names import join_names
 
 WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
 
