@@ -11,6 +11,7 @@ from muster.platforms.hosts.platform import HostsPlatform
 
 HOSTFILES = {
     "Open MPI": "# the lab's\ngpu1 slots=2 max_slots=4\n\ngpu2.lab slots = 4  # the new one\nme@gpu3\n",
+    "Open MPI, the most first": "gpu1 max_slots=4 slots=2\ngpu2.lab max-slots=9 slots=4\nme@gpu3 max_slots=8\n",
     "MPICH": "gpu1:2\ngpu2.lab:4\nme@gpu3\n",
     "Horovod": "gpu1 slots=2\ngpu2.lab slots=4\nme@gpu3 slots=1\n",
 }
@@ -57,6 +58,7 @@ def test_hostfiles_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("# none\n")
     with pytest.raises(JobError, match="names no hosts"):
         parse_hosts(str(tmp_path / "empty"))
-    (tmp_path / "bad").write_text("gpu1 slots=2\n-oProxyCommand=evil\n")
-    with pytest.raises(JobError, match="line 2"):
-        parse_hosts(str(tmp_path / "bad"))
+    for second in ("-oProxyCommand=evil", "gpu2 slots=many", "gpu2 slots="):
+        (tmp_path / "bad").write_text(f"gpu1 slots=2\n{second}\n")
+        with pytest.raises(JobError, match="line 2"):
+            parse_hosts(str(tmp_path / "bad"))

@@ -11,7 +11,7 @@ from muster.errors import JobError
 # A host as ssh knows it, perhaps with a user: nothing that could be an option of ssh's, or mean anything to a shell.
 NAME = r"(?:\w[\w.-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%\w]+\])"
 HOST = re.compile(rf"(?P<name>{NAME})(?::(?P<slots>\d+))?")
-SLOTS = re.compile(r"slots\s*=\s*(\d+)")
+SLOTS = re.compile(r"(?<![\w-])slots\s*=\s*(\S*)")  # and not max_slots, nor max-slots
 MOST_SLOTS = 4096
 
 
