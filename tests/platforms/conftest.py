@@ -1,4 +1,4 @@
-"""Fixtures of tests with hosts to log in to."""
+"""Fixtures of tests with hosts to log in to, a Slurm, or a Docker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.platforms import slurm_engine
+from tests.platforms import containers_docker, slurm_engine
+from tests.platforms.container_engine import ContainerEngine
+from tests.platforms.containers_docker import Docker
 from tests.platforms.hosts_network import Network, can_have_networks
+from tests.support import eventually
 
 HOSTS = ("h1", "h2", "h3")
 
@@ -50,6 +53,34 @@ def slurm(slurm_of_tests: slurm_engine.Engine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     yield slurm_of_tests
     slurm_of_tests.clean()
+
+
+@pytest.fixture(scope="session")
+def docker_of_tests() -> Iterator[Docker]:
+    """A Docker of the tests' own; skips where there can be none."""
+    reason = containers_docker.why_not()
+    root = None if reason else containers_docker.fetch()
+    if root is None:
+        pytest.skip(reason or "Debian's packages of Docker cannot be fetched here")
+    daemon = Docker(root)
+    yield daemon
+    daemon.remove()
+
+
+@pytest.fixture
+def docker(docker_of_tests: Docker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
+    """The Docker that is used by default; fails the test where something is left on it."""
+    monkeypatch.setenv("DOCKER_HOST", docker_of_tests.url)
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_of_tests.folder))
+    yield docker_of_tests
+    eventually(lambda: docker_of_tests.left_behind() == [], "nothing is left on the engine", timeout=60)
+
+
+@pytest.fixture(params=["engine", "docker"])
+def either_engine(request: pytest.FixtureRequest) -> ContainerEngine:
+    """Podman and then Docker, as the engine that is used by default, for what each says in its own words."""
+    engine: ContainerEngine = request.getfixturevalue(request.param)
+    return engine
 
 
 @pytest.fixture(autouse=True)

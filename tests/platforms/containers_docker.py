@@ -11,12 +11,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.platforms.containers_podman import PATH, find, homes_left, pack_python
+from tests.platforms.container_engine import ContainerEngine, find
 
 PACKAGES = ("docker.io", "containerd", "docker-registry", "tini")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
@@ -64,13 +63,8 @@ def fetch() -> Path | None:
     return None if tried.returncode else root
 
 
-class Docker:
-    """A daemon that answers on a socket of its own, with all its state in one folder.
-
-    Attributes:
-        url: address of the socket.
-        folder: holds everything that is its own.
-    """
+class Docker(ContainerEngine):
+    """A daemon that answers on a socket of its own, with all its state in one folder."""
 
     def __init__(self, root: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="muster-docker-", dir="/var/tmp"))  # no overlay on an overlay
@@ -125,28 +119,9 @@ class Docker:
         _end(self._registry)
         self._registry = None
 
-    def run(self, *arguments: str) -> str:
-        """Run a command of docker's, and return what it prints."""
-        command = ["docker", *arguments]
-        return subprocess.run(command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-    def add_python(self, name: str) -> None:
-        """Make an image of the system's Python alone."""
-        archive = self.folder / "python.tar"
-        pack_python(archive)
-        self.run("import", "--change", f"ENV PATH={PATH}", str(archive), name)
-        archive.unlink()
-
-    def left_behind(self) -> Sequence[str]:
-        """Return what is there of containers, networks, volumes and containers' homes."""
-        containers = self.run("ps", "--all", "--format", "container {{.Names}}").splitlines()
-        networks = self.run("network", "ls", "--format", "network {{.Name}}").splitlines()
-        volumes = self.run("volume", "ls", "--format", "volume {{.Name}}").splitlines()
-        return [
-            line
-            for line in (*containers, *networks, *volumes, *homes_left())
-            if line not in ("network none", "network host")
-        ]
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of a command of docker's, to be run with ``environment``."""
+        return ["docker", *arguments]
 
     def remove(self) -> None:
         """End everything and remove it."""

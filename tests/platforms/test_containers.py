@@ -19,6 +19,7 @@ from muster.platforms.containers.engine import connect
 from muster.platforms.containers.images import own_folders, tiny_image
 from muster.platforms.containers.platform import ContainersPlatform
 
+from tests.platforms.container_engine import ContainerEngine
 from tests.platforms.containers_podman import Podman, why_not
 from tests.support import environment, eventually
 
@@ -26,8 +27,8 @@ ENDLESS = "import time\nprint('started', flush=True)\ntime.sleep(600)\n"
 
 
 @pytest.fixture
-def project(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the user's, which is the working directory, on a machine with an engine."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's, which is the working directory."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -45,7 +46,7 @@ def has_started(running: muster.Cluster, worker: str) -> None:
     eventually(lambda: "started" in running.logs(worker), f"{worker} has started", timeout=60)
 
 
-def test_two_containers_train_and_share_nothing(project: Path, engine: Podman) -> None:
+def test_two_containers_train_and_share_nothing(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text(
         "import json, os\n"
         "print(json.dumps({'rank': os.environ['RANK'], 'cwd': os.getcwd(),\n"
@@ -59,7 +60,7 @@ def test_two_containers_train_and_share_nothing(project: Path, engine: Podman) -
     assert {entry["cwd"] for entry in said} == {"/muster/project"}
     assert {entry["owner"] for entry in said} == {os.getuid()}
     assert sorted(path.name for path in (found.run_dir / "results").iterdir()) == ["model-0", "model-1"]
-    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=30)
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=30)
 
 
 def test_clean_removes_the_image_that_no_container_uses(project: Path, engine: Podman) -> None:
@@ -82,7 +83,7 @@ def test_nothing_secret_is_in_what_the_engine_shows(project: Path, engine: Podma
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", 1, wait=False, env={"PASSWORD": "fish and chips"})
     has_started(running, "worker-0")
-    (name,) = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+    (name,) = engine.containers()
     shown = engine.run("inspect", name) + engine.run("top", name, "args")
     assert "fish and chips" not in shown
     assert "BEGIN CERTIFICATE" not in shown
@@ -112,44 +113,44 @@ def test_a_launcher_logs_in_to_containers(project: Path, engine: Podman) -> None
     assert [found.logs(f"worker-{index}") for index in range(2)] == ["rank 0 True\n", "rank 1 True\n"]
 
 
-def test_a_container_that_is_killed_from_outside_is_named(project: Path, engine: Podman) -> None:
+def test_a_container_that_is_killed_from_outside_is_named(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", wait=False)
     for worker in ("worker-0", "worker-1"):
         has_started(running, worker)
-    names = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
-    engine.run("kill", next(name for name in names if name.endswith("worker-1")))
+    names = either_engine.containers()
+    either_engine.run("kill", next(name for name in names if name.endswith("worker-1")))
     with pytest.raises(WorkerLost, match="worker-1 was lost: Its container was killed"):
         running.wait()
 
 
-def test_a_container_that_is_removed_is_named(project: Path, engine: Podman) -> None:
+def test_a_container_that_is_removed_is_named(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text(ENDLESS)
     running = run("train.py", 1, wait=False)
     has_started(running, "worker-0")
-    engine.run("rm", "--force", "--time", "0", engine.run("ps", "--quiet").strip())
+    either_engine.run("rm", *either_engine.at_once, *either_engine.containers())
     with pytest.raises(WorkerLost, match="worker-0 was lost: .*(killed|removed)"):
         running.wait()
 
 
-def test_what_the_kernel_ends_for_want_of_memory_is_told_as_such(project: Path) -> None:
+def test_what_the_kernel_ends_for_want_of_memory_is_told_as_such(either_engine: ContainerEngine, project: Path) -> None:
     # Faster than the agent looks, and only the child: the engine says nothing.
     (project / "train.py").write_text("data = bytearray(b'.') * (2 << 30)\n")
     with pytest.raises(WorkerOutOfMemory, match="GB of memory and was given 0.5 GB"):
         run("train.py", 1)
 
 
-def test_nothing_is_left_when_the_notebook_is_killed(project: Path, engine: Podman) -> None:
+def test_nothing_is_left_when_the_notebook_is_killed(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text(ENDLESS)
     program = (
         "import muster; muster.run_cluster(2, strategy='processes', worker_script='train.py', platform='containers',"
         " memory=0.5, timeout_seconds=120)"
     )
     notebook = subprocess.Popen([sys.executable, "-c", program], env=environment(), stderr=subprocess.DEVNULL)
-    eventually(lambda: engine.run("ps", "--quiet").count("\n") == 2, "both run", timeout=60)
+    eventually(lambda: len(either_engine.containers()) == 2, "both run", timeout=60)
     notebook.send_signal(signal.SIGKILL)
     notebook.wait()
-    eventually(lambda: engine.left_behind() == [], "nothing is left", timeout=60)
+    eventually(lambda: either_engine.left_behind() == [], "nothing is left", timeout=60)
 
 
 def test_a_run_goes_on_without_the_service(project: Path, engine: Podman) -> None:
@@ -175,17 +176,17 @@ def test_any_image_with_python_will_do(project: Path, engine: Podman) -> None:
     assert run("train.py", image=engine.add_python()).logs("worker-1") == "/usr/bin/python3\n"
 
 
-def test_an_image_without_python(project: Path, engine: Podman) -> None:
+def test_an_image_without_python(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
-    empty = engine.add_empty()
+    empty = either_engine.add_empty()
     with pytest.raises(MusterError, match=f"There is no python3 in the image {empty}|does not have the program"):
         run("train.py", 1, image=empty)
 
 
-def test_an_image_whose_python_may_not_be_executed(project: Path, engine: Podman) -> None:
+def test_an_image_whose_python_may_not_be_executed(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match="may not be executed"):
-        run("train.py", 1, image=engine.add_not_executable())
+        run("train.py", 1, image=either_engine.add_not_executable())
 
 
 def test_the_disk_of_the_engine_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +248,13 @@ def test_a_user_who_may_not_use_the_socket(engine: Podman) -> None:
     assert "usermod -aG docker" in said
 
 
-def test_an_image_that_cannot_be_had(project: Path) -> None:
+def test_an_image_that_cannot_be_had(engine: Podman, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match=r"localhost:1/nowhere:1 could not be pulled: the registry does not answer"):
         run("train.py", 1, image="localhost:1/nowhere:1")
 
 
-def test_a_network_that_is_not_there(project: Path) -> None:
+def test_a_network_that_is_not_there(either_engine: ContainerEngine, project: Path) -> None:
     (project / "train.py").write_text("print('never')\n")
     with pytest.raises(MusterError, match="'nowhere' cannot be used: there is no such network"):
         run("train.py", 1, network="nowhere")

@@ -10,12 +10,13 @@ from typing import Any
 import muster
 import pytest
 
-from tests.platforms.containers_podman import Podman
 
-
-@pytest.fixture
-def train(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., muster.Cluster]:
-    """Trains in containers."""
+@pytest.fixture(params=["engine"])
+def train(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., muster.Cluster]:
+    """Trains in containers: of Podman's, unless a test asks for others."""
+    request.getfixturevalue(request.param)
     monkeypatch.chdir(tmp_path)
 
     def run(n: int, script: Any, **options: Any) -> muster.Cluster:
@@ -27,7 +28,11 @@ def train(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return run
 
 
-@pytest.mark.parametrize(("workers", "launcher"), [(3, "horovodrun"), (2, "agents")])
+@pytest.mark.parametrize(
+    ("train", "workers", "launcher"),
+    [("engine", 3, "horovodrun"), ("engine", 2, "agents"), ("docker", 2, "horovodrun")],
+    indirect=["train"],
+)
 def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: str) -> None:
     def total() -> tuple[str, float]:
         import os
@@ -43,6 +48,7 @@ def test_horovod(train: Callable[..., muster.Cluster], workers: int, launcher: s
     assert [tuple(value) for value in values] == [(f"worker-{index}", expected) for index in range(workers)]
 
 
+@pytest.mark.parametrize("train", ["engine", "docker"], indirect=True)
 def test_parameter_servers(train: Callable[..., muster.Cluster], tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(
         "import os, time\n"

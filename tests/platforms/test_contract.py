@@ -27,7 +27,15 @@ from muster.platforms.containers.worker import container_name
 from tests.platforms.isolated import isolated
 from tests.support import Run, StubSession, environment, eventually, handles_of, shell
 
-PLATFORMS = ["local", "isolated", "hosts", "containers", "slurm", pytest.param("workbench", marks=pytest.mark.slow)]
+PLATFORMS = [
+    "local",
+    "isolated",
+    "hosts",
+    "containers",
+    "docker",
+    "slurm",
+    pytest.param("workbench", marks=pytest.mark.slow),
+]
 
 ELSEWHERE = ("hosts",)  # platforms whose workers have folders of their own
 
@@ -40,9 +48,12 @@ def platform(request: pytest.FixtureRequest, run: Run) -> Iterator[Platform]:
         request.getfixturevalue("hosts")
     if request.param == "containers":
         request.getfixturevalue("engine")
+    if request.param == "docker":
+        request.getfixturevalue("docker")
     if request.param == "slurm":
         request.getfixturevalue("slurm")
-    platform = isolated() if request.param == "isolated" else get_platform(request.param)
+    name = "containers" if request.param == "docker" else request.param
+    platform = isolated() if name == "isolated" else get_platform(name)
     yield platform
     platform.close()
 

@@ -99,7 +99,7 @@ def test_in_containers_of_which_one_is_killed(engine: Podman) -> None:
         trains_twice(pool)
 
         def kill() -> None:
-            names = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+            names = engine.containers()
             engine.run("kill", next(name for name in names if name.endswith("worker-1")))
 
         loses_a_worker(pool, kill)

@@ -34,7 +34,7 @@ def test_a_host_that_starts_anew_gets_its_worker_again(hosts: Network, folder: P
 
 def test_a_container_that_is_killed_is_replaced(engine: Podman, folder: Path) -> None:
     def kill(running: muster.Cluster) -> None:
-        names = engine.run("ps", "--noheading", "--format", "{{.Names}}").split()
+        names = engine.containers()
         engine.run("kill", next(name for name in names if name.endswith("worker-1")))
 
     recovers(kill, platform="containers")

@@ -1,0 +1,134 @@
+"""What the tests' own Docker and Podman have in common: commands, and images that are made on the spot."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from muster.platforms.containers.guard import HOMES, homes_of
+from muster.platforms.session_guard import is_orphaned, owner
+
+PATH = "/usr/bin:/bin"
+NETWORKS_OF_ITS_OWN = ("bridge", "host", "none", "podman")
+
+
+class ContainerEngine(ABC):
+    """An engine of the tests' own.
+
+    Attributes:
+        url: address of its socket.
+        folder: holds everything that is its own.
+        environment: what its commands need.
+        at_once: options of ``rm`` that have it kill what runs.
+    """
+
+    url: str
+    folder: Path
+    environment: Mapping[str, str]
+    at_once: tuple[str, ...] = ("--force",)
+
+    @abstractmethod
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of one of its commands, to be run with ``environment``."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start what answers on the socket, and wait until it does."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what answers on the socket."""
+
+    def run(self, *arguments: str) -> str:
+        """Run a command, and return what it prints."""
+        command = self.command(*arguments)
+        return subprocess.run(command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def containers(self) -> list[str]:
+        """The names of containers that run."""
+        return self.run("ps", "--format", "{{.Names}}").split()
+
+    def add_python(self, name: str = "localhost/muster-tests-python") -> str:
+        """Make an image of the system's Python alone, unless it is there, and return its name."""
+        if not self.run("images", "--quiet", name).strip():
+            archive = self.folder / "python.tar"
+            pack_python(archive)
+            self._import(archive, name)
+        return name
+
+    def add_empty(self) -> str:
+        """Make an image with an empty folder, and return its name."""
+        folder = tarfile.TarInfo("tmp")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
+        return self._import(self._packed(folder), "localhost/muster-tests-empty")
+
+    def add_not_executable(self) -> str:
+        """Make an image whose Python may not be executed, and return its name."""
+        python = tarfile.TarInfo("usr/bin/python3")
+        python.mode = 0o644
+        return self._import(self._packed(python), "localhost/muster-tests-not-executable")
+
+    def left_behind(self) -> Sequence[str]:
+        """Return what is there of containers, networks, volumes and containers' homes."""
+        containers = self.run("ps", "--all", "--format", "container {{.Names}}").splitlines()
+        networks = self.run("network", "ls", "--format", "{{.Name}}").split()
+        volumes = self.run("volume", "ls", "--format", "volume {{.Name}}").splitlines()
+        of_runs = [f"network {name}" for name in networks if name not in NETWORKS_OF_ITS_OWN]
+        return [*containers, *of_runs, *volumes, *homes_left()]
+
+    def _import(self, archive: Path, name: str) -> str:
+        self.run("import", "--change", f"ENV PATH={PATH}", str(archive), name)
+        archive.unlink()
+        return name
+
+    def _packed(self, member: tarfile.TarInfo) -> Path:
+        archive = self.folder / "image.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.addfile(member, io.BytesIO())
+        return archive
+
+
+def pack_python(target: Path) -> None:
+    """Write the system's Python as the content of an image: its standard library, what that links to, and a shell."""
+    python = Path("/usr/bin/python3").resolve()
+    library = Path("/usr/lib") / python.name
+    if not python.exists() or not library.exists():
+        pytest.skip("the system has no Python of its own here")
+    programs = [python, Path("/bin/sh").resolve(), *sorted((library / "lib-dynload").glob("*.so"))]
+    listed = subprocess.run(["ldd", *programs], check=True, stdout=subprocess.PIPE, text=True).stdout
+    linked = {line.split()[-2] for line in listed.splitlines() if line.startswith("\t") and "/" in line}
+    with tarfile.open(target, "w") as tar:
+        for name in ("bin", "lib", "lib64"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            tar.addfile(link)
+        for name in ("tmp", "proc", "sys", "dev", "etc"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(folder)
+        tar.add(python, "usr/bin/python3")
+        tar.add("/bin/sh", "usr/bin/sh")
+        tar.add(Path("/bin/sh").resolve(), f"usr/bin/{Path('/bin/sh').resolve().name}")
+        tar.add(library, str(library)[1:], filter=lambda member: None if "/test" in member.name else member)
+        threads = Path(min(linked)).parent / "libgcc_s.so.1"  # loaded where a thread is cancelled
+        for path in sorted({*linked, str(threads)}):
+            tar.add(Path(path).resolve(), f"usr/{path.lstrip('/').removeprefix('usr/')}")
+
+
+def homes_left() -> list[str]:
+    """Return what is there of containers' homes, but for those of other sessions that live."""
+    found = [path.name for path in homes_of("").parent.glob(f"{HOMES}*")]
+    owners = {name: name.removeprefix(HOMES).rpartition(".")[0] for name in found}
+    return [f"home {name}" for name, label in owners.items() if label == owner() or is_orphaned(label)]
+
+
+def find(program: str) -> str | None:
+    """The path of a program, also of one that only an engine looks for."""
+    path = "/usr/sbin:/usr/lib/podman:/usr/libexec/podman"
+    return shutil.which(program) or shutil.which(program, path=path)
