@@ -19,8 +19,8 @@ from typing import Any
 import muster
 from muster.errors import MusterError
 from muster.events import Event
-from muster.failure import diagnosis
 from muster.failure.causes import CRASHES
+from muster.text.names import signal_name
 
 from benchmarks.chaos import faults, harness, verdicts
 from benchmarks.chaos.faults import Case, Fault
@@ -65,9 +65,7 @@ def reason_for(fault: Fault) -> str:
     facts = fault.verdict.facts
     if facts["kind"] == "launcher":
         return "itself failed"
-    return (
-        diagnosis.signal_name(facts["signal"]) if facts["kind"] == "signal" else str(facts.get("message", "was lost"))
-    )
+    return signal_name(facts["signal"]) if facts["kind"] == "signal" else str(facts.get("message", "was lost"))
 
 
 class Attempts(Stage):
