@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -55,7 +56,7 @@ def test_idle_connections_eat_no_descriptors_and_write_no_logs(
     for _ in range(20):
         time.sleep(0.05)
         most = max(most, descriptors() - before - MANY)
-    assert most <= 2 + listener.SPARE + listener.AT_ONCE  # those that are let in, while those that go are being closed
+    assert most < MANY / 2  # those that are let in, and those that are being closed
     assert is_let_in(endpoint)
     assert len(caplog.records) < 20
 
@@ -103,6 +104,26 @@ def test_a_hello_that_does_not_end_costs_no_memory(endpoint: Listening) -> None:
         with endpoint.dial() as client, contextlib.suppress(OSError):
             client.sendall(b"x" * 3_000_000)
     assert psutil.Process().memory_info().rss - before < 20e6
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"x" * 16_000,
+        json.dumps({"type": "chunk", "payload": frames.MAX_PAYLOAD}).encode() + b"\n",
+        json.dumps({"type": "chunk", "payload": 1}).encode() + b"\n",
+    ],
+    ids=["a line that does not end", "a payload to come", "a small one"],
+)
+def test_more_than_a_hello_ends_the_connection_at_once(
+    endpoint: Listening, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(listener, "HELLO_SECONDS", 600.0)  # the time for a hello is not what ends it
+    with endpoint.dial() as client:
+        client.sendall(sent)
+        with contextlib.suppress(ConnectionResetError, ssl.SSLError):
+            assert client.recv(1) == b""
+    eventually(lambda: not endpoint.session._listener._unidentified)
 
 
 def test_whoever_is_refused_and_stays_is_ended(endpoint: Listening, crowd: list[socket.socket]) -> None:

@@ -154,7 +154,8 @@ class Listener:
         for _ in range(AT_ONCE):
             if self._socket is None:
                 return
-            if len(self._unidentified) >= self._expected() + SPARE and not self._make_room():
+            is_full = len(self._unidentified) >= self._expected() + SPARE
+            if is_full and not (self._is_dialled() and self._make_room()):
                 return
             try:
                 accepted, address = self._socket.accept()
@@ -169,6 +170,13 @@ class Listener:
             self._unidentified[connection] = None
             connection.task = asyncio.get_running_loop().create_task(self._shake_hands(connection))
             connection.task.add_done_callback(connection.close_unless_begun)
+
+    def _is_dialled(self) -> bool:
+        """Return whether a connection waits: for none nobody has to make room."""
+        assert self._socket is not None
+        looking = select.poll()
+        looking.register(self._socket, select.POLLIN)
+        return bool(looking.poll(0))
 
     def _make_room(self) -> bool:
         """End a connection that has had its safe time; if none has, accept again once the first one has."""
