@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import requests
 from muster.security.certificates import make_certificate
-from muster.serve import listener
 
 from tests.serve.service import Client, Service, serving
 from tests.support import eventually
@@ -129,20 +128,6 @@ def test_idle_connections_hold_up_nobody(service: Service) -> None:
                 assert known.get(url).status_code == 200
                 kept.sendall(b"{}")
                 assert kept.recv(100).startswith(b"HTTP/1.1 422"), "a request with a key is not ended for others"
-
-
-def test_one_who_has_a_key_keeps_no_other_out(service: Service, stranger: Client) -> None:
-    is_served(service)
-    with connect(service) as kept:
-        kept.sendall(head(2, stranger.variables["CDSW_API_KEY"]))
-        before = descriptors_of(service)
-        with connections(service, listener.MOST + 100) as greedy:
-            for connection in greedy:
-                push(connection, head(BODY, service.key) + b"{")
-            assert descriptors_of(service) - before <= listener.MOST + listener.ACCEPTED_AT_ONCE
-            assert stranger.list().status_code == 200
-            kept.sendall(b"{}")
-            assert kept.recv(100).startswith(b"HTTP/1.1 422"), "a request of another's is not ended for it"
 
 
 def test_bodies_of_one_who_has_a_key_leave_room_for_those_of_others(service: Service, stranger: Client) -> None:
