@@ -35,8 +35,10 @@ def test_a_log_that_somebody_has_removed_says_so_once(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "log"), cap=1000)
     log.append(b"x" * 2000 + b"\n")
     (tmp_path / "log").unlink()
-    for _ in range(20):  # looks of the agent's, ten a second; nothing is printed meanwhile
+    for _ in range(20):  # looks of the agent's, ten a second
         log.rotate_when_full(wait_for_reader=False)
+        log.rotate_when_full(wait_for_reader=False)  # nothing has been printed
+        log.append(b"more\n")
     said = log.read().count("cannot be emptied: No such file or directory")
     log.close()
     assert said == 1
