@@ -51,8 +51,9 @@ class RunRecord:
     @property
     def status(self) -> str:
         """``running``, ``succeeded``, ``failed``, ``stopped``, or ``lost`` if its session left no result."""
-        if self.result is not None:
-            return str(self.result.get("status", "failed"))
+        result = self.result
+        if result is not None:
+            return str(result.get("status", "failed"))
         if self._request is None:
             is_new = abs(time.time() - self.started_at) < START_GRACE  # a clock that was set back makes none young
             return "running" if is_new else "lost"
@@ -91,8 +92,9 @@ class RunRecord:
     @property
     def seconds(self) -> float:
         """Seconds that the run took, has taken so far, or is known to have lasted."""
-        if self.result is not None and "seconds" in self.result:
-            return float(self.result["seconds"])
+        result = self.result
+        if result is not None and "seconds" in result:
+            return float(result["seconds"])
         if self.status == "running":
             return max(0.0, time.time() - self.started_at)  # the clock may have been set meanwhile
         return max(0.0, self.last_sign_of_life - self.started_at)
