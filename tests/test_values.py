@@ -204,3 +204,24 @@ def test_a_run_returns_without_unpickling(monkeypatch: pytest.MonkeyPatch) -> No
     cluster = muster.run_cluster(2, worker_script=returns, strategy=Plain()).cluster
     assert cluster is not None
     assert [value["weights"].tolist() for value in cluster.result.values] == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("value", [7, np.arange(3.0), {1, 2}], ids=["json", "npz", "pickled"])
+def test_a_value_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any
+) -> None:
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(descriptor: int) -> None:
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).suffix))
+        fsync(descriptor)
+
+    def noting_replace(before: str, after: str) -> None:
+        done.append(("replace", Path(before).suffix))
+        replace(before, after)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    through(tmp_path, value)
+    assert done == [("sync", ".part"), ("replace", ".part")]

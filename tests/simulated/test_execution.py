@@ -61,7 +61,7 @@ def sabotage(
         "close": (checked.platform, "close"),
         "remove_folder": (execution, "remove_folder"),
         "exit_codes": (execution, "exit_codes"),
-        "write_json": (folders, "write_json"),
+        "write_json": (folders, "write_json_durably"),
         "tell": (made._observers, "tell"),
         "close_journal": (Journal, "_write_held"),
     }
@@ -139,13 +139,29 @@ def test_folders_that_cannot_be_made_leave_nothing(
     assert not list(tmp_path.glob("muster-*"))
 
 
+def test_the_result_is_on_the_disk_before_it_has_its_name(
+    loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    made.begin(checked)
+    assert finish(loop, made).status == "succeeded"
+    assert synced == [f".{os.getpid()}.result.json", made.run_dir.name]
+
+
 def test_nothing_that_blocks_is_done_on_the_loop(
     loop: SimulatedLoop, made: Execution, checked: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All clusters of a session share it."""
     places = {
         (execution, "remove_folder"),
-        (folders, "write_json"),
+        (folders, "write_json_durably"),
         (preparation, "ship_library"),
         (preparation, "make_specs"),
         (checked.platform, "warm_up"),

@@ -267,6 +267,9 @@ def _save_result(value):
     # type: (object) -> None
     """Write a function's value where the session looks for it: written beside and renamed, so never half there.
 
+    It is on the disk before it has its name, so that a power cut, too, leaves all of it: a run may have taken days for
+    it. None is worth no wait.
+
     Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays are written so that reading them runs no code: as JSON,
     or with arrays as ``.npz``. Anything else is pickled.
     """
@@ -290,6 +293,9 @@ def _save_result(value):
                 numpy.savez(file, *arrays, value=numpy.array(described))
             else:
                 file.write(described.encode("ascii"))
+    if value is not None:
+        with open(path + ".part", "rb") as file:
+            os.fsync(file.fileno())
     os.replace(path + ".part", path)
 
 

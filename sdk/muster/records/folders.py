@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import remove_folder
+from muster.training.store import write_durably
 
 ID_TIME = "%Y%m%d-%H%M%S"  # 15 characters; an id is this, a slug of the name and 4 random digits, joined by "-"
 ID_PATTERN = re.compile(r"\d{8}-\d{6}-[a-z0-9-]+-[0-9a-f]{4}")
@@ -87,15 +88,27 @@ def library(run_dir: Path) -> Path:
 
 
 def write_json(path: Path, data: Any, mode: int | None = None) -> None:
-    """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one."""
+    """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one.
+
+    After a power cut it may be neither: the disk is not waited for, as what says where a session is ends with it.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
         if mode is not None:
             beside.touch(mode=mode)
-        beside.write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
+        beside.write_text(_as_json(data), encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_json_durably(path: Path, data: Any) -> None:
+    """Write ``data`` as JSON, down to the disk: after a power cut, too, there is the old file or the new one."""
+    write_durably(path, lambda beside: beside.write_text(_as_json(data), encoding="utf-8"))
+
+
+def _as_json(data: Any) -> str:
+    return json.dumps(data, indent=2, default=str) + "\n"
 
 
 def run_ids() -> list[str]:

@@ -374,7 +374,8 @@ class Execution:
     async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()
         try:
-            await in_thread(folders.write_json, self.run_dir / "result.json", recorded)
+            # Values that functions have returned are on the disk by now, and are worth nothing without this.
+            await in_thread(folders.write_json_durably, self.run_dir / "result.json", recorded)
         except OSError as error:  # whoever waits for the end must hear of it all the same
             logger.warning("the end of run %s could not be recorded: %s", self.run_id, error)
         keys = ("status", "reason", "advice", "error", "advice_parts")
