@@ -86,7 +86,7 @@ class MusterError(Exception):
     ) -> None:
         super().__init__(clean(message))
         self.message = each_part(message, clean)
-        self.worker = worker
+        self.worker = None if worker is None else clean(worker)
         self.log = log
         self.advice = None if advice is None else each_part(advice, clean)
         self.details = None if details is None else with_cells(clean(details))

@@ -21,4 +21,4 @@ def test_the_log_of_a_recorded_error_is_in_its_run(tmp_path: Path) -> None:
         error = Result.from_dict(told, "run", tmp_path).error
         assert error is not None
         assert error.log == tmp_path / "logs"
-        assert "\x1b" not in str(error)
+        assert "\x1b" not in f"{error} {error.worker}"
