@@ -222,6 +222,20 @@ def test_who_may_as_well_have_been_first_is_told(tmp_path: Path) -> None:
     assert "Within" not in explain(RAISED, tmp_path, ties=[replace(RAISED, rank=0)], alike=2, total=2).message
 
 
+def test_workers_that_are_lost_together_are_told_as_one_loss(tmp_path: Path) -> None:
+    """When a guard is killed all of its workers are lost within milliseconds, and none of them has failed itself."""
+    gone = Failure(FailureKind.LOST, 10.0, "worker-1", message="The guard is gone.")
+    others = [replace(gone, worker=name, time=10.005) for name in ("worker-2", "worker-0")]
+    error = explain(gone, tmp_path, ties=others)
+    assert error.message == "worker-0, worker-1 and worker-2 were lost: The guard is gone."
+    assert error.worker == "worker-1"
+    tie = replace(gone, worker="worker-3", message="Its agent was ended by SIGKILL.")
+    assert explain(gone, tmp_path, ties=[*others, tie]).message == (
+        "worker-0, worker-1 and worker-2 were lost: The guard is gone. "
+        "Within 0 ms worker-3 failed; nothing tells which of them came first."
+    )
+
+
 ADVICE = [
     ("AttributeError", "module 'muster' has no attribute 'run_cluster'", "", "workers have muster.training alone"),
     ("EOFError", "EOF when reading a line", "line 3\n    name = input()", "no standard input"),

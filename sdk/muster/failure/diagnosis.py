@@ -46,6 +46,7 @@ GONE = {
     FailureKind.OVERTIME: (RunTimeout, "ran out of time"),
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
+AGENT_LEFT = "its agent was told to end, and not by this session"
 OF_HOROVODRUN = re.compile("Horovod detected that one or more|Terminating remaining workers")  # of a rank's end
 MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
 
@@ -67,7 +68,11 @@ def explain(
         ties: failures that may as well have come first.
         is_python: whether the script is one of Python, rather than a program.
     """
+    together = [other for other in ties if failure.kind in GONE and _words_of_loss(other) == _words_of_loss(failure)]
+    ties = [other for other in ties if other not in together]
     error = _explained(failure, logs, alike, total, ties, is_python)
+    if together:  # as their guard is gone, which is nobody's own failure
+        error.message = _lost_together(failure, together)
     are_named = alike == 1 or failure.kind is not FailureKind.EXCEPTION
     error.failure = error.failure or failure.to_data(other.source for other in ties if are_named)
     if ties and are_named:
@@ -109,7 +114,7 @@ def _explained(
     elif failure.kind in GONE:
         kind, what = GONE[failure.kind]
         error = kind(
-            f"{name} {what}: {failure.message or 'its agent was told to end, and not by this session'}",
+            f"{name} {what}: {failure.message or AGENT_LEFT}",
             worker=failure.worker, log=log, details=tail(log),
             advice=failure.advice or advice_on_loss(failure.message),
         )  # fmt: skip
@@ -127,6 +132,16 @@ def _explained(
         )  # fmt: skip
     error.rank = failure.rank
     return error
+
+
+def _words_of_loss(failure: Failure) -> tuple[FailureKind, str]:
+    return failure.kind, failure.message
+
+
+def _lost_together(failure: Failure, others: Sequence[Failure]) -> str:
+    """Say that several workers were lost at once, and all for the same reason."""
+    names = join_names(sorted({str(one.worker) for one in (failure, *others)}))
+    return f"{names} {GONE[failure.kind][1].replace('was', 'were')}: {failure.message or AGENT_LEFT}"
 
 
 def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
