@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 PREFIX = "stacks-"
 DELAY = 0.5  # seconds that a process gets to write, each way
 CHECKS = 5  # at the file meanwhile: most have written at once
-LARGEST = (1 << 16) - 200  # bytes of one process: what a message takes, less what is said of the rest
+# Bytes of one process: what a message takes, less what is said of the rest. More would need several messages, and is
+# not worth them: a thread has a hundred calls at most, some ten kilobytes, and the main thread's are the first.
+LARGEST = (1 << 16) - 200
 REPLACED = "Process {} has become another program, which tells no Python stacks.\n"
 SILENT = "Process {} does not answer: it is stuck, and does not catch the signal that would have it tell its stacks.\n"
 
