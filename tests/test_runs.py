@@ -612,6 +612,34 @@ def test_a_result_of_which_a_part_makes_no_sense_hides_neither_the_rest_nor_othe
         run.wait()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "names"),
+    [
+        ({}, {"1": "worker-1", "worker-0": "worker-0"}),
+        ({"0": "worker-0", "1": "worker-1"}, {"1": "rank-1", "rank 0": "rank-0", "worker-1": "worker-1"}),
+        ({"0": "worker-0", "1": "worker-0", "2": "worker-1", "3": "worker-1"}, {"0": "rank-0", "3": "rank-3"}),
+    ],
+)
+def test_workers_and_ranks_may_be_named_by_number(ranks: dict[str, str], names: dict[str, str]) -> None:
+    run = make("train")
+    plan = {"processes": {"worker-0": {}, "worker-1": {}}, "ranks": ranks}
+    (run.run_dir / "plan.json").write_text(json.dumps(plan))
+    assert {name: run.member(name) for name in names} == names
+
+
+def test_a_number_of_a_rank_and_of_a_worker_elsewhere_is_refused_with_both() -> None:
+    run = make("train")
+    ranks = {"0": "worker-0", "1": "worker-0", "2": "worker-1", "3": "worker-1"}
+    (run.run_dir / "plan.json").write_text(json.dumps({"processes": {"worker-0": {}, "worker-1": {}}, "ranks": ranks}))
+    with pytest.raises(RunNotFound, match="may be worker-1 of run .*, or rank 1, which is on worker-0") as refused:
+        run.member("1")
+    assert refused.value.advice == "worker-1 or rank-1"
+    for name in ("7", "rank-4", "worker-2"):
+        with pytest.raises(RunNotFound) as unknown:
+            run.member(name)
+        assert unknown.value.advice == "its workers: worker-0, worker-1; its ranks: rank-0 to rank-3"
+
+
 def deep(path: Path) -> None:
     path.write_text("[" * 100_000)
 

@@ -89,6 +89,11 @@ def test_a_run_of_another_process_is_asked_and_stopped(living: Run) -> None:
     assert code == 0
     assert text.count("somewhere_deep") == 2
     assert "worker-1:" in text
+    for name in ("worker-1", "1"):
+        code, text = command("stacks", "last", name)
+        assert (code, text.count("somewhere_deep"), "worker-1:" in text) == (0, 1, True)
+    code, text = command("stacks", "last", "2")
+    assert (code, text.endswith("Try: its workers: worker-0, worker-1\n")) == (2, True)
 
     idle = hostile(where, json.loads(told.read_text())["token"])
     assert command("stop", living.run_id) == (0, f"{living.run_id} has ended: stopped.\n")

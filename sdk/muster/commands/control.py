@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from muster.commands import completion
-from muster.errors import JobError, RunUnreachable
+from muster.commands import completion, naming
+from muster.errors import RunUnreachable
 from muster.records import lookup
 from muster.text.cleaning import clean
 
@@ -37,17 +37,23 @@ def stop(run: str, now: bool) -> None:
 
 @click.command()
 @click.argument("run", default="last", shell_complete=completion.living_run_ids)
-def stacks(run: str) -> None:
-    """Print where every rank of RUN is right now.
+@click.argument("worker", required=False, shell_complete=completion.workers)
+def stacks(run: str, worker: str | None) -> None:
+    """Print where every rank of RUN, or one of them, is right now.
 
     These are the Python stacks of all its threads, which show where a run hangs. RUN is an id, the beginning of one, or
-    "last", which is the default.
+    "last", which is the default. WORKER is a name such as worker-1, a rank such as rank-1, or the number of either.
     """
-    opened = lookup.open_run(run)
-    if opened.status != "running":
-        raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its processes have ended with it")
-    found = opened.stacks()
+    opened = naming.under_way(run, "stacks")
+    wanted = opened.member(worker) if worker and opened.workers else worker
+    found = {name: text for name, text in opened.stacks().items() if wanted is None or _is_of(wanted, name)}
     for name, text in found.items():
         click.echo(f"{clean(name)}:\n{clean(text).rstrip()}\n")
     if not found:
-        click.echo("No rank runs now.", err=True)
+        click.echo(f"{f'Nothing of {wanted}' if wanted else 'No rank'} runs now.", err=True)
+
+
+def _is_of(member: str, process: str) -> bool:
+    """Return whether a process, by its name in messages, is that rank or one of that worker's."""
+    rank, _, worker = process.rpartition(" (")  # "rank 1 (worker-1)", or "worker-1" alone
+    return member in (rank.replace(" ", "-"), worker.rstrip(")"))

@@ -15,10 +15,9 @@ from typing import Any
 
 import click
 
-from muster.commands import completion
+from muster.commands import completion, naming
 from muster.commands.streams import Pump
 from muster.errors import JobError, MusterError, RunUnreachable
-from muster.records import lookup
 from muster.records.control import open_stream
 from muster.records.runs import Run
 from muster.text.cleaning import clean
@@ -42,8 +41,9 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
     """Run CMD, or a shell, in a worker of RUN.
 
     It runs where the worker's script does: with its environment and in its working directory. RUN is
-    an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or a rank such as rank-1. Input and
-    output are passed on as they are, and the exit status is that of CMD. It ends with the run, and with Ctrl-C.
+    an id, the beginning of one, or "last"; WORKER is a name such as worker-1, a rank such as rank-1, or the number of
+    either. Input and output are passed on as they are, and the exit status is that of CMD. It ends with the run, and
+    with Ctrl-C.
 
     \b
     Examples:
@@ -52,10 +52,10 @@ def execute(run: str, worker: str, command: tuple[str, ...], wants_terminal: boo
       muster exec last rank-1 -- tar cz checkpoints > checkpoints.tar.gz
       muster exec -t last worker-0 -- top
     """
-    opened = _under_way(run, worker)
+    opened = naming.under_way(run, "exec")
     words = list(command[1:] if command[:1] == ("--",) else command)
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty() and (wants_terminal or not words)
-    details: dict[str, Any] = {"worker": worker, "argv": words}
+    details: dict[str, Any] = {"worker": _member(opened, worker), "argv": words}
     if has_terminal:
         details |= {"size": _size(), "terminal": os.environ.get("TERM", "")}
     connection, answer = open_stream(opened.run_dir, "exec", **details)
@@ -87,8 +87,8 @@ def forward(run: str, worker: str, port: str) -> None:
 
     PORT is the worker's, and LOCAL the one here: by default the same, 0 for any that is free. Only programs of this
     machine reach it, at 127.0.0.1. What listens on the worker may do so at the worker's own address or at its
-    loopback. RUN is an id, the beginning of one, or "last"; WORKER is a name such as worker-1. It goes on until Ctrl-C,
-    or until the run has ended.
+    loopback. RUN is an id, the beginning of one, or "last"; WORKER is a name such as worker-1, or its number. It goes
+    on until Ctrl-C, or until the run has ended.
 
     \b
     Examples:
@@ -96,7 +96,8 @@ def forward(run: str, worker: str, port: str) -> None:
       muster forward last worker-0 5678:0          a debugger, at a free port
     """
     there, here = _ports(port)
-    opened = _under_way(run, worker)
+    opened = naming.under_way(run, "forward")
+    worker = _member(opened, worker)
     try:
         listener = socket.create_server((LOOPBACK, here), backlog=MOST_CONNECTIONS)
     except OSError as error:
@@ -109,14 +110,9 @@ def forward(run: str, worker: str, port: str) -> None:
         _serve(listener, opened, worker, there)
 
 
-def _under_way(run: str, worker: str) -> Run:
-    """Return a run that has not ended and has that worker, as far as its plan is known yet."""
-    opened = lookup.open_run(run)
-    if opened.status != "running":
-        raise JobError(f"{opened.run_id} has ended: {opened.status}.", advice="its workers have ended with it")
-    if opened.workers:
-        opened.worker_of(worker)
-    return opened
+def _member(run: Run, worker: str) -> str:
+    """Return the name by which the run's session knows that worker or rank, as far as its plan is known yet."""
+    return run.member(worker) if run.workers else worker
 
 
 def _ports(text: str) -> tuple[int, int]:

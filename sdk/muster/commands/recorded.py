@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.commands import as_json, completion
+from muster.commands import as_json, completion, naming
 from muster.commands.options import Number, WholeNumber
 from muster.commands.run import as_options
 from muster.commands.wrapping import columns, wrapped
@@ -239,7 +238,7 @@ def attach(run: str | None) -> None:
     Ctrl-C leaves the run alone; the exit status is 130 then, and else that of `muster run`. RUN is an id, the beginning
     of one, or "last". Without it, it is the newest detached run that is under way, and the last run where none is.
     """
-    opened = _opened(run) if run else lookup.living_detached_run() or lookup.open_run()
+    opened = naming.opened(run, "logs") if run else lookup.living_detached_run() or lookup.open_run()
     if run in (None, "last"):
         click.echo(lookup.attached_to(opened), err=True)
     if opened.status == "running":
@@ -308,15 +307,15 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
     """Print what the workers of RUN, or one of them, have printed.
 
     RUN is an id, the beginning of one, or "last", which is the default. WORKER is a name such as worker-1, a rank such
-    as rank-1, or "launcher" for what horovodrun or mpiexec said itself. Anything that would steer the terminal is left
-    out, and of a progress bar a terminal gets only what it showed last; the files have it all.
+    as rank-1, the number of either, or "launcher" for what horovodrun or mpiexec said itself. Anything that would steer
+    the terminal is left out, and of a progress bar a terminal gets only what it showed last; the files have it all.
 
     \b
     Examples:
       muster logs last
       muster logs last worker-1 --follow
     """
-    opened = _opened(run)
+    opened = naming.opened(run, "logs")
     tails: dict[str, Tail] = {}
     while True:
         ended = opened.status != "running"  # asked before reading, so that nothing written before the end is missed
@@ -333,17 +332,6 @@ def logs(run: str, worker: str | None, follow: bool, tail: int | None) -> None:
         if ended or not follow:
             return
         time.sleep(POLL_SECONDS)
-
-
-def _opened(run: str) -> Run:
-    """Open a run; a worker that stands in its place is refused with the command for its log."""
-    try:
-        return lookup.open_run(run)
-    except RunNotFound as error:
-        with contextlib.suppress(RunNotFound):
-            if run == LAUNCHER_LOG or lookup.open_run("last").worker_of(run):
-                error.advice = f"muster logs last {run}"
-        raise
 
 
 def write_page(file: Path, page: str) -> None:

@@ -24,7 +24,7 @@ from muster.text.shown import Text
 
 logger = logging.getLogger("muster")
 
-RANK = r"(?:rank[- ])?(\d+)"
+NUMBER = r"(rank[- ])?(\d+)"  # of a rank, or of a worker where nothing says which
 LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
@@ -180,25 +180,40 @@ class RunRecord:
             RunNotFound: the run has none of that name.
         """
         folder = self.run_dir / "logs"
-        rank = re.fullmatch(RANK, str(name))
-        if rank:
-            own = folder / "ranks" / f"rank-{rank.group(1)}.log"
-            if own.is_file():
-                return own
-        return folder / f"{name if name == LAUNCHER_LOG else self.worker_of(name)}.log"
+        if name == LAUNCHER_LOG:
+            return folder / f"{name}.log"
+        member = self.member(name)
+        own = folder / "ranks" / f"{member}.log"
+        return own if own.is_file() else folder / f"{self.worker_of(member)}.log"
 
     def worker_of(self, name: str) -> str:
-        """The worker of that name, or that a rank (``rank-1``) is on.
+        """The worker of that name, or that a rank (``rank-1``) is on. Raises as ``member``."""
+        member = self.member(name)
+        return member if member in self.workers else str(self._planned("ranks")[member.removeprefix("rank-")])
+
+    def member(self, name: str) -> str:
+        """The name by which a worker (``worker-1``) or a rank (``rank-1``) is known, which may be given by number.
 
         Raises:
-            RunNotFound: the run has none of that name.
+            RunNotFound: the run has none of that name, or a rank of that number and a worker elsewhere.
         """
-        rank = re.fullmatch(RANK, str(name))
-        worker = self._planned("ranks").get(rank.group(1), str(name)) if rank else str(name)
-        if worker not in self.workers:
-            known = ", ".join(self.workers) or "none that are known"
-            raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=f"its workers: {known}")
-        return worker
+        name, workers, ranks = str(name), self.workers, self._planned("ranks")
+        if name in workers:
+            return name
+        numbered = re.fullmatch(NUMBER, name)
+        word, number = numbered.groups() if numbered else (None, "")
+        worker = f"worker-{number}" if not word and f"worker-{number}" in workers else ""
+        if ranks.get(number) in workers:
+            if worker and ranks[number] != worker:
+                text = f"{name!r} may be {worker} of run {self.run_id}, or rank {number}, which is on {ranks[number]}."
+                raise RunNotFound(text, advice=f"{worker} or rank-{number}")
+            return f"rank-{number}"
+        if worker:
+            return worker
+        known = f"its workers: {', '.join(workers) or 'none that are known'}"
+        if len(ranks) > len(workers):
+            known += f"; its ranks: rank-0 to rank-{len(ranks) - 1}"
+        raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=known)
 
     def log_files(self, worker: str) -> list[Path]:
         """The files that hold what a worker, a rank or the ``launcher`` printed, older part first; none if nothing.
