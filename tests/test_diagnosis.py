@@ -239,8 +239,9 @@ def test_workers_that_are_lost_together_are_told_as_one_loss(tmp_path: Path) -> 
 ADVICE = [
     ("AttributeError", "module 'muster' has no attribute 'run_cluster'", "", "workers have muster.training alone"),
     ("EOFError", "EOF when reading a line", "line 3\n    name = input()", "no standard input"),
-    ("bdb.BdbQuit", "", "", "leave breakpoint() out"),
-    ("BdbQuit", "", "", "leave breakpoint() out"),
+    ("bdb.BdbQuit", "", "", "leave the debugger out"),
+    ("BdbQuit", "", "", "leave the debugger out"),
+    ("RuntimeError", "breakpoint() has no debugger here, since ...", "", "leave the debugger out"),
     ("TypeError", "what the function returned, of type lock, cannot be sent back: ...", "", "MUSTER_RESULTS"),
     ("OSError", "[Errno 98] Address already in use", "  File train.py\n    server.bind(('', 8000))", "bind port 0"),
     ("OSError", "[Errno 98] Address already in use", "    self.socket.bind(self.server_address)", "bind port 0"),

@@ -172,6 +172,24 @@ def test_an_interrupt_that_a_script_raises_shows_its_own_frames_alone(tmp_path: 
     assert outcomes["module", "hooked"].stdout == "2 frames\n"
 
 
+@pytest.mark.parametrize("text", ["x = 1\nbreakpoint()\n", "def f():\n    breakpoint()\n    return 1\n\n\nf()\n"])
+def test_a_breakpoint_raises_where_it_stands(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text)
+    command = [sys.executable, runner.__file__, "program", "train.py"]
+    env = {**os.environ, "PYTHONBREAKPOINT": ""}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1
+    *frames, _ = done.stderr.splitlines()
+    assert next(line.strip() for line in reversed(frames) if "^" not in line) == "breakpoint()"
+    assert done.stderr.endswith(
+        "RuntimeError: breakpoint() has no debugger here, since workers have no standard input\n"
+    )
+    assert runner.__file__ not in done.stderr
+
+    env["PYTHONBREAKPOINT"] = "0"
+    assert subprocess.run(command, cwd=tmp_path, check=False, env=env).returncode == 0
+
+
 def test_what_a_script_has_written_to_files_that_it_leaves_open_is_there(tmp_path: Path) -> None:
     """As ``python FILE`` would have it, which clears the script's module before the garbage collector comes."""
     script = tmp_path / "train.py"

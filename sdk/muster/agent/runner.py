@@ -59,6 +59,7 @@ def main(argv):
     mode, arguments = argv[0], argv[1:]
     atexit.register(write_what_is_buffered)  # first, and so called after whatever the script registers
     _offer_stacks()
+    sys.breakpointhook = refuse_debugger
     _drop_blank_proxies()
     _tell_of_exits()
     progress = _watched()
@@ -89,6 +90,17 @@ def main(argv):
         _print_exception(error)
         _flush()
         sys.exit(1)
+
+
+def refuse_debugger(*arguments, **options):
+    # type: (*Any, **Any) -> Any
+    """Have ``breakpoint()`` raise where it stands, as nobody could type anything; unless a debugger has been chosen.
+
+    pdb would find the end of its input one line later, or, on a script's last line, in its own code.
+    """
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*arguments, **options)
+    raise RuntimeError("breakpoint() has no debugger here, since workers have no standard input")
 
 
 def write_what_is_buffered():
@@ -430,6 +442,12 @@ def _own_traceback(error):
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in NOT_THE_SCRIPTS:
         trace = trace.tb_next
+    last = trace
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_frame.f_code is refuse_debugger.__code__:
+            last.tb_next = None
+            break
+        last = last.tb_next
     return trace
 
 

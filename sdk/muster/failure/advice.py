@@ -43,11 +43,8 @@ def advice_on_exception(failure: Failure) -> str | None:
             " or ",
             Argument("env"),
         )
-    if failure.type.rpartition(".")[2] == "BdbQuit":
-        return (
-            "workers have no standard input, and so no debugger: leave breakpoint() out and print what it would show; "
-            "muster stacks says where ranks are"
-        )
+    if failure.type.rpartition(".")[2] == "BdbQuit" or failure.message.startswith("breakpoint() has no debugger"):
+        return "leave the debugger out: print what it would show; `muster stacks` says where ranks are"
     if failure.type == "TypeError" and "what the function returned" in failure.message:
         return "return numbers, texts, arrays or dicts and lists of them, and save models to a file in MUSTER_RESULTS"
     if re.search(r"module 'muster' has no|from 'muster'|No module named 'muster\.", failure.message):
