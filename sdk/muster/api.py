@@ -225,7 +225,8 @@ def run_cluster(
         worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
             through.
         timeout_seconds: how long the start may take, from when the platform has a place for the workers; 0 for any
-            time. Waiting for a place has ``queue_timeout``, training ``run_timeout``.
+            time. It begins anew where servers import packages, as long as that goes on. Waiting for a place has
+            ``queue_timeout``, training ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
         platform: where workers run: ``local``, ``hosts``, ``containers``, ``slurm``, ``kubernetes``, ``workbench``, or

@@ -496,7 +496,7 @@ class Limits:
     """Time limits, in seconds; None or 0 for no limit.
 
     Attributes:
-        start: from when a worker has a place to run until all run and every server listens.
+        start: from when a worker has a place to run until all run and every server listens, without its imports.
         run: from then until the end.
         stall: without any sign of progress from a worker that trains.
         queue: from the call until the platform has a place for every worker; ``start`` counts only from there.

@@ -260,6 +260,24 @@ def test_parameter_servers() -> None:
     assert outcome.error.worker == "ps-0"
 
 
+def test_imports_of_servers_do_not_count_as_long_as_they_go_on() -> None:
+    def imports_until(end: int, listens: bool) -> Change:
+        def change(scene: Scene) -> None:
+            server = scene.workers["ps-0"]
+            server.manners = Manners(listens_after=None, runs_for=None)
+            for second in range(5, end, 5):
+                scene.at(second, lambda: server.report("stage", stage="importing tensorflow"))
+            if listens:
+                scene.at(end + 1, lambda: server.say("listening", port=2000))
+
+        return change
+
+    assert play(imports_until(200, listens=True), strategy="parameter_server", n_ps=1).error is None
+    outcome = play(imports_until(200, listens=False), strategy="parameter_server", n_ps=1)
+    assert isinstance(outcome.error, ServersNotListening)
+    assert outcome.seconds == pytest.approx(195 + 60, abs=2)
+
+
 def ranks_start(scene: Scene) -> None:
     for rank, worker in enumerate(scene.workers.values()):
         scene.at(3, worker.start, rank)

@@ -306,7 +306,7 @@ def not_up(
         advice=ArgumentText(
             "a longer ",
             Argument("timeout_seconds"),
-            ": importing TensorFlow takes some seconds, more on a busy machine",
+            ": a busy machine takes longer" if are_ranks else ", if it has more to do before; imports do not count",
         ),
     )
 

@@ -57,8 +57,9 @@ class Arrival:
         """Return the time at which the start will have taken too long.
 
         The limit of each worker that has not said hello counts from when the platform had a place for it; once all
-        have, that of the last counts. Workers that are queued have a limit of their own; but a platform that cannot be
-        asked about them for as long as a start may take counts as lost.
+        have, that of the last counts. It does not begin before the imports of what runs by then have ended, or come no
+        further. Workers that are queued have a limit of their own; but a platform that cannot be asked about them for
+        as long as a start may take counts as lost.
         """
         state, limits = self._state, self._limits
         queued, missing = set(state.queued), state.missing
@@ -68,7 +69,8 @@ class Arrival:
                 deadlines.append(self._watch.silent_since + limits.start)
             placed = [state.placed_at(name) for name in missing or state.members if name not in queued]
             chosen = min if missing else max
-            deadlines += [chosen(placed) + limits.start + self.not_counted] if placed else []
+            if placed:
+                deadlines.append(max(chosen(placed) + self.not_counted, state.imported_at) + limits.start)
         return min(deadlines, default=None)
 
     async def _submit(self) -> None:

@@ -84,7 +84,7 @@ class Cluster:
         strategy: name of a strategy, or one made with options such as ``Horovod(slots=2)``.
         platform: where workers run; None for the workbench in one of its sessions, and else for this machine.
         timeout_seconds: how long the start may take, from when the platform has a place for the workers until every
-            server listens or every rank runs. 0: any time.
+            server listens or every rank runs, without the imports of servers. 0: any time.
         run_timeout: how long the run may take after that, in seconds. None: any time.
         stall_seconds: after how many seconds without output or progress from a worker that trains the run counts as
             hung; more than its longest step takes. None: never.

@@ -25,6 +25,7 @@ from muster.run.waits import Waits
 from muster.runtime import clock
 from muster.text.names import join_names, process_label, signal_name
 from muster.text.traceback import with_cells
+from muster.training.stages import IMPORTING
 
 Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
 RANK_NAME = re.compile(r"rank-(\d{1,9})")
@@ -112,6 +113,7 @@ class RunState:
         self.usage: dict[str, wire.Usage] = {}
         self._metrics = Metrics(self.specs)
         self.first_step_at: float | None = None
+        self.imported_at = -math.inf
         self._bounds = AgentBounds(lambda worker: self.expected.get(worker, 1))
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
@@ -520,6 +522,8 @@ class RunState:
 
     def _on_stage(self, worker: str, stage: wire.Stage) -> None:
         self._touch(worker, stage.rank)
+        if stage.stage.startswith(IMPORTING):
+            self.imported_at = clock.now()
         process = self.processes[worker].get(stage.rank)
         if process is not None and process.stage == stage.stage:  # it only says that it goes on
             return

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Tell = Callable[[Dict[str, Any]], None]
 
 RUNNING = "running the script"
+IMPORTING = "importing "  # and the name of a package
 BUILDING = "building the first step"
 JOINING = "waiting for the other ranks"
 TRAINING = "training"
@@ -165,7 +166,7 @@ def watch(stages: Stages, thread: int) -> None:
     while not stages.is_over:
         name = importing()
         if name:
-            stages.record("importing " + name)
+            stages.record(IMPORTING + name)
             stages.came_further(len(sys.modules))
         else:
             frame = sys._current_frames().get(thread)
