@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from muster.checks.arguments import plain_args, plain_bool, plain_env
 from muster.checks.names import OTHER_NAMES
 from muster.checks.script import make_script
 from muster.errors import CallError, JobError, MusterError
+from muster.job import Limits
 from muster.strategies import get_strategy
 from muster.strategies.processes import Processes
 
@@ -302,3 +304,13 @@ def test_names_of_frameworks_lead_to_strategies(name: str, meant: str) -> None:
     with pytest.raises(JobError) as of_class:
         get_strategy(Processes)  # type: ignore[arg-type]
     assert str(of_class.value.advice).startswith("strategy=Processes()")
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [("60", "timeout_seconds=60"), (timedelta(minutes=2), "timeout_seconds=120"), ("soon", None), (-1, None)],
+)
+def test_limits_that_are_no_numbers_are_refused_with_the_seconds_that_are_meant(given: Any, advice: str | None) -> None:
+    with pytest.raises(JobError, match="it must be a number of seconds") as refused:
+        Limits.checked(timeout_seconds=given)
+    assert (refused.value.advice and str(refused.value.advice)) == advice

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -519,11 +520,22 @@ class Limits:
         return cls(*(_seconds(name, limit) for name, limit in limits.items()))
 
 
+def _seconds_in(name: str, limit: object) -> ArgumentText | None:
+    """The argument with the seconds that were meant, by a text or a ``timedelta``; None where that is not known."""
+    seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+    if isinstance(limit, str) and re.fullmatch(r"\d+(\.\d+)?", limit):
+        seconds = float(limit)
+    if seconds is limit or not isinstance(seconds, float) or seconds <= 0:
+        return None
+    return ArgumentText(Argument(name, int(seconds) if seconds.is_integer() else seconds))
+
+
 def _seconds(name: str, limit: float | None) -> float | None:
     if limit is None or limit == 0:
         return None
     if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < float("inf"):
         raise JobError(
-            ArgumentText(Argument(name), f" is {limit!r}; it must be a number of seconds, or 0 for no limit.")
+            ArgumentText(Argument(name), f" is {limit!r}; it must be a number of seconds, or 0 for no limit."),
+            advice=_seconds_in(name, limit),
         )
     return float(limit)

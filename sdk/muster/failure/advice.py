@@ -23,6 +23,15 @@ OPEN_PORT = ArgumentText(
 OF_PROCESSES = {"'RANK'", "'WORLD_SIZE'", "'LOCAL_RANK'", "'MASTER_ADDR'", "'MASTER_PORT'"}
 BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 
+ALIASES = {  # what packages are called once they are imported
+    "np": "numpy",
+    "pd": "pandas",
+    "plt": "matplotlib.pyplot",
+    "tf": "tensorflow",
+    "hvd": "horovod.tensorflow",
+    **{name: name for name in ("horovod", "json", "keras", "math", "os", "random", "sys", "time", "torch")},
+}
+
 
 def advice_on_exception(failure: Failure) -> str | None:
     """Return what to try where a script has raised; None where its own words say all."""
@@ -54,10 +63,19 @@ def advice_on_exception(failure: Failure) -> str | None:
     if found := re.search(r"Did you mean: '([^'\n]+)'\?\s*$", failure.traceback):
         missing = re.search(r"\b(?:name|attribute) '(\w+)'", failure.message)
         return f"{found[1]} in place of {missing[1]}" if missing else f"{found[1]}, which is near"
+    if failure.type == "NameError" and (missing := re.search(r"^name '(\w+)' is not defined", failure.message)):
+        package = ALIASES.get(missing[1])
+        if package is None:
+            return f"define or import {missing[1]} in the script or function itself, before it is used"
+        return (
+            f"import {package}{f' as {missing[1]}' if missing[1] != package else ''}, in the script or function itself"
+        )
     if failure.type == "ModuleNotFoundError":
         return ArgumentText(
             "install the package for the script's interpreter, or ", Argument("python", ""), " one that has it"
         )
+    if failure.type == "FileNotFoundError" and "in _execute_child" in failure.traceback:
+        return f"see that this program is installed on {failure.worker or 'the worker'}, or give its full path"
     if failure.type == "FileNotFoundError" and re.search(r"(^|[\s'\"])/", failure.message):
         return ArgumentText(
             f"see that it is there on {failure.worker or 'the worker'}, or give the script another path (",
