@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,9 @@ CUT = """() => [...document.querySelectorAll(".muster-row :is(.muster-worker, .m
     .filter(cell => cell.offsetWidth && cell.lastChild.getBoundingClientRect)
     .filter(cell => cell.lastChild.getBoundingClientRect().right > cell.getBoundingClientRect().right + 1)
     .map(cell => cell.textContent)"""
+BEYOND = """() => [...document.querySelectorAll(".muster-row")]
+    .filter(row => [...row.children].some(cell => cell.offsetWidth > 4 && cell.getBoundingClientRect().right > row.getBoundingClientRect().right + 1))
+    .map(row => row.textContent)"""  # noqa: E501
 COLLIDE = """() => {
     const box = name => document.querySelector(name).getBoundingClientRect();
     const [a, b] = [box(".muster-title"), box(".muster-buttons")];
@@ -175,6 +179,29 @@ def test_at_any_width_nothing_collides_and_nothing_is_cut_that_tells_workers_apa
     page.locator(".muster-window").evaluate("window => { window.scrollTop = 1000 }")
     expect(page.locator(".muster-more-above")).to_have_count(1)
     expect(page.locator(".muster-more-below")).to_have_count(0)
+
+
+def test_long_names_of_workers_leave_columns_out_in_place_of_what_is_in_them(page: Page, tmp_path: Path) -> None:
+    events = [
+        replace(event, worker=event.worker and event.worker.replace("worker-", "gpu-node-rack17-trainer-of-the-team-"))
+        for event in training(3)
+    ]
+    show(page, recorded(events), tmp_path)
+    for width in (480, 640, 800, 1024, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(BEYOND) == [], width
+        assert width == 480 or page.evaluate(CUT) == [], width
+        assert not page.locator(".muster-memory").evaluate_all(
+            "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.textContent)"
+        ), width
+
+
+def test_a_long_name_of_a_run_is_wrapped_in_the_picture(page: Page) -> None:
+    events = starting(2)
+    events[0].data["job"]["name"] = "a_very_long_name_that_somebody_gave_to_a_function_on_a_monday_morning"
+    page.set_viewport_size({"width": 480, "height": 600})
+    page.set_content(to_html(view_of(events)))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_columns_that_say_nothing_are_left_out_and_the_phase_keeps_its_seconds(page: Page, tmp_path: Path) -> None:

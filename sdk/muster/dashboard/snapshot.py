@@ -149,7 +149,7 @@ def _title(view: RunView) -> str:
     facts = [view.strategy, _stage(view), took, view.run_id]
     glyph = _glyph(view.status if view.ended is not None else "")
     return (
-        f'<div style="font-size:14px">{glyph} <strong>{escape(view.name or "run")}</strong>'
+        f'<div style="font-size:14px;overflow-wrap:anywhere">{glyph}&nbsp;<strong>{escape(view.name or "run")}</strong>'
         f" &nbsp; {escape(' · '.join(filter(None, facts)))}</div>"
     )
 

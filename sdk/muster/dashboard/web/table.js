@@ -4,6 +4,7 @@ const ROW_HEIGHT = 26;
 const ROWS_IN_SIGHT = 14;
 const ROWS_BEYOND = 4;
 
+const ORDINARY_NAME = 16; // characters of a worker and its ranks
 const TABLE_COLUMNS = [
   { key: "worker", title: "worker" },
   { key: "status", title: "status" },
@@ -80,6 +81,7 @@ class Table {
     const longest = (values) => Math.max(0, ...values.map((value) => value?.length ?? 0));
     const width = longest(names.map((name, row) => `${name} ${columns.ranks?.[row] ?? ""}`));
     this.element.style.setProperty("--worker", `${(0.92 * Math.min(Math.max(width, 8), 60) + 1).toFixed(1)}ch`);
+    this.element.style.setProperty("--beyond", `${(0.92 * Math.max(Math.min(width, 60) - ORDINARY_NAME, 0)).toFixed(1)}ch`);
     this.element.style.setProperty("--address-width", `${Math.min(Math.max(longest(columns.address ?? []), 9), 40) + 1}ch`);
     const said = longest((columns.phase ?? []).map((phase, row) => (phase === "done" ? columns.ending?.[row] : `${phase} 10:00:00`)));
     const told = longest(names.map((_, row) => positionAtMost(this.store.worker(row))));
