@@ -264,7 +264,7 @@ def test_imports_of_servers_do_not_count_as_long_as_they_go_on() -> None:
     def imports_until(end: int, listens: bool) -> Change:
         def change(scene: Scene) -> None:
             server = scene.workers["ps-0"]
-            server.manners = Manners(listens_after=None, runs_for=None)
+            server.behaviour = Behaviour(listens_after=None, runs_for=None)
             for second in range(5, end, 5):
                 scene.at(second, lambda: server.report("stage", stage="importing tensorflow"))
             if listens:
