@@ -116,7 +116,7 @@ class Event:
 
     def to_json(self) -> str:
         """The event as one line of strict JSON, without the line end; what JSON has no word for becomes text."""
-        data = dict(self.data)
+        data = {name: value for name, value in vars(self.data).items() if value is not None}
         try:
             if isinstance(self.data, Progress):
                 data["metrics"] = metrics_to_json(self.data.metrics)
