@@ -72,7 +72,7 @@ class Served:
 
     def play(self, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            config = uvicorn.Config(self.bounds, lifespan="off", log_config=None, ws="none")
+            config = uvicorn.Config(self.bounds, lifespan="off", log_config=None, ws="none", timeout_keep_alive=600)
             config.load()
             server = Server(config)
             server.lifespan = config.lifespan_class(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -15,7 +16,7 @@ from muster.errors import LauncherFailed, RunStopped, ScriptFailed, WorkerKilled
 from muster.events import Event, EventKind
 from muster.platforms import machine
 
-from tests.support import command_line, eventually
+from tests.support import command_line, descendants_of, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +134,29 @@ def test_the_rendezvous_server_listens_on_its_workers_address_alone_and_no_worke
         eventually(lambda: "rendezvous server listens" in cluster.logs("launcher"), "what the launcher says has come")
         marked = linux.marked("MUSTER_RUN_ID", cluster.run_id)
         assert not [pid for pid in marked if "sshd" in command_line(pid)]
+    finally:
+        cluster.stop()
+
+
+def horovodrun_listens_on() -> set[str]:
+    """Addresses on which processes of horovodrun listen in this session."""
+    found = set()
+    for pid in descendants_of(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):  # what logs in to a worker ends by itself
+            if "horovod_launcher.py" in command_line(pid):
+                sockets = psutil.Process(pid).net_connections("tcp")
+                found |= {str(made.laddr[0]) for made in sockets if made.status == psutil.CONN_LISTEN}
+    return found
+
+
+def test_the_rendezvous_of_horovodrun_listens_on_the_address_of_its_interface_alone(wait: Path) -> None:
+    cluster = run(wait, launcher="horovodrun", wait=False, run_timeout=600)
+    try:
+        eventually(lambda: "ready" in cluster.logs("worker-0"), "a rank has come to it", timeout=100)
+        name = b"HOROVOD_GLOO_RENDEZVOUS_ADDR="
+        started_with = set().union(*map(linux.environment_of, linux.marked("MUSTER_RUN_ID", cluster.run_id)))
+        (told,) = [text.removeprefix(name).decode() for text in started_with if text.startswith(name)]
+        assert horovodrun_listens_on() == {told}
     finally:
         cluster.stop()
 
