@@ -26,7 +26,7 @@ def client(service: Service) -> Client:
 
 
 @pytest.fixture
-def stranger(service: Service) -> Client:
+def other_client(service: Service) -> Client:
     """A session of a client that has the other key."""
     other_key = service.keys.read_text().splitlines()[1]
     return Client({**service.client_environment(), "CDSW_API_KEY": other_key})

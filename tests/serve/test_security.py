@@ -45,13 +45,13 @@ def test_without_a_key_nothing_can_be_done(client: Client, auth: tuple[str, str]
     assert Client({**client.variables, "CDSW_ENGINE_URL": engine[: -len(client.id)] + "x"}).list().json() == []
 
 
-def test_another_key_sees_and_stops_nothing(client: Client, stranger: Client) -> None:
+def test_another_key_sees_and_stops_nothing(client: Client, other_client: Client) -> None:
     worker = client.start("")
-    assert stranger.list().json() == []
-    assert stranger.stop(worker["id"]).status_code == 404
-    assert stranger.call("GET", client.variables["CDSW_ENGINE_URL"] + "/workers").status_code == 403
-    assert stranger.call("DELETE", client.variables["CDSW_ENGINE_URL"]).status_code == 403
-    refused = stranger.launch(code="1", master_id=client.id)
+    assert other_client.list().json() == []
+    assert other_client.stop(worker["id"]).status_code == 404
+    assert other_client.call("GET", client.variables["CDSW_ENGINE_URL"] + "/workers").status_code == 403
+    assert other_client.call("DELETE", client.variables["CDSW_ENGINE_URL"]).status_code == 403
+    refused = other_client.launch(code="1", master_id=client.id)
     assert refused.status_code == 403
     assert refused.json()["engineId"] == client.id
     assert client.worker(worker["id"])["status"] == "running"

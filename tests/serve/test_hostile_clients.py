@@ -20,9 +20,10 @@ from muster.security.certificates import make_certificate
 from tests.serve.service import Client, Service, serving
 from tests.support import eventually
 
-pytestmark = pytest.mark.alone  # answers within a second
+pytestmark = pytest.mark.alone  # storms, and what the service has open
 
 BODY = 4 << 20
+SOON = 8.0  # seconds: well before those who hold a service up are given up, also on a busy machine
 QUICK = "import muster.serve.listener as listener; listener.RECEIVE_SECONDS = 1.0; listener.BODY_SECONDS = 2.0"
 
 
@@ -83,12 +84,12 @@ def is_served(service: Service) -> float:
 def test_bodies_without_a_key_are_not_read(service: Service) -> None:
     is_served(service)
     before = memory_of(service)
-    with connections(service, 40) as strangers:
-        for stranger in strangers:
-            push(stranger, head(BODY) + b"x" * (BODY - 1))
+    with connections(service, 40) as connected:
+        for client in connected:
+            push(client, head(BODY) + b"x" * (BODY - 1))
         assert memory_of(service) - before < 30 << 20
-        assert is_served(service) < 1
-        assert all(stranger.recv(100).startswith(b"HTTP/1.1 401") for stranger in strangers)
+        assert is_served(service) < SOON
+        assert all(client.recv(100).startswith(b"HTTP/1.1 401") for client in connected)
 
 
 def test_bodies_of_those_who_have_a_key_are_bounded(service: Service) -> None:
@@ -98,7 +99,7 @@ def test_bodies_of_those_who_have_a_key_are_bounded(service: Service) -> None:
         for client in clients:
             push(client, head(BODY, service.key) + b"x" * (BODY - 1), 10)  # one that has a key is read or refused
         assert memory_of(service) - before < 100 << 20
-        assert is_served(service) < 1
+        assert is_served(service) < SOON
         # Which of them there is room for is chance: what they send waits in the kernel until the service reads it.
         refused: set[socket.socket] = set()
 
@@ -122,7 +123,7 @@ def test_idle_connections_hold_up_nobody(service: Service) -> None:
         with connect(service) as kept:
             kept.sendall(head(2, service.key))
             with connections(service, 600):
-                assert is_served(service) < 1
+                assert is_served(service) < SOON
                 assert descriptors_of(service) - before < 200
                 assert memory_of(service) - memory < 30 << 20
                 assert known.get(url).status_code == 200
@@ -130,11 +131,11 @@ def test_idle_connections_hold_up_nobody(service: Service) -> None:
                 assert kept.recv(100).startswith(b"HTTP/1.1 422"), "a request with a key is not ended for others"
 
 
-def test_bodies_of_one_who_has_a_key_leave_room_for_those_of_others(service: Service, stranger: Client) -> None:
+def test_bodies_of_one_who_has_a_key_leave_room_for_those_of_others(service: Service, other_client: Client) -> None:
     with connections(service, 20) as greedy:
         for connection in greedy:
             push(connection, head(BODY, service.key) + b"x" * (BODY - 1), 10)
-        assert stranger.launch(code="1" + " " * (BODY // 2)).status_code == 200
+        assert other_client.launch(code="1" + " " * (BODY // 2)).status_code == 200
 
 
 def test_with_tls_idle_connections_hold_up_nobody_either(tmp_path: Path) -> None:
@@ -143,12 +144,12 @@ def test_with_tls_idle_connections_hold_up_nobody_either(tmp_path: Path) -> None
     (tmp_path / "key.pem").write_text(key)
     tls = ("--tls-cert", f"{tmp_path}/cert.pem", "--tls-key", f"{tmp_path}/key.pem")
     with serving(tmp_path, *tls, before=QUICK) as service:
-        assert is_served(service) < 1
+        assert is_served(service) < SOON
         before = descriptors_of(service)
-        with connections(service, 300) as strangers:
-            assert is_served(service) < 1
+        with connections(service, 300) as connected:
+            assert is_served(service) < SOON
             assert descriptors_of(service) - before < 200
-            assert strangers[-1].recv(1) == b"", "the time for a handshake is over"
+            assert connected[-1].recv(1) == b"", "the time for a handshake is over"
         context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         with context.wrap_socket(connect(service), server_hostname="127.0.0.1") as slow:
             slow.sendall(b"GET /openapi")
@@ -201,9 +202,9 @@ def test_a_connection_may_be_used_again_after_a_wrong_key(service: Service) -> N
 def test_garbage_fills_no_log(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
         for _ in range(500):
-            with connect(service) as stranger:
-                push(stranger, b"\x16\x03\x01 no request at all\r\n\r\n")
-        assert is_served(service) < 1
+            with connect(service) as client:
+                push(client, b"\x16\x03\x01 no request at all\r\n\r\n")
+        assert is_served(service) < SOON
     assert service.output.count("Invalid HTTP request") <= 20
 
 
@@ -211,6 +212,6 @@ def test_more_descriptors_than_there_are(tmp_path: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     with serving(tmp_path, before=few) as service:
         with connections(service, 200):
-            assert is_served(service) < 2
-        assert is_served(service) < 1
+            assert is_served(service) < SOON
+        assert is_served(service) < SOON
     assert len(service.output) < 10_000
