@@ -12,13 +12,19 @@ from tests.dashboard.test_stuck import TALKS, in_a_full_terminal
 from tests.support import eventually
 
 CALL = """
+import os
 import sys
 import muster
 from muster.dashboard import ticker
 from muster.strategies import STRATEGIES
 STRATEGIES["parameter_server"] = "plain:Plain"
 ticker.SECONDS_TO_FINISH = 0.5
-muster.run_cluster(2, worker_script="talks.py", run_timeout=float(sys.argv[1]) if sys.argv[1:] else None)
+try:
+    muster.run_cluster(2, worker_script="talks.py", run_timeout=float(sys.argv[1]) if sys.argv[1:] else None)
+except BaseException as error:
+    with open("beside", "w") as file:
+        file.write(type(error).__name__)
+    os.rename("beside", "raised")
 """
 SHOWN = 100_000  # bytes that a worker has printed: each renderer has had much to show by then
 SECONDS = 60.0  # what is stuck is so for good: this is for machines that are busy
@@ -38,25 +44,26 @@ def has_much_to_show() -> bool:
     return any(log.stat().st_size > SHOWN for log in logs)
 
 
-def error_of_the_run() -> str:
-    """The error of the run; waits for its end."""
-    result = eventually(lambda: [run.result for run in lookup.list_runs() if run.result], "it has ended", SECONDS)[0]
-    return str(result["error"])
+def raised(folder: Path) -> str:
+    """What the call has raised; waits for that."""
+    eventually((folder / "raised").exists, "it has returned", SECONDS)
+    return (folder / "raised").read_text()
 
 
 def test_its_time_limit_ends_it(tmp_path: Path, renderer: str) -> None:
     with in_a_full_terminal(tmp_path, CALL, "3", MUSTER_DASHBOARD=renderer):
-        assert error_of_the_run() == "RunTimeout"
+        assert raised(tmp_path) == "RunTimeout"
 
 
 def test_an_interrupt_ends_it(tmp_path: Path, renderer: str) -> None:
     with in_a_full_terminal(tmp_path, CALL, MUSTER_DASHBOARD=renderer) as process:
         eventually(has_much_to_show, "its workers print", SECONDS)
         process.send_signal(signal.SIGINT)
-        assert error_of_the_run() == "RunStopped"
+        assert raised(tmp_path) == "RunInterrupted"
+    assert lookup.list_runs()[0].status == "stopped"
 
 
 def test_a_failure_ends_it(tmp_path: Path, renderer: str, script: Path) -> None:
     script.write_text(TALKS.replace("while True", "for _ in range(300)") + "raise ValueError('bad luck')\n")
     with in_a_full_terminal(tmp_path, CALL, MUSTER_DASHBOARD=renderer):
-        assert error_of_the_run() == "ScriptFailed"
+        assert raised(tmp_path) == "ScriptFailed"
