@@ -19,8 +19,8 @@ from muster.testing import Scene, ScriptedPlatform
 PACKAGE = Path(muster.__file__).parent
 PLAYED = ("testing", "agent")  # rooms of what a test plays, and not the engine
 FOREIGN = "of others"
-FEW, MANY = 12, 48
-FREE = 200  # lines that a function may run beside those for its workers
+FEW, MANY = 8, 32
+FREE = 90  # lines that a function may run beside those for its workers
 SPREAD = 0.2  # seconds over which workers do the same
 GATHERED = 0.05  # seconds in which the session takes what comes together, as its loop does
 AT = 12.0

@@ -32,6 +32,7 @@ class ScriptedPlatform(Platform):
 
     name = "scripted"
     lease_seconds = 0.0
+    poll_seconds = (0.2, 2.0)  # few polls in what may be minutes of simulated time
 
     def __init__(self) -> None:
         self.players: dict[str, ScriptedWorker] = {}
