@@ -5,7 +5,6 @@ address and, at the end, its outcome. When the session hangs up, or SIGTERM come
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -34,14 +33,14 @@ from .stacks import ask_for_stacks
 from .streams import Streams
 from .usage import UsageMeter
 from .waiting import connections_of, is_stopped
-from .warm import become, relevant, share_of, starts_script
+from .warm import share_of
+from .warm_starts import WarmStarts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
     from .loop import Timer
-    from .processes import Become
 
 SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
 LOG_TICK = 0.01  # the same of the size of logs, as long as one of them grows fast
@@ -49,7 +48,6 @@ TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: 
 NOTICE_SECONDS = 20.0  # from a signal to end, of whoever runs this worker, to the end of processes that are told of it
 POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
 LARGEST_REPORT = 1 << 17  # bytes
-LARGEST_RECIPE = 1 << 16  # characters of an environment that the guard is told
 REPORTS_AT_ONCE = 100
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
@@ -99,11 +97,9 @@ class Agent:
         self._no_ssh = ""
         self._gpus: "GpuMeter | None" = None
         self._memory_kills = MemoryKills.of(config.get("has_cgroup"))
+        self._warm_starts = WarmStarts(config, self._send_to_guard, self._log.write)
         self._is_leaving = self._has_notice = False
         self._has_refused_report = False
-        self._template: "dict[str, Any] | None" = config.get("template")
-        self._why_cold = ""
-        self._has_told_recipe = self._has_told_cold = False
         self._outcome: "dict[str, object]" = {"status": "stopped"}
         self._orders: "dict[type, Callable[[Any], object]]" = {
             wire.Refused: self._refused,
@@ -172,7 +168,7 @@ class Agent:
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
         self._loop.call_every(TICK, self._tick)
         usage = UsageMeter(self._loop, self.processes, self.config["memory"], self._report_usage, self._too_much_memory)
-        usage.shared = share_of(self._template)
+        usage.shared = share_of(self.config.get("template"))
         if self._sshd is None:
             self._ready(self.config["address"])
 
@@ -324,35 +320,10 @@ class Agent:
         environment = dict(self.environment, **env)
         output = self._rank_logs.open(rank)
         folder = cwd or self.config["cwd"]
-        become = self._warm(argv, environment, folder)
+        become = self._warm_starts.become(argv, environment, folder)
         child = self.processes.start(argv, environment, folder, rank, on_exit, output, become=become)
         self._link.send(wire.Started(child.pid, rank))
         return child
-
-    def _warm(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "Become | None":
-        """Return what makes a fork of this agent a process of the script's; None where it starts by itself."""
-        imports = self.config.get("imports")
-        if imports is None or not starts_script(argv):
-            return None
-        if not self._has_told_recipe:
-            self._has_told_recipe = True
-            known = relevant(env, os.path.dirname(argv[2]))
-            never = _reason_against_any(known, imports["modules"])
-            if never:
-                self._send_to_guard(cold=never)
-            else:
-                self._send_to_guard(recipe={"python": argv[0], "env": known, "imports": imports["modules"]})
-            self._why_cold = never or self.config.get("cold", "")
-        why = self._why_cold
-        if self._template is not None:
-            made = self._template["made"]
-            why = made.reason_against(argv, env, cwd)
-            if why is None:
-                return functools.partial(become, made)
-        if why and imports["modules"] and not self._has_told_cold:  # without imports there is nothing to gain
-            self._has_told_cold = True
-            self._log.write("the script starts cold: {}".format(why))
-        return None
 
     def process_ended(self, child: Child) -> None:
         """Tell the session that a process has ended, and leave where nothing else is to come."""
@@ -566,14 +537,3 @@ def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":
         outcome: "dict[str, object]" = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
         os.write(upstream, frames.encode("worker", **outcome))
         return outcome
-
-
-def _reason_against_any(env: "dict[str, str] | None", modules: "list[str]") -> str:
-    """Return, in words, why no template would do for a script with this environment and these imports; or nothing."""
-    if not modules:
-        return "the script begins with no imports of packages"
-    if env is None:
-        return "its PYTHONPATH names folders by relative paths"
-    if sum(map(len, [*env, *env.values()])) >= LARGEST_RECIPE:
-        return "its environment is too large"
-    return ""

@@ -13,7 +13,8 @@ import click
 from muster.commands import completion
 from muster.commands.options import TimeSpan
 from muster.commands.recorded import print_rich
-from muster.commands.run import OPTIONS, ScriptCommand, as_options, make_request
+from muster.commands.run import OPTIONS, as_options, make_request
+from muster.commands.script_command import ScriptCommand
 from muster.commands.wrapping import columns
 
 ONE_LINE = 10_000  # characters, in a pipe: none of the findings is broken there

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from muster.commands import as_json
-from muster.commands.run import ScriptCommand, course_options, job_options, make_request
+from muster.commands.run import course_options, job_options, make_request
+from muster.commands.script_command import ScriptCommand
 from muster.job import SERVER
 from muster.security.ssh import SSH_PORT
 

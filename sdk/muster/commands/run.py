@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import os
 import re
 import shlex
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,17 +16,13 @@ import click
 from muster import platforms, strategies
 from muster.commands import as_json, completion
 from muster.commands.options import (
-    NEAR,
     AnyNumber,
-    DeclaredOption,
     NameIn,
     Number,
-    PlatformCommand,
     TimeSpan,
     WholeNumber,
-    platform_options,
-    strategy_options,
 )
+from muster.commands.script_command import ScriptCommand
 from muster.events import Event, Observer
 from muster.events.data import RunEnded
 from muster.job import Resources
@@ -42,146 +36,8 @@ if TYPE_CHECKING:
     from muster.dashboard import Dashboard
     from muster.run.request import CheckedRun, RunRequest
 
-LONGEST_SCRIPT = 1_000_000  # characters of it in which its own options are looked for
-
-NUMBER = re.compile(r"[\d.]+")
-UNIT = re.compile(r"d(ays?)?|h(rs?|ours?)?|m(ins?|inutes?)?|s(ecs?|econds?)?", re.IGNORECASE)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class ScriptCommand(PlatformCommand):
-    """A command that takes its own options before SCRIPT and after it; any other after SCRIPT is the script's.
-
-    Only whole names count after SCRIPT (``-bs`` is never ``-b -s``), and ``--`` ends the command's own options.
-    """
-
-    allow_interspersed_args = False
-
-    def declared_options(self) -> Iterator[DeclaredOption]:
-        """The options that strategies and platforms declare."""
-        yield from strategy_options()
-        yield from platform_options()
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the command's own options first, which is where click looks for them."""
-        options = {
-            name: parameter
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option)
-            for name in (*parameter.opts, *parameter.secondary_opts)
-        }
-        takes_value = {name: not parameter.is_flag for name, parameter in options.items()}
-        try:
-            rest = super().parse_args(ctx, own_options_first(args, takes_value))
-        except click.NoSuchOption as error:
-            if difflib.get_close_matches(error.option_name, takes_value, cutoff=NEAR):
-                raise
-            missing = "" if names_script(args, takes_value) else ", and SCRIPT is missing"
-            words = f"No such option {error.option_name!r}{missing}: options after SCRIPT are the script's own."
-            raise click.UsageError(words, ctx) from None
-        script = ctx.params.get("worker_script")
-        times = {name for name, parameter in options.items() if isinstance(parameter.type, TimeSpan)}
-        for unit, meant in times_in_two_words(args, times).items():
-            if unit != script:
-                click.echo(f"Warning: {unit} goes to the script. Try: {meant}", err=True)
-            elif not ctx.params.get("module") and not os.path.exists(script):
-                raise click.UsageError(f"{script!r} stands where SCRIPT does. Try: {meant}", ctx)
-        for word, meant in misspelt(args, takes_value, _text_of(script)).items():
-            click.echo(f"Warning: {word} is no option of muster and goes to the script. Try: {meant}", err=True)
-        return rest
-
-
-def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
-    """The arguments with all known options in front of SCRIPT.
-
-    Args:
-        args: what stands on the command line.
-        takes_value: for each known option, whether a value follows it.
-
-    >>> own_options_first(["train.py", "--epochs", "3", "-n", "2", "--", "-n"], {"-n": True})
-    ['-n', '2', 'train.py', '--epochs', '3', '-n']
-    """
-    own: list[str] = []
-    rest: list[str] = []  # SCRIPT and what is the script's
-    words = iter(args)
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if word == "--" and rest:
-            rest += words
-        elif name in takes_value and (name.startswith("--") or not equals):
-            own += [word, *(itertools.islice(words, 1) if takes_value[name] and not equals else ())]
-        elif rest or not word.startswith("-"):
-            rest.append(word)
-        else:
-            own.append(word)  # click says what is wrong with it
-    return own + rest
-
-
-def names_script(args: Sequence[str], takes_value: Mapping[str, bool]) -> bool:
-    """Return whether any of the words may name a script: those that follow unknown options may be their values.
-
-    >>> names_script(["-n", "2", "--epochs", "3"], {"-n": True}), names_script(["--epochs", "3", "train.py"], {})
-    (False, True)
-    """
-    words = iter(args)
-    for word in words:
-        if takes_value.get(word):
-            next(words, None)
-        elif not word.startswith("-") and not NUMBER.fullmatch(word):
-            return True
-    return False
-
-
-def times_in_two_words(args: Sequence[str], times: Collection[str]) -> dict[str, str]:
-    """Units that are words of their own, and so are none of a time, each with what may have been meant.
-
-    >>> times_in_two_words(["--detach", "8", "hours", "train.py", "--stall=2", "min"], {"--detach", "--stall"})
-    {'hours': '--detach 8h', 'min': '--stall 2m'}
-    """
-    own = itertools.takewhile(lambda word: word != "--", args)
-    words = [part for word in own for part in word.split("=", 1)]
-    return {
-        unit: f"{option} {number}{unit[0].lower()}"
-        for option, number, unit in zip(words, words[1:], words[2:], strict=False)
-        if option in times and NUMBER.fullmatch(number) and UNIT.fullmatch(unit)
-    }
-
-
-def misspelt(args: Sequence[str], takes_value: Mapping[str, bool], script: str = "") -> dict[str, str]:
-    """Words for the script that look like an option of the command, each with what may have been meant.
-
-    Args:
-        args: what stands on the command line. What is behind a ``--`` is the script's without doubt.
-        takes_value: for each known option, whether a value follows it.
-        script: the text of the script; an option that it names is its own.
-
-    >>> misspelt(["train.py", "--strategi=mpi", "-n2", "--epochs", "3"], {"--strategy": True, "-n": True})
-    {'--strategi': '--strategy', '-n2': '-n 2'}
-    """
-    found = {}
-    known = [name for name in takes_value if name.startswith("--")]
-    for word in itertools.takewhile(lambda word: word != "--", args):
-        name = word.partition("=")[0]
-        if name in takes_value and name.startswith("--"):
-            continue
-        if name.startswith("--"):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            own = {name[2:], name[2:].replace("-", "_")}
-            if near and not any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", script) for text in own):
-                found[name] = near[0]
-        elif (short := re.fullmatch(r"(-\w)=?(\d+)", word)) and takes_value.get(short[1]) and short[1] not in script:
-            found[word] = f"{short[1]} {short[2]}"
-    return found
-
-
-def _text_of(script: str | None) -> str:
-    """Text of a script's file; empty where there is none that can be read."""
-    try:
-        with open(script or "", encoding="utf-8", errors="replace") as file:
-            return file.read(LONGEST_SCRIPT)
-    except (OSError, ValueError):
-        return ""
 
 
 def _environment(ctx: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
