@@ -355,6 +355,16 @@ def test_the_order_in_which_the_kernel_saw_processes_end_tells_which_came_first(
     assert len(ties(cause, unordered)) == 1, "without that it is a tie"
 
 
+def test_a_rank_that_leaves_as_it_has_lost_another_may_count_as_ended_before_that() -> None:
+    left = replace(exited(0, 1.005), place=1)
+    call, end = called_exit(1, 1.0, 1, peer_was_gone=True), replace(exited(1, 1.004), place=0)
+    for failures in itertools.permutations([left, call, end]):
+        cause = root_cause(failures)
+        assert cause is not None
+        assert cause.worker == "worker-0"
+        assert ties(cause, failures) == []
+
+
 def test_an_end_that_came_first_and_is_more_like_an_echo_than_the_next_ties_with_it() -> None:
     crashed = replace(killed(0, 1.003, signal.SIGBUS), place=5)
     overtaking = replace(exited(1, 1.001, 1), place=4)

@@ -294,7 +294,9 @@ def _leads_to(cause: Failure, echo: Failure) -> bool:
         if echo.bearing is Bearing.BROKEN:
             return _began(cause, LATE) - _slack(cause, echo) <= echo.time
         return _was_gone(cause, echo) or cause.time + LATE + _slack(cause, echo) < echo.time
-    has_outlived = echo.ended is not None and echo.ended + _slack(cause, echo) < cause.time
+    # A process counts as ended a moment after its connections are closed: who calls `os._exit` on that may be sooner.
+    overtaking = _slack(cause, echo) + (NOTICING if echo.is_call else 0.0)
+    has_outlived = echo.ended is not None and echo.ended + overtaking < cause.time
     late = LATEST if echo.bearing is Bearing.BROKEN else LATE
     return not has_outlived and _began(cause, late) - _slack(cause, echo) <= echo.time
 
