@@ -36,8 +36,8 @@ class Verdict:
     Attributes:
         error: class of the error, or several with ``or`` between them; empty where the run must succeed.
         victim: what must be named: ``rank 1``, ``worker worker-1``, ``beside worker-1`` (a worker of its host),
-            ``guard`` (any worker of this machine), ``launcher``, or ``link 0 1``, which is both ranks; empty for the
-            fault's own.
+            ``guard`` (any worker of this machine), ``launcher``, ``launcher and ranks that it lets go`` (it, or one of
+            them), or ``link 0 1``, which is both ranks; empty for the fault's own.
         facts: what the error must have in its ``failure``.
     """
 
@@ -221,8 +221,9 @@ def _lost_with_guard(error: str = "WorkerLost") -> Verdict:
 
 
 def _launcher_ended(number: int) -> Verdict:
-    signal_of_its_end = {} if number == signal.SIGTERM else {"signal": number}  # Open MPI's ends by itself then, with 1
-    return Verdict("LauncherFailed", "launcher", {"kind": "launcher", **signal_of_its_end})
+    if number == signal.SIGTERM:  # Open MPI's lets all ranks go then, in any order, and ends by itself
+        return Verdict("LauncherFailed", "launcher and ranks that it lets go")
+    return Verdict("LauncherFailed", "launcher", {"kind": "launcher", "signal": number})
 
 
 def _agent(dice: random.Random, rank: int, shape: Shape) -> Made:

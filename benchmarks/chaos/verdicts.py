@@ -59,7 +59,7 @@ def _is_at_fault(named: Named, fault: Fault, case: Case) -> bool:
         return worker in shape.names and shape.host_of(worker) == shape.host_of(which)
     if what == "guard":  # of all workers here: the error names one of them, and its message the guard
         return worker in shape.names and rank is None
-    return named == (None, None)  # the launcher
+    return which != "" or named == (None, None)  # the launcher, and perhaps a rank that it lets go
 
 
 def _victim(fault: Fault) -> tuple[str, str]:

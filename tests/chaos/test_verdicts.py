@@ -50,6 +50,15 @@ def test_what_is_at_fault_is_right(fault: Fault, failure: Failure) -> None:
     assert not judged(RunTimeout("The run took longer than its 120 s."), fault)
 
 
+def test_a_launcher_that_was_asked_to_end_may_be_told_by_a_rank_that_it_let_go() -> None:
+    asked = Fault("send 15", "launcher", Verdict("LauncherFailed", "launcher and ranks that it lets go"))
+    let_go = told(Failure(FailureKind.HUNG_UP, 1.0, "worker-1", 3))
+    assert judged(let_go, asked)
+    assert judged(told(replace(LAUNCHER_KILLED, signal=None, exit_code=1)), asked)
+    assert not judged(let_go, LAUNCHER), "which was killed"
+    assert not judged(told(EXIT_2), asked)
+
+
 @pytest.mark.parametrize(
     ("fault", "failure"),
     [
