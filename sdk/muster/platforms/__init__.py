@@ -39,15 +39,16 @@ OTHER_NAMES = {
     "cml": "workbench",
     "cloudera": "workbench",
     "localhost": "local",
-}  # what people call them besides
+}  # other names that users try
 
 OWN = "one of your own is given in Python, as an object: platform=YourPlatform()"
 
 
 def get_platform(platform: str | Platform | None, **options: Any) -> Platform:
-    """The platform of that name, made with ``options``, or the given object itself.
+    """Return the platform of that name, made with ``options``, or the given object itself.
 
-    None is what ``MUSTER_PLATFORM`` names; without it the ``workbench``, in one of its sessions, or else ``local``.
+    None stands for the platform that ``MUSTER_PLATFORM`` names; where that is not set, for ``workbench`` in a session
+    of the workbench, and for ``local`` elsewhere.
 
     Raises:
         JobError: there is no platform of that name, or it has no such option.
@@ -102,11 +103,11 @@ def platform_name(platform: str | None) -> str:
 
 
 def platform_class(platform: str) -> Any:
-    """The class of the platform of that name, which must be one of ``PLATFORMS``."""
+    """Return the class of the platform of that name, which must be one of ``PLATFORMS``."""
     module, _, attribute = PLATFORMS[platform].partition(":")
     return getattr(import_module(module), attribute)
 
 
 def option_names(platform: str) -> list[str]:
-    """Names of the options that the platform of that name takes; none where there is no such platform."""
+    """Return the names of a platform's options; none where there is no platform of that name."""
     return [option.name for option in options_of(platform_class(platform))] if platform in PLATFORMS else []

@@ -1,4 +1,4 @@
-"""A worker as its agent needs it, whatever the platform: plain data."""
+"""The config of a worker's agent, and what the agent leaves for the platform: plain data on every platform."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ENDS = {
 
 
 def default_log_cap() -> int:
-    """Largest size of a worker's log in bytes: ``MUSTER_LOG_CAP`` from the environment, or else 64 MiB."""
+    """Return the largest size of a worker's log in bytes: ``MUSTER_LOG_CAP`` of the environment, or else 64 MiB."""
     return int(os.environ.get("MUSTER_LOG_CAP") or LOG_CAP)
 
 
 def agent_config(spec: WorkerSpec, cap: int, places: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the config of a worker's agent; the platform adds where the worker is, and what it has.
+    """Return the config of a worker's agent, to which the platform adds the worker's address and other facts.
 
     Args:
         spec: the worker.
         cap: largest size of its log in bytes.
-        places: paths on the worker of the places that its platform has for it, where it shares no files with the
-            session: any of ``library``, ``run``, ``scratch`` and ``project``. For others the agent of a worker that is
-            a machine of its own makes a new folder, and removes it in the end.
+        places: folders on a worker that shares no files with the session, as its platform chose them: any of
+            ``library``, ``run``, ``scratch`` and ``project``. For those that are not given, the agent of a worker that
+            is a machine of its own makes a new folder, and removes it in the end.
     """
     known = {**spec.places, **(places or {})}
     shares = bool(spec.places) or not is_symbolic(str(spec.scratch))
@@ -65,7 +65,7 @@ def agent_config(spec: WorkerSpec, cap: int, places: Mapping[str, str] | None = 
 
 
 def news_of(data: bytes) -> list[dict[str, Any]]:
-    """Return what an agent has left for its platform, oldest first; lines that make no sense are left out."""
+    """Return the messages that an agent has left for its platform, oldest first; skip lines that are malformed."""
     found: list[dict[str, Any]] = []
     for line in data.splitlines():
         try:
@@ -78,7 +78,7 @@ def news_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def outcome_of(data: bytes) -> dict[str, Any]:
-    """A worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
+    """Return a worker's end as its agent told it (``status``, ``exit_code``, ``signal``, ``reason``), or nothing."""
     for said in news_of(data):
         try:
             found = {name: check(said.get(name)) for name, check in ENDS.items()}

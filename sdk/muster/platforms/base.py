@@ -1,4 +1,4 @@
-"""The interface of platforms: whatever runs workers."""
+"""The interface that every platform implements."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import NamedTuple
 from muster.errors import PlatformError, PlatformUnsupported
 from muster.job import Resources, Worker, WorkerSpec
 
-BACKOFF = 1.3  # times as long until the next poll, where the last one has found nothing new
-POLLED_PER_SECOND = 5000  # workers: to look at each costs microseconds, and agents tell by themselves
+BACKOFF = 1.3  # factor by which the time between polls grows after a poll that has found no change
+POLLED_PER_SECOND = 5000  # workers: each takes microseconds to check, and agents report their ends by themselves
 
 
 class Storage(str, Enum):
-    """The files that a session and the workers of a platform share."""
+    """The files that the session shares with a platform's workers."""
 
-    ALL = "all"  # the temporary folder, too: they are one machine
+    ALL = "all"  # all files, the temporary folder included: they run on one machine
     PROJECT = "project"  # the project's folder, and the user's runs in it
     NOTHING = "nothing"
 
 
 class Cleaned(NamedTuple):
-    """Outcome of ``Platform.clean``: what was removed, and what could not be and why, each in words."""
+    """The outcome of ``Platform.clean``, in words: what was removed, and what could not be removed and why."""
 
     removed: Sequence[str] = ()
     left: Sequence[str] = ()
@@ -41,9 +41,10 @@ class Reach:
     Attributes:
         listen: address that the session listens on.
         advertise: address that agents dial.
-        relayed: whether agents cannot dial the session. Then ``Platform.open_relay`` makes what carries their
-            connections to where the session listens, and says what each of them dials instead.
-        is_coming: whether this machine may get the address ``listen`` only with the workers, as with their network.
+        relayed: whether agents cannot dial the session directly. ``Platform.open_relay`` then returns a relay, which
+            carries their connections to the session and knows the address that each of them dials instead.
+        is_coming: whether this machine may get the address ``listen`` only when the workers are launched, with their
+            network.
     """
 
     listen: str
@@ -53,9 +54,9 @@ class Reach:
 
 
 class Relay(ABC):
-    """Carries the connections of a pool's agents to a session that they cannot dial, such as ``ssh -R`` does.
+    """A relay of the connections of a pool's agents to a session that they cannot dial, such as ``ssh -R``.
 
-    It carries bytes, and needs to be trusted with nothing: agents speak TLS with the session through it, and know its
+    It only carries bytes and need not be trusted: agents speak TLS with the session through it, and know the session's
     certificate. An agent whose connection breaks dials the same address again until its lease has passed, so that a
     relay may be repaired meanwhile.
     """
@@ -65,19 +66,19 @@ class Relay(ABC):
         """Return the host and port that each worker's agent dials, called just before these workers are submitted.
 
         Raises:
-            PlatformError: there is no way to the session from where one of them would run.
+            PlatformError: one of the workers would run where the session cannot be reached.
         """
 
-    def connected(self, worker: str) -> None:  # noqa: B027  most carry all connections, or know without being told
-        """Note that a worker's agent has reached the session, in whichever way. Called on any thread; never waits."""
+    def connected(self, worker: str) -> None:  # noqa: B027  most relays need not know
+        """Note that a worker's agent has reached the session, by any route. Called on any thread; never blocks."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, once its workers are gone. Idempotent."""
+        """Close the relay, once its workers are gone. Idempotent."""
 
 
 def cores_in_words(wanted: Sequence[Resources]) -> str:
-    """Return the cores that workers are to have.
+    """Return, in words, the cores that workers ask for.
 
     >>> cores_in_words([Resources(2)] * 3), cores_in_words([Resources(4), Resources(1), Resources(1)])
     ('3 workers x 2 cores', '1 worker x 4 + 2 workers x 1 core')
@@ -88,7 +89,7 @@ def cores_in_words(wanted: Sequence[Resources]) -> str:
 
 
 def memory_in_words(wanted: Sequence[Resources]) -> str:
-    """Return the memory that workers are to have.
+    """Return, in words, the memory that workers ask for.
 
     >>> memory_in_words([Resources(memory=4), Resources(), Resources()])
     '1 x 4 + 2 x 2 GB'
@@ -98,7 +99,7 @@ def memory_in_words(wanted: Sequence[Resources]) -> str:
 
 
 def read_log(path: Path) -> Iterator[str]:
-    """The lines of a worker's log, older part first; bytes that are not UTF-8 come as lone surrogates."""
+    """Yield the lines of a worker's log, its older part first; bytes that are not UTF-8 become lone surrogates."""
     for part in (path.with_name(path.name + ".1"), path):
         if part.exists():
             with part.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
@@ -106,10 +107,10 @@ def read_log(path: Path) -> Iterator[str]:
 
 
 class PollBackoff:
-    """Seconds between two polls: few after a change, and ever more while nothing changes, or of very many workers.
+    """The seconds between two polls: few after a change, more while nothing changes or where there are many workers.
 
     Args:
-        platform: the platform, which says how often it likes to be polled.
+        platform: the platform, whose ``poll_seconds`` are the limits.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -118,7 +119,7 @@ class PollBackoff:
         self._last: Sequence[Worker] | None = None
 
     def seconds(self, found: Sequence[Worker] | None) -> float:
-        """Return the seconds to wait for the next poll, given what the last one has found (None: it failed)."""
+        """Return the seconds to wait before the next poll, given what the last one returned (None: it failed)."""
         self._seconds = self._least if found != self._last else min(BACKOFF * self._seconds, self._most)
         self._last = found
         return max(self._seconds, len(found or ()) / POLLED_PER_SECOND)
@@ -127,23 +128,23 @@ class PollBackoff:
 class Platform(ABC):
     """A place where workers run.
 
-    A worker is known by its *handle*: a string by which every process of the same user can poll and stop it, through
-    a platform object of its own, as long as the platform knows it.
+    A worker is known by its *handle*: a string with which every process of the same user can poll and stop it, through
+    a platform object of that process, as long as the platform knows the worker.
 
-    All calls are synchronous, may take seconds, and may come from any one thread at a time. Whatever goes wrong
-    underneath is raised as :class:`~muster.errors.PlatformError`.
+    All calls are synchronous, may take seconds, and may come from any thread, but one at a time. Errors of the backend
+    are raised as :class:`~muster.errors.PlatformError`.
 
     Attributes:
-        name: what it is called.
+        name: its name, as in ``platform=``.
         poll_seconds: seconds between two polls: after a change, and at most.
-        explain_seconds: how long it may take to learn why a worker's agent has hung up.
+        explain_seconds: how long it may take to learn why a worker's agent has closed its connection.
         storage: the files that workers share with the session.
-        lease_seconds: how long an agent that has lost the session waits for it before it ends everything.
-        python: path or name of the interpreter on the workers that runs scripts there, unless the user names another;
-            empty where it is the session's own. One of the workers' cannot be looked at before a launch.
+        lease_seconds: how long an agent that has lost the session waits for it before it ends its worker.
+        python: path or name of the interpreter that runs scripts on the workers, unless the user names another; empty
+            where it is the session's own. An interpreter on the workers cannot be examined before a launch.
         keeps_templates: whether it keeps, from one run to the next, a process that has imported what scripts import.
-        launches_there: whether launchers run on the first worker, also where agents dial the session: that may have
-            other networks than the workers, of which launchers would choose one.
+        launches_there: whether launchers run on the first worker even where agents dial the session: the session's
+            machine may be on networks that the workers are not on, and launchers might choose one of those.
     """
 
     name: str
@@ -156,90 +157,93 @@ class Platform(ABC):
     keeps_templates: bool = False
 
     def describe(self) -> str:
-        """Return, in words, where the workers run: its name, and what else a plan should say."""
+        """Return, in words, where the workers run: the platform's name, and other facts that a plan shows."""
         return self.name
 
-    def check(self) -> None:  # noqa: B027  most systems can host most platforms
-        """Raise PlatformUnsupported where this system cannot host the platform."""
+    def check(self) -> None:  # noqa: B027  most platforms can be used from any system
+        """Raise PlatformUnsupported where this system cannot use the platform."""
 
-    def check_sshd(self) -> None:  # noqa: B027  mostly only a worker itself knows
-        """Raise PlatformUnsupported where it is known beforehand that no worker could run sshd."""
+    def check_sshd(self) -> None:  # noqa: B027  on most platforms only a worker itself knows
+        """Raise PlatformUnsupported where it is known before a launch that no worker could run sshd."""
 
     def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Run a short command where workers will run, if that can be done before they do.
+        """Run a short command on the machines of future workers, where that is possible before a launch.
 
         Returns:
-            Its exit status and what it printed, by the name of the machine; nothing where only workers can run one.
+            Its exit status and its output, by the name of the machine; empty where commands can only run in workers.
         """
         return {}
 
     def clean(self) -> Cleaned:
-        """Remove what ended runs have left for later ones, such as files of projects; what living runs use may stay.
+        """Remove what ended runs keep for later ones, such as cached projects; what running ones use may stay.
 
         Raises:
-            PlatformError: it cannot be looked for.
+            PlatformError: the platform cannot be asked for it.
         """
         return Cleaned()
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return, in words, what workers would have to share that each is to have for itself.
+        """Return, in words, the resources of which the workers together ask for more than there is.
 
         Args:
-            wanted: what each worker is to have, in launch order.
+            wanted: the resources that each worker asks for, in launch order.
 
         Raises:
-            ResourceError: the platform could never grant what is asked.
+            ResourceError: the platform could never grant what is asked for.
         """
         return []
 
     def is_warming(self) -> bool:
-        """Return whether what it keeps for the next run will soon be ready, so that waiting for it saves time."""
+        """Return whether a template for the next run will soon be ready, so that waiting for it saves time."""
         return False
 
     def warm_up(self) -> None:  # noqa: B027  most platforms have nothing to warm up
-        """Begin to load or make what the next submission needs, without waiting for it."""
+        """Start to prepare the next submission, without waiting until that is done."""
 
     @abstractmethod
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have one worker launched per spec, and return their handles, in the same order, without waiting.
+        """Launch one worker per spec without waiting for them, and return their handles, in the same order.
 
         All or nothing: where one is refused, those already submitted are stopped again.
 
         Args:
             specs: the workers.
-            run_key: names this submission. The same key again submits nothing, and returns the same handles: a call
-                whose answer was lost can be repeated.
+            run_key: names this submission. A second call with the same key submits nothing and returns the same
+                handles, so that a call whose answer was lost can be repeated.
 
         Raises:
             LaunchRefused: a worker was refused. Trying again helps only where the error says so.
-            ResourceError: the platform could never grant what was asked.
-            PlatformUnsupported: this system cannot host the platform.
+            ResourceError: the platform could never grant what was asked for.
+            PlatformUnsupported: this system cannot use the platform.
         """
 
     def missing_rights(self) -> list[str]:
-        """Return, in words, the rights that a run needs and this user does not have, as far as that can be asked.
+        """Return, in words, the rights that a run needs and this user lacks, as far as the platform tells.
 
         Raises:
-            PlatformError: it cannot be asked.
+            PlatformError: the platform cannot be asked.
         """
         return []
 
     def submission_text(self, specs: Sequence[WorkerSpec]) -> str:
-        """Return what submitting these workers gives to the backend below, in its own language and without secrets.
+        """Return what submitting these workers would send to the backend, in its own format and without secrets.
 
         Returns:
-            A batch script, manifests, or the like; empty where there is nothing of the kind.
+            A batch script, manifests, or the like; empty where the platform has nothing of the kind.
 
         Raises:
-            PlatformError: it cannot be found out.
+            PlatformError: the text cannot be made.
         """
         return ""
 
     def launch(self, specs: Sequence[WorkerSpec], run_key: str = "") -> list[Worker]:
-        """Submit workers, and return how they are just after; stops them again where that cannot be found out.
+        """Submit workers and poll them once; stop them again where the poll fails.
 
         Args:
-            specs, run_key: as ``submit`` takes them; without a key the submission gets one of its own.
+            specs, run_key: as ``submit`` takes them; without a key the submission gets a random one.
+
+        Returns:
+            Their states.
 
         Raises:
             PlatformError: as ``submit`` and ``poll``.
@@ -248,27 +252,27 @@ class Platform(ABC):
         try:
             return self.poll(handles)
         except BaseException:
-            with contextlib.suppress(PlatformError):  # the first error is the one that counts
+            with contextlib.suppress(PlatformError):  # the first error is the one to raise
                 self.stop(handles)
             raise
 
     @abstractmethod
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """The current state of the workers with these handles, in the same order, by one request.
+        """Return the current state of the workers with these handles, in the same order, by one request.
 
-        A worker that has not started yet may say in ``reason`` what it waits for, in words, with the platform's own
-        beside them: this is told live, and in the error where a limit passes. One that has ended may say what ended it
-        (``cause``) and what to try (``advice``). One that the platform no longer knows comes back as failed, with that
-        as its reason.
+        The ``reason`` of a worker that has not started yet may say what it waits for, in words and in the platform's
+        own: it is shown live, and in the error where a time limit passes. That of a worker that has ended comes with
+        what ended it (``cause``) and what to try (``advice``), where these are known. A worker that the platform no
+        longer knows is returned as failed, with that as its reason.
         """
 
     @abstractmethod
     def stop(self, handles: Sequence[str]) -> None:
-        """Ask for the workers with these handles to end. A request, not a wait; asking twice is fine."""
+        """Ask the workers with these handles to end, without waiting until they have. Idempotent."""
 
     @abstractmethod
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers that another platform object has submitted: ``list`` and ``close`` now count them, too.
+        """Take over workers that another platform object has submitted: ``list`` and ``close`` then include them.
 
         Returns:
             Their current states, as ``poll`` does.
@@ -276,27 +280,27 @@ class Platform(ABC):
 
     @abstractmethod
     def list(self) -> list[Worker]:
-        """All workers that this session launched through this platform, ended ones included, oldest first."""
+        """Return all workers that this session launched through this platform, also ended ones, oldest first."""
 
     @abstractmethod
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines that a worker has printed so far, also of one that has ended; none where they are not here."""
+        """Yield the lines that a worker has printed so far, even once it has ended; none where they are not here."""
 
     def close(self) -> None:  # noqa: B027  (there may be nothing to release)
-        """End all workers of this platform object, wait until they are gone, and release everything. Idempotent."""
+        """End all workers of this platform object, wait until they are gone, and release its resources. Idempotent."""
 
     def open_relay(self, host: str, port: int) -> Relay:
-        """Make what carries agents' connections to this address of the session; called where reach is ``relayed``.
+        """Return a relay of agents' connections to the session; called where ``reach`` is ``relayed``.
 
-        Each pool has one of its own, from before its first submission until its workers are gone. It is made, asked
-        and closed on the thread that makes all of the pool's calls, and that ends after them: a process that is started
-        here may ask for a signal at the death of its parent, and so cannot outlive the session.
+        Each pool has its own relay, from before its first submission until its workers are gone. It is made, used and
+        closed on the thread that makes all of the pool's calls and outlives them. So a process that is started here may
+        ask the kernel for a signal at the death of its parent, and cannot outlive the session.
 
         Args:
-            host, port: where the session listens.
+            host, port: address that the session listens on.
 
         Raises:
-            PlatformError: it cannot be made.
+            PlatformError: the relay cannot be made.
         """
         raise NotImplementedError(f"the platform {self.name} relays no connections")
 
@@ -304,15 +308,15 @@ class Platform(ABC):
         """Return the addresses by which this platform's workers reach the session.
 
         Raises:
-            PlatformUnsupported: the address is not known here.
+            PlatformUnsupported: the session's address is not known.
         """
         return Reach("127.0.0.1", "127.0.0.1")
 
     def reach_of_pool(self) -> Reach:
-        """Return how the agents of runs on a pool reach the session, which come later than the pool's own.
+        """Return how the agents of runs on a pool reach the session; they start later than the pool's own agents.
 
         Raises:
-            PlatformUnsupported: only the pool's own agents reach it.
+            PlatformUnsupported: only the pool's own agents can reach it.
         """
         reach = self.reach()
         if reach.relayed:

@@ -1,4 +1,4 @@
-"""Checks of what guards answer, on hosts and in pools: whoever runs there as their user can have them say anything."""
+"""Checks of the answers of guards on hosts and in pools: any process of the same user there could forge them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Check = Callable[[Any], Any]
 
 MOST_GPUS = 1024
 MOST_WORKERS = 1 << 16
-ADDRESS = re.compile(r"[0-9A-Za-z.:%_-]{0,100}\Z")  # perhaps with an interface, or none at all
+ADDRESS = re.compile(r"[0-9A-Za-z.:%_-]{0,100}\Z")  # an interface may follow it, and it may be empty
 
 _address = like(ADDRESS, "an address")
 _time = optional(number(0))
@@ -46,7 +46,7 @@ WORKER: dict[str, Check] = {
 
 
 def checked(answer: Mapping[str, Any], checks: Mapping[str, Check], host: str) -> dict[str, Any]:
-    """Return the fields of an answer that are known. Raises HostUnreachable where one makes no sense."""
+    """Return the known fields of an answer. Raises HostUnreachable where one is invalid."""
     found = {}
     for name, check in checks.items():
         try:
@@ -60,16 +60,16 @@ def checked(answer: Mapping[str, Any], checks: Mapping[str, Check], host: str) -
 
 
 def workers_of(answer: Mapping[str, Any], handles: Collection[str], host: str, offset: float) -> dict[str, Worker]:
-    """The workers that a guard tells of, by handle, with times by this machine's clock.
+    """Return the workers that a guard reports, by handle, with times by this machine's clock.
 
     Args:
-        answer: the guard's.
-        handles: the guard's workers; it has no say in those of others.
-        host: its host.
-        offset: by how many seconds the host's clock is ahead.
+        answer: the guard's answer.
+        handles: handles of the guard's workers; others that it reports are ignored.
+        host: the guard's host.
+        offset: seconds by which the host's clock is ahead.
 
     Raises:
-        HostUnreachable: a worker makes no sense.
+        HostUnreachable: a worker's facts are invalid.
     """
     told = checked(answer, {"workers": items(dict, MOST_WORKERS)}, host)["workers"]
     found = {}

@@ -1,4 +1,4 @@
-"""The session's end of a guard process (:mod:`muster.agent.guard`): starting it, asking it, and seeing it off."""
+"""The guard process of local workers (:mod:`muster.agent.guard`), as its session starts, asks and ends it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CLOSE_TIMEOUT = 10.0  # seconds that the guard may take to end everything
 
 
 class GuardGone(PlatformError):
-    """The guard process has ended, which only happens when somebody kills it."""
+    """The guard process has ended, which only happens when it is killed."""
 
 
 class GuardProcess:
-    """A guard process, which this object starts, and which ends when this process does.
+    """A guard process that this object starts, and that ends when this process does.
 
     Raises:
         PlatformError: it cannot be started.
@@ -48,17 +48,17 @@ class GuardProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the guard."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """False once it has ended."""
+        """True until the guard has ended."""
         return self._process.poll() is None
 
     @property
     def is_ours(self) -> bool:
-        """True if this process started it, rather than one that this process was forked from."""
+        """True if this process started the guard, False in a forked child of the process that did."""
         return self._owner == os.getpid()
 
     def ask(self, request: str, **fields: Any) -> dict[str, Any]:
@@ -66,8 +66,8 @@ class GuardProcess:
 
         Raises:
             GuardGone: the guard has been killed.
-            PlatformError: the guard could not do it, or has not answered in time and so is not asked again; or this is
-                a forked child of the process that started it.
+            PlatformError: the guard failed, or has not answered in time and so is not asked again; or this is a forked
+                child of the process that started it.
         """
         if not self.is_ours:
             raise PlatformError(
@@ -75,14 +75,14 @@ class GuardProcess:
                 advice="make a platform in the child",
             )
         with contextlib.suppress(OSError):
-            self._process.send_signal(signal.SIGCONT)  # one that somebody has stopped could neither answer nor end
+            self._process.send_signal(signal.SIGCONT)  # a guard that is stopped could neither answer nor end
         answer = _uninterrupted(lambda: self._exchange(request, fields))
         if "error" in answer:
             raise PlatformError(f"The workers' guard failed: {answer['error']}")
         return answer
 
     def close(self) -> bool:
-        """End everything, wait until the guard is gone, and return whether it had finished."""
+        """End the guard with its workers, wait until it is gone, and return whether it had finished by itself."""
         with contextlib.suppress(PlatformError):
             self.ask("close")
         self._socket.close()
@@ -118,7 +118,7 @@ class GuardProcess:
                     self._socket.sendall(frames.encode(request, **fields))
                     return self._receive()
             except TimeoutError:
-                self._is_silent = True  # what it says from now on would be taken for the answer to something else
+                self._is_silent = True  # a late answer would be taken for that to a later request
             except OSError as error:
                 raise GuardGone("The process that guards the workers is gone.") from error
             raise PlatformError(
@@ -136,7 +136,7 @@ class GuardProcess:
 
 
 def _uninterrupted(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call so that an interrupt, which comes in the main thread, cannot tear a request from its answer."""
+    """Make a call outside the main thread, where a KeyboardInterrupt would part a request from its answer."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     result: list[dict[str, Any]] = []

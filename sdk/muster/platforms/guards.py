@@ -1,7 +1,7 @@
-"""Local workers by their handles, from any process of the same user: asks the guards that other processes started.
+"""Calls about local workers, by handle, from any process of the same user: they ask the guards of other processes.
 
-A handle ends with the process id of the worker's guard and with the time at which that started, so that it can never
-mean another process. The guard listens on an abstract socket of that name (:mod:`muster.agent.guard`).
+A handle ends with the process id of the worker's guard and the guard's start time, so that it can never mean another
+process. The guard listens on an abstract socket that is named after both (:mod:`muster.agent.guard`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from muster.job import Status, Worker
 
 ANSWER_SECONDS = 10.0  # how long a guard may take to answer
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
-POLL_SECONDS = 0.02  # between two polls meanwhile
+POLL_SECONDS = 0.02  # between two polls while they end
 HANDLE = re.compile(r"(?P<name>.+)@(?P<pid>\d+)\.(?P<start>\d+)")
 
 Guard = tuple[int, int]  # process id and start time
 
 
 def handle_of(worker: str, pid: int) -> str:
-    """The handle of a worker of the guard with this process id."""
+    """Return the handle of a worker of the guard with this process id."""
     return f"{worker}@{pid}.{linux.start_of(pid)}"
 
 
 def worker_of(facts: dict[str, Any]) -> Worker:
-    """A worker, from what its guard says of it."""
+    """Return a worker, made from the facts that its guard reports."""
     known = {name: value for name, value in facts.items() if name != "log"}
     return Worker(**{**known, "status": Status(facts["status"])})
 
 
 def poll(handles: Iterable[str]) -> dict[str, Worker]:
-    """The workers with these handles, by handle; those that nobody knows any more have failed.
+    """Return the workers with these handles, by handle; those that no guard knows any more have failed.
 
     Raises:
         PlatformError: a guard does not answer.
@@ -55,7 +55,7 @@ def poll(handles: Iterable[str]) -> dict[str, Worker]:
 
 
 def stop(handles: Iterable[str]) -> None:
-    """Ask for the workers with these handles to end. Raises PlatformError where a guard does not answer."""
+    """Ask the workers with these handles to end. Raises PlatformError where a guard does not answer."""
     for guard, its_handles in _by_guard(handles).items():
         if guard is not None:
             _ask(guard, "stop", ids=its_handles)
@@ -79,7 +79,7 @@ def log_of(handle: str) -> Path | None:
 
 
 def _by_guard(handles: Iterable[str]) -> dict[Guard | None, list[str]]:
-    """The handles of each guard; None has those that are no handles of local workers."""
+    """Group handles by guard; under None are those that are no handles of local workers."""
     found: dict[Guard | None, list[str]] = {}
     for handle in handles:
         match = HANDLE.fullmatch(handle)
@@ -104,7 +104,7 @@ def _unknown(handle: str, guard: Guard | None) -> Worker:
 
 
 def _ask(guard: Guard, request: str, **fields: Any) -> dict[str, Any] | None:
-    """The answer of a guard; None where it is gone."""
+    """Return a guard's answer to a request; None where the guard is gone."""
     if not linux.is_running(*guard):
         return None
     try:
@@ -134,7 +134,7 @@ def _answer(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def _check_owner(connection: socket.socket) -> None:
-    """Make sure that nobody else has taken the guard's name. Raises PermissionError."""
+    """Raise PermissionError where a process of another user listens at the guard's address."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     if user != os.geteuid():

@@ -1,4 +1,4 @@
-"""A platform that stays between runs: its guard, and the template that the next run's ranks are forks of."""
+"""A local platform that stays between runs: its guard, and the template from which the next run's ranks are forked."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from muster.runtime.forks import in_forked_children
 
 
 class KeptPlatform:
-    """This machine, for one run after another.
+    """The platform of this machine, kept for one run after another.
 
-    Each run has agents of its own, which take with them whatever it leaves. What stays is the process that forks
-    agents, and a template. It ends with this session, however that ends; after some idle time; and when it is closed.
+    Each run has its own agents, which remove everything that the run leaves. The process that forks agents and the
+    template stay. They end with this session, however that ends; after some idle time; and with ``close``.
 
     Args:
-        idle_seconds: how long it stays without a run; None: as long as the session.
+        idle_seconds: how long they stay without a run; None for as long as the session.
     """
 
     def __init__(self, idle_seconds: float | None) -> None:
@@ -30,24 +30,24 @@ class KeptPlatform:
         self._runs = 0
         self._timer: threading.Timer | None = None
         self._pid = os.getpid()
-        self._why = ""  # it is cold, where it has no platform
+        self._why = ""  # why there is no platform
 
     @property
     def is_warm(self) -> bool:
-        """True if there is a template, or there soon is."""
+        """True if there is a template, or one is importing."""
         return self.warmth["state"] in ("ready", "importing")
 
     @property
     def warmth(self) -> dict[str, object]:
-        """State of the template, why it is so, and its process id."""
+        """The template's state, the reason for it, and its process id."""
         platform = self._platform if self._pid == os.getpid() else None
-        with contextlib.suppress(Exception):  # it is ending
+        with contextlib.suppress(Exception):  # the platform is being closed
             if platform is not None:
                 return dict(platform.warmth)
         return {"state": "none", "why": self._why, "pid": 0}
 
     def borrow(self) -> LocalPlatform:
-        """Return the platform for one run."""
+        """Return the platform for one run, which gives it back."""
         with self._lock:
             self._forget_if_forked()
             if self._timer is not None:
@@ -66,7 +66,7 @@ class KeptPlatform:
         """Take the platform back from a run that has ended."""
         with self._lock:
             self._runs -= 1
-            if platform is not self._platform:  # it was closed meanwhile, and the run may have had it start again
+            if platform is not self._platform:  # it was closed meanwhile, and the run may have started its guard again
                 threading.Thread(target=platform.close, name="muster-pool", daemon=True).start()
             elif self._runs == 0 and self._idle_seconds is not None and self._platform is not None:
                 self._timer = threading.Timer(self._idle_seconds, self._close, [True])
@@ -74,11 +74,11 @@ class KeptPlatform:
                 self._timer.start()
 
     def lends(self, platform: Platform) -> bool:
-        """Return whether this platform is the one that runs borrow."""
+        """Return whether this platform is the one that ``borrow`` returns."""
         return platform is self._platform
 
     def close(self) -> None:
-        """End everything and wait until it is gone. The next run begins cold."""
+        """End the guard and the template, and wait until they are gone. The next run starts cold."""
         self._close(only_if_idle=False)
 
     def _close(self, only_if_idle: bool) -> None:
@@ -96,17 +96,17 @@ class KeptPlatform:
             platform.close()
 
     def _forget_if_forked(self) -> None:
-        """Leave to the parent what is the parent's, in a forked child."""
+        """Forget the platform in a forked child: it is the parent's."""
         if self._pid != os.getpid():
             self._pid, self._platform, self._runs, self._timer = os.getpid(), None, 0, None
 
 
 IDLE_SECONDS = 600.0
-_shared: list[KeptPlatform] = []  # what ``reuse=True`` uses
+_shared: list[KeptPlatform] = []  # the one for ``reuse=True``
 
 
 def shared() -> KeptPlatform:
-    """The platform that all runs of this session share which are to leave their workers' processes warm."""
+    """Return the kept platform that all runs of this session with ``reuse=True`` share."""
     if not _shared:
         _shared.append(KeptPlatform(IDLE_SECONDS))
     return _shared[0]
@@ -115,10 +115,10 @@ def shared() -> KeptPlatform:
 def kept_for(
     reuse: bool | KeptPlatform | None, platform: str | Platform | None, is_detached: bool
 ) -> KeptPlatform | None:
-    """Return what stays between runs where a run is to use it; None where it launches everything anew.
+    """Return the kept platform that a run is to use; None for a run that starts every process anew.
 
     Args:
-        reuse: what was asked for; None: what ``MUSTER_REUSE`` says, where that is possible.
+        reuse: as the user gave it; None for what ``MUSTER_REUSE`` says, where that is possible.
 
     Raises:
         PlatformUnsupported, JobError: it was asked for, and is not possible.

@@ -1,7 +1,7 @@
-"""Workers as processes on the session's own machine, each with a loopback address of its own.
+"""The platform of the session's own machine: workers are processes, each with its own loopback address.
 
-A guard process (:mod:`muster.agent.guard`) forks the agents and outlives the session, so that nothing is left behind
-whatever happens to the notebook.
+A guard process (:mod:`muster.agent.guard`) forks the agents and outlives the session, so that no process or file is
+left behind, whatever happens to the notebook.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LONGEST_SOCKET_PATH = 107  # bytes, of any Unix socket
 class LocalPlatform(Platform):
     """Runs workers on this machine, which must run Linux.
 
-    GPUs are given to one worker only, and cores to one cluster, whose workers share them. Where there are not enough
-    cores for that, clusters share them, too, and only the numbers of threads are kept down.
+    Each GPU is given to one worker only, and each core to one cluster, whose workers share it. Where there are not
+    enough cores for that, clusters share them, too, and only their numbers of threads are limited.
 
     Args:
-        log_cap: largest size of a worker's log in bytes; what is older is kept once more, in ``<log>.1``. None for
-            ``MUSTER_LOG_CAP`` from the environment, or else 64 MiB.
+        log_cap: largest size of a worker's log in bytes; as much of its older part is kept in ``<log>.1``. None for
+            ``MUSTER_LOG_CAP`` of the environment, or else 64 MiB.
     """
 
     log_cap: int | None = option(
@@ -73,7 +73,7 @@ class LocalPlatform(Platform):
         return self._guard is not None and not self._guard.is_running
 
     def check(self) -> None:
-        """Raise PlatformUnsupported anywhere but on Linux."""
+        """Raise PlatformUnsupported on other systems than Linux."""
         if not sys.platform.startswith("linux"):
             raise PlatformUnsupported(
                 f"Local workers need Linux; this is {sys.platform}.",
@@ -81,11 +81,11 @@ class LocalPlatform(Platform):
             )
 
     def check_sshd(self) -> None:
-        """Raise PlatformUnsupported where this machine has no sshd, or it would let this user in nowhere."""
+        """Raise PlatformUnsupported where this machine has no sshd, or sshd would not let this user log in."""
         self._find_sshd()
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return the cores and memory that workers would have to share; GPUs are never shared."""
+        """Return a shortage of cores or memory, in words; GPUs are never shared."""
         for resources in dict.fromkeys(wanted):
             _check_resources({"each worker": resources})
         gpus = sum(resources.gpu for resources in wanted)
@@ -102,11 +102,11 @@ class LocalPlatform(Platform):
         return found
 
     def warm_up(self) -> None:
-        """Start the guard, which imports while others prepare."""
+        """Start the guard, whose imports then run while the launch is prepared."""
         self._start_guard()
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Fork one agent per spec, each with a loopback address of its own. Takes some hundredths of a second."""
+        """Fork one agent per spec, each with its own loopback address. Takes some hundredths of a second."""
         self.check()
         specs = [self._placed(spec) for spec in specs]
         gpus = machine.gpus() if any(spec.resources.gpu for spec in specs) else []
@@ -128,7 +128,7 @@ class LocalPlatform(Platform):
         return [worker.id for worker in workers]
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as their guards know them."""
+        """Return the workers as their guards report them."""
         self._refresh()
         others = guards.poll([handle for handle in handles if handle not in self._workers])
         return [self._workers.get(handle) or others[handle] for handle in handles]
@@ -142,30 +142,30 @@ class LocalPlatform(Platform):
         guards.stop([handle for handle in handles if handle not in self._workers])
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers whose guard still runs, as the session that started them does."""
+        """Take over workers whose guard still runs, and so the session that started them."""
         found = self.poll(handles)
         self._reattached.update((worker.id, worker) for worker in found if worker.id not in self._workers)
         return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched or taken over, oldest first."""
         self._refresh()
         self._reattached.update(guards.poll([*self._reattached]))
         return sorted([*self._reattached.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log; bytes that are not UTF-8 come as lone surrogates."""
+        """Yield the lines of a worker's log; bytes that are not UTF-8 become lone surrogates."""
         spec = self._specs.get(handle)
         log = spec.log if spec else guards.log_of(handle)
         return read_log(log) if log else iter(())
 
     def close(self) -> None:
-        """End everything and wait until it is gone, a few seconds at most."""
+        """End all workers and the guard, and wait until they are gone, a few seconds at most."""
         guards.end([*self._reattached])
         guard, self._guard = self._guard, None
         if guard is None or not guard.is_ours:
             return
-        with contextlib.suppress(PlatformError):  # it may be too slow to answer
+        with contextlib.suppress(PlatformError):  # the guard may not answer in time
             self._refresh_from(guard)
         if not guard.close():
             self._sweep()
@@ -176,7 +176,7 @@ class LocalPlatform(Platform):
             self._workers[worker.id] = worker.moved(Status.STOPPED, finished_at=time.time())
 
     def _find_sshd(self) -> machine.SshServer:
-        """Return this machine's sshd; asked for its version once. Raises PlatformUnsupported."""
+        """Return this machine's sshd, which is looked for once only. Raises PlatformUnsupported."""
         self._sshd = self._sshd or machine.ssh_server()
         return self._sshd
 
@@ -204,12 +204,12 @@ class LocalPlatform(Platform):
 
     @property
     def warmth(self) -> dict[str, Any]:
-        """State of the guard's template, why it is so, and its process id."""
+        """The state of the guard's template, the reason for it, and its process id."""
         guard = self._guard
         return guard.ask("warmth") if guard is not None else {"state": "none", "why": "", "pid": 0}
 
     def is_warming(self) -> bool:
-        """Return whether the template imports."""
+        """Return whether the template is still importing."""
         return bool(self.warmth["state"] == "importing")
 
     def _start_guard(self) -> GuardProcess:
@@ -218,7 +218,7 @@ class LocalPlatform(Platform):
             return self._guard
 
     def _config(self, spec: WorkerSpec, address: str, guard: GuardProcess) -> dict[str, Any]:
-        """A worker as its agent needs it: plain data."""
+        """Return the config of a worker's agent: plain data."""
         handle = guards.handle_of(_place_of(spec), guard.pid)
         return {
             **agent_config(spec, self._log_cap),
@@ -231,14 +231,14 @@ class LocalPlatform(Platform):
         }
 
     def _hidden(self, spec: WorkerSpec) -> tuple[str, ...]:
-        """Folders of the session that the worker does not see, where it shares nothing with it."""
+        """Return the session's folders that are hidden from the worker, where they share no files."""
         if self.storage is not Storage.NOTHING:
             return ()
         run_dir = [str(spec.log.parent.parent)] if spec.places else []
         return tuple({str(spec.scratch.parent), *run_dir, *map(str, scratch_of_this_session())})
 
     def _placed(self, spec: WorkerSpec) -> WorkerSpec:
-        """The worker with paths for its places, where it shares nothing with the session."""
+        """Return the spec with paths for its symbolic places, where the worker shares no files with the session."""
         if not is_symbolic(str(spec.scratch)):
             return spec
         if self._places_folder is None:
@@ -249,7 +249,7 @@ class LocalPlatform(Platform):
         return replace(spec, scratch=scratch, cwd=resolve(spec.cwd, places), places=places)
 
     def _identity(self, spec: WorkerSpec, handle: str) -> dict[str, str]:
-        """Return the variables that the workbench would set for the worker: scripts written for it run here, too."""
+        """Return the variables that the workbench would set for the worker, for scripts that are written for it."""
         return {
             "CDSW_ENGINE_ID": handle,
             "CDSW_MASTER_ID": os.environ.get("CDSW_ENGINE_ID", spec.run_id),
@@ -264,13 +264,13 @@ class LocalPlatform(Platform):
             self._refresh_from(self._guard)
 
     def _refresh_from(self, guard: GuardProcess) -> None:
-        # Not of those that have ended, of which there are more and more where one run follows another.
+        # Workers that have ended are left out: where one run follows another, there are more and more of them.
         alive = [worker.id for worker in self._workers.values() if not worker.status.is_final]
         try:
             answer = guard.ask("poll", ids=alive)
         except GuardGone as error:
-            # Their agents hear of it from the kernel, end their processes, and say so: if those were killed here, that
-            # would look like a failure of their own. Whatever is left then is ended by ``close``.
+            # The kernel tells the agents, which end their processes and report that. Killing these processes here would
+            # look like a failure of the ranks. ``close`` ends what is left.
             for worker in self._workers.values():
                 self._workers[worker.id] = worker.moved(
                     Status.FAILED, reason=f"{error} Its workers are ended.", finished_at=time.time()
@@ -283,7 +283,7 @@ class LocalPlatform(Platform):
                 self._workers[fresh.id] = known.moved(fresh.status, **_changes(fresh))
 
     def _sweep(self) -> None:
-        """End what the guard may have left, which has been killed, or did not come to its end."""
+        """End the processes and remove the folders of a guard that was killed or did not finish."""
         for pid in linux.marked("MUSTER_RUN_ID", *{spec.run_id for spec in self._specs.values()}):
             linux.kill(pid)
         for spec in self._specs.values():
@@ -291,7 +291,7 @@ class LocalPlatform(Platform):
 
 
 def _check_resources(wanted: Mapping[str, Resources]) -> None:
-    """Refuse what the machine could never grant. Cores and memory count per worker, as workers may share them."""
+    """Raise ResourceError for a worker that asks for more than the machine has: workers may share cores and memory."""
     cores, memory = len(machine.cores()), machine.memory_bytes()
     for name, resources in wanted.items():
         worker = name if name.rpartition("-")[2].isdigit() else None
@@ -334,7 +334,7 @@ def _make_folders(spec: WorkerSpec) -> None:
 
 
 def _loopback_addresses(count: int) -> list[str]:
-    """Different random addresses of the loopback interface."""
+    """Return distinct random addresses of the loopback interface."""
     found: set[str] = set()
     while len(found) < count:
         found.add(random_loopback_address())
@@ -342,10 +342,10 @@ def _loopback_addresses(count: int) -> list[str]:
 
 
 def _changes(worker: Worker) -> dict[str, Any]:
-    """Return all facts of a worker that may be news."""
+    """Return the facts of a worker that a poll may change."""
     return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 
 def _place_of(spec: WorkerSpec) -> str:
-    """A worker's name on this machine: that of its place in its run, and how often that was taken before."""
+    """Return a worker's name on this machine: its run's id, its own name, and its generation unless that is 0."""
     return f"{spec.run_id}.{spec.name}" + (f".{spec.generation}" if spec.generation else "")

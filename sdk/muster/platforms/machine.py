@@ -1,4 +1,4 @@
-"""The resources of the session's machine: cores, memory, GPUs, and an sshd that can be run."""
+"""The resources of the session's machine: cores, memory, GPUs and sshd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SshServer", "cores", "gpus", "memory_bytes", "parse_gpus", "ssh_serv
 
 @dataclass(frozen=True)
 class SshServer:
-    """An sshd: its absolute path, and what it says of its version."""
+    """An sshd: its absolute path, and the version that it prints."""
 
     path: str
     version: str
@@ -27,7 +27,7 @@ def ssh_server() -> SshServer:
     """Return the sshd of this machine.
 
     Raises:
-        PlatformUnsupported: there is none, or nobody could log in to it. The error says what to do.
+        PlatformUnsupported: there is none, or this user could not log in to it. The error says what to do.
     """
     try:
         found = find_sshd(SSHD_PATHS)
@@ -43,7 +43,7 @@ def ssh_server() -> SshServer:
 
 
 def _check_account() -> None:
-    """Make sure that sshd would let this user in."""
+    """Raise PlatformUnsupported unless sshd would let this user log in."""
     try:
         user = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -64,7 +64,7 @@ def _check_account() -> None:
 
 
 def _is_locked(name: str) -> bool:
-    """Return whether sshd would count the account as locked. Only root can read that, and only root's sshd looks."""
+    """Return whether sshd counts the account as locked. Only root can read /etc/shadow, and only root's sshd does."""
     try:
         entries = Path("/etc/shadow").read_text().splitlines()
     except OSError:

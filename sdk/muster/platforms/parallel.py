@@ -1,4 +1,4 @@
-"""Calls that wait for several machines, made at the same time."""
+"""Concurrent calls to several machines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ AT_ONCE = 32  # machines that are asked at the same time
 
 
 def for_all(call: Callable[[str], T], names: Sequence[str]) -> tuple[dict[str, T], dict[str, MusterError]]:
-    """Call for all these hosts, or workers of a pool, at once.
+    """Call a function for each of these hosts, or workers of a pool, at the same time.
 
-    Returns what it returned for each, and what it raised for the others.
+    Returns:
+        What it returned, and for the others the MusterError that it raised, each by name.
     """
     done: dict[str, T] = {}
     failed: dict[str, MusterError] = {}

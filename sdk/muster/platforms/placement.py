@@ -1,6 +1,6 @@
-"""Placement of workers: on the host of their last generation, or the first that has a free slot.
+"""Placement of workers: each on the host of its last generation, or on the first with a free slot.
 
-A pool's own workers are such hosts, too, for the workers of the runs on it.
+For runs on a pool, the hosts are the pool's own workers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from muster.errors import LaunchRefused
 from muster.job import Status, WorkerSpec
 
-Key = tuple[str, str, int]  # a worker: its run, its name and its generation
+Key = tuple[str, str, int]  # a worker's run id, name and generation
 
 
 def key_of(spec: WorkerSpec) -> Key:
-    """Return what a worker's slot is held under."""
+    """Return the key of a worker's slot."""
     return spec.run_id, spec.name, spec.generation
 
 
@@ -23,9 +23,9 @@ class Placement:
     """The slots of some hosts.
 
     Args:
-        slots: how many each host has.
-        status_of: the status of a worker that has been launched; None of one that has not.
-        refusal: the error for a worker, by its name, that finds no slot.
+        slots: number of slots by host.
+        status_of: returns the status of a worker; None where it has not been launched.
+        refusal: returns the error for a worker without a slot, given its name.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Placement:
         self._placed: dict[Key, str] = {}
 
     def place(self, specs: Sequence[WorkerSpec]) -> list[str]:
-        """The hosts of some workers, which are theirs from now on, or none of them. Raises the refusal."""
+        """Give each of these workers a slot, all or none, and return their hosts. Raises the refusal."""
         keys = [key_of(spec) for spec in specs]
         new = [key for key in keys if key not in self._placed]
         if new:
@@ -48,11 +48,11 @@ class Placement:
         return [self._placed[key] for key in keys]
 
     def _hosts_for(self, new: Sequence[Key]) -> dict[Key, str]:
-        """Return a host for each worker: that of its last generation where there is a free slot, or another one.
+        """Return a host for each worker: that of its last generation where a slot is free there, else another.
 
-        A generation that is replaced hands its slot on, also where its host is silent, and it may not have ended.
+        A replaced generation gives up its slot even where its host does not answer, and so it may still run.
         """
-        newest = {_worker(key): key for key in self._placed}  # as a worker's generations come in their order
+        newest = {_worker(key): key for key in self._placed}  # generations are placed in order
         replaced = set(map(_worker, new))
         taken = Counter(
             self._placed[key] for worker, key in newest.items() if worker not in replaced and not self._has_ended(key)
@@ -69,7 +69,7 @@ class Placement:
         return found | dict(zip([key for key in new if key not in found], free.elements()))  # noqa: B905  the first
 
     def take_back(self, specs: Sequence[WorkerSpec]) -> None:
-        """Take back the slots of those workers that were never launched."""
+        """Free the slots of those among these workers that were never launched."""
         for key in map(key_of, specs):
             if self._status_of(key) is None:
                 self._placed.pop(key, None)

@@ -1,4 +1,4 @@
-"""The ways in which backends refuse: how to tell each by their words, what it means, and what to try."""
+"""Refusals by backends: how each is recognized by its text, what it means, and what to try."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Refusal(NamedTuple):
     """A kind of answer by which a backend refuses.
 
     Attributes:
-        pattern: how its words tell it, whatever their case.
-        meaning: what it means; empty where its own words say it best.
-        advice: what to try; None where nobody knows.
+        pattern: regular expression that its text matches, in any case.
+        meaning: what it means; empty where its own text says it best.
+        advice: what to try; None where that is unknown.
         code: status of the answer, for backends that have one; None for any.
     """
 
@@ -24,11 +24,11 @@ class Refusal(NamedTuple):
 
 
 def find_refusal(refusals: Iterable[Refusal], said: str, code: int | None = None) -> Refusal | None:
-    """Return the first refusal that fits a backend's answer; None where nobody knows better than itself.
+    """Return the first known refusal that a backend's answer matches; None for none.
 
     Args:
-        refusals: those that are known, the more particular ones first.
-        said: the backend's words.
+        refusals: the known refusals, the more specific ones first.
+        said: text of the answer.
         code: status of its answer, where it has one.
     """
     for refusal in refusals:
@@ -38,7 +38,7 @@ def find_refusal(refusals: Iterable[Refusal], said: str, code: int | None = None
 
 
 def in_words(what: str, said: str, refusal: Refusal | None, backend: str) -> str:
-    """Return, in a sentence or two, what could not be done and why, with the backend's own words.
+    """Return, in one or two sentences, what could not be done and why, with the backend's own words.
 
     >>> in_words("The job could not be submitted", "no", Refusal("no", "the partition is full"), "Slurm")
     'The job could not be submitted: the partition is full. Slurm says: no'

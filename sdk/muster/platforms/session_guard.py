@@ -1,8 +1,8 @@
-"""A process that outlives the session, and removes what that has made when it is gone.
+"""Guard processes that outlive the session and remove what it has left: containers, jobs, pods.
 
-Workers end by themselves, a lease after they have lost the session. Nobody but this would remove what then is left of
-them. It runs a module of a platform's, ``python -m MODULE``, which reads what it must know from its input as lines of
-JSON, and waits there for the end: a line with ``done`` says that nothing is left to do.
+Workers end by themselves, a lease after they have lost the session, but nothing else would then remove what is left of
+them. A guard runs a module of its platform, ``python -m MODULE``, which reads facts from its standard input as lines of
+JSON until that ends with the session; a line with ``done`` says that nothing is left to remove.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from muster.agent import linux
 from muster.records.scratch import sweep
 from muster.runtime.forks import in_forked_children
 
-RETRY_SECONDS = 1.0  # until what does not answer is asked again
-PATIENCE = 1800.0  # seconds that it may take to answer again
-CHECK_SECONDS = 0.5  # between two looks at the session, where the kernel has no pidfd
+RETRY_SECONDS = 1.0  # between two attempts to clean up
+PATIENCE = 1800.0  # seconds after which a guard gives up cleaning up
+CHECK_SECONDS = 0.5  # between two checks of the session, where the kernel has no pidfd
 
-_busy: list[subprocess.Popen[bytes]] = []  # guards that still clean up, of platforms that are closed
+_busy: list[subprocess.Popen[bytes]] = []  # guards of closed platforms that still clean up
 
 
 def owner() -> str:
-    """Return a name for this process that no other one has, ever: boot, namespace of process ids, user, id, start."""
+    """Return a label that only this process ever has: boot id, namespace of process ids, user id, pid, start."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{namespace}.{os.getuid()}.{os.getpid()}.{linux.start_of(os.getpid())}"
 
 
 def is_orphaned(label: str) -> bool:
-    """Return whether the process that ``owner()`` named so is gone for certain: others' may be out of sight."""
+    """Return whether the process with this label from ``owner()`` has ended for certain; False if it cannot be seen."""
     mine, theirs = owner().split("."), label.split(".")
     if len(theirs) != len(mine) or theirs[:3] != mine[:3] or not all(word.isdecimal() for word in theirs[3:]):
         return False
@@ -47,17 +47,17 @@ def is_orphaned(label: str) -> bool:
 
 
 def is_left_behind(label: str, host: str) -> bool:
-    """Return whether the process that ``owner()`` named so on this host is gone: killed, or with an earlier boot."""
-    is_here = host == socket.gethostname()  # the home may be other machines', too
+    """Return whether the process with this label from ``owner()`` on this host has ended, or the host has rebooted."""
+    is_here = host == socket.gethostname()  # other machines may share the home folder
     return is_orphaned(label) or (is_here and label.partition(".")[0] != owner().partition(".")[0])
 
 
 class SessionGuard:
-    """The session's end of a guard process, which this object starts. Raises OSError.
+    """A guard process that outlives the session, which this object starts. Raises OSError.
 
     Args:
-        module: what it runs; calls ``serve``.
-        facts: what that must know, as plain data.
+        module: the module that the process runs; it calls ``serve``.
+        facts: facts for its clean-up, as plain data.
     """
 
     def __init__(self, module: str, facts: Mapping[str, Any]) -> None:
@@ -77,18 +77,18 @@ class SessionGuard:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the guard."""
         return self._process.pid
 
     def tell(self, facts: Mapping[str, Any]) -> None:
-        """Let it know more; what it knew by the same names counts no more."""
+        """Send facts to the guard; they replace earlier ones of the same names."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # somebody has killed it
+        with contextlib.suppress(OSError):  # the guard was killed
             self._process.stdin.write(json.dumps(facts).encode() + b"\n")
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Tell it that nothing is left to do, and wait until it has ended."""
+        """Tell the guard that nothing is left to remove, and wait until it has ended."""
         if self._owner != os.getpid():
             return
         self.tell({"done": True})
@@ -96,26 +96,26 @@ class SessionGuard:
             self._process.communicate()
 
     def clean_up(self) -> None:
-        """Have the guard clean up as soon as it can, and end."""
+        """Have the guard clean up now, without waiting for it; it ends when that is done."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         _busy.append(self._process)
 
     def _forget(self) -> None:
-        """Close, in a child that was forked, what would keep the guard from seeing this process's end."""
+        """Close the guard's input in a forked child, so that the guard still notices the end of this process."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             os.close(self._process.stdin.fileno())
 
 
 def serve(clean_up: Callable[[dict[str, Any]], object]) -> None:
-    """Wait for the end of the session, and clean up after it: again and again for half an hour, where that fails.
+    """Wait for the end of the session, and clean up after it; where that fails, retry for half an hour.
 
-    Its scratch folder goes last.
+    The session's scratch folder is removed last.
 
     Args:
-        clean_up: removes everything, given the facts; raises an error of any kind where it should be tried again.
+        clean_up: removes what the session has left, given the facts; raises any exception to be called again.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -129,15 +129,15 @@ def serve(clean_up: Callable[[dict[str, Any]], object]) -> None:
             clean_up(facts)
             sweep()
             return
-        except Exception:  # foreign code, and nobody to tell
+        except Exception:  # clean_up may raise anything, and nobody is left to report it to
             time.sleep(RETRY_SECONDS)
 
 
 def _is_done(facts: dict[str, Any], lines: IO[bytes]) -> bool:
-    """Wait until the session says that nothing is left (True), or is gone (False); take in what else it says."""
+    """Update the facts until the session says that nothing is left (return True) or has ended (return False)."""
     pid, start = facts["session"]
     watched: list[int] = [lines.fileno()]
-    with contextlib.suppress(OSError, AttributeError):  # it is gone, or the kernel is older
+    with contextlib.suppress(OSError, AttributeError):  # the session has ended, or the kernel has no pidfd
         watched.append(os.pidfd_open(pid))
     while linux.is_running(pid, start):
         readable, _, _ = select.select(watched, [], [], CHECK_SECONDS if len(watched) == 1 else None)
@@ -146,17 +146,17 @@ def _is_done(facts: dict[str, Any], lines: IO[bytes]) -> bool:
             if not line or _takes(facts, line):
                 return bool(line)
     os.set_blocking(lines.fileno(), False)
-    while line := lines.readline():  # what it said just before
+    while line := lines.readline():  # sent just before its end
         if _takes(facts, line):
             return True
     return False
 
 
 def _takes(facts: dict[str, Any], line: bytes) -> bool:
-    """Take in a line, and return whether it says that nothing is left."""
+    """Update the facts with a line of JSON, and return whether it says that nothing is left."""
     try:
         said = json.loads(line)
-    except ValueError:  # the session was killed while it said so
+    except ValueError:  # the session was killed while it wrote the line
         return False
     facts.update(said)
     return bool(said.get("done"))

@@ -1,4 +1,4 @@
-"""The environment of a session, whatever platform its workers run on: where it is shown, and when it is ended."""
+"""Facts that a session's environment tells, on any platform: where its web port is shown, and when idleness ends it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 
 from muster.platforms.workbench.detection import is_session
 
-IDLE_MINUTES = 60.0  # the workbench's own limit where nobody has set another
+IDLE_MINUTES = 60.0  # the workbench's default
 
 
 class WebApp(NamedTuple):
-    """A port of the session that is shown in the browser, and the address that it is shown under."""
+    """A port of the session that the workbench shows in the browser, and its URL there."""
 
     port: int
     url: str
 
 
 def web_app(environ: Mapping[str, str]) -> WebApp | None:
-    """The port of a session with this environment that is shown in the browser; None where none is.
+    """Return the port that the workbench shows in the browser for a session with this environment; None for none.
 
-    The workbench shows one under a name of its domain for each engine, which an address has none of: that is where
-    ``muster serve`` says that it is, which shows nothing.
+    The workbench shows it under a subdomain for each engine. An IP address has no subdomains: it is the domain under
+    ``muster serve``, which shows no ports.
     """
     port, domain, engine = (environ.get(f"CDSW_{name}", "") for name in ("APP_PORT", "DOMAIN", "ENGINE_ID"))
     if not port.isdigit() or not domain or not engine or _is_address(urlsplit(f"//{domain}").hostname or ""):
@@ -33,7 +33,7 @@ def web_app(environ: Mapping[str, str]) -> WebApp | None:
 
 
 def idle_minutes(environ: Mapping[str, str]) -> float | None:
-    """After how long without a browser a session with this environment is ended; None where it is not."""
+    """Return the minutes without a browser after which a session with this environment is ended; None for never."""
     given = environ.get("IDLE_MAXIMUM_MINUTES", "")
     if given.isdigit():
         return float(given)
