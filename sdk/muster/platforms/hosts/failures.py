@@ -1,4 +1,4 @@
-"""The errors for what ssh and the far end of a login say: which host it is, what happened, and what to try."""
+"""Errors made from the output of ssh and of a host's shell: the host, what happened, and what to try."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.errors import HostKeyChanged, HostKeyUnknown, HostUnreachable, Login
 
 Kind = type[HostUnreachable] | type[HostKeyUnknown] | type[HostKeyChanged] | type[LoginRefused]
 
-# What is said, which error it is, what happened in our words, and what to try; {0} is the host, {1} what was found.
+# Pattern of the output, error class, its message and advice; {0} is the host, {1} the text that matched.
 KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -75,7 +75,7 @@ KNOWN: tuple[tuple[str, Kind, str, str], ...] = (
 
 
 def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostKeyChanged | LoginRefused:
-    """The error for a host that cannot be used, given what ssh and the shell there have said."""
+    """Return the error for a host that cannot be used, given the output of ssh and of the shell there."""
     said = said.strip()
     for pattern, kind, words, advice in KNOWN:
         match = re.search(pattern, said)
@@ -94,13 +94,13 @@ def host_error(host: str, said: str) -> HostUnreachable | HostKeyUnknown | HostK
 
 
 def trust_command(host: str) -> str:
-    """Return the command that prepares logins to a host, as ssh knows it, on the usual port."""
+    """Return the ``muster trust`` command for a host as ssh knows it, on the default port."""
     user, _, name = host.rpartition("@")
     return f"muster trust -p 22 {f'-l {user} ' if user else ''}{name}"
 
 
 def together(errors: Mapping[str, MusterError]) -> MusterError:
-    """One error for hosts of which at least one cannot be used; the first one's own where it is the only one."""
+    """Return one error for several hosts that cannot be used; the host's own error where there is only one."""
     first = next(iter(errors.values()))
     if len(errors) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Hosts and their slots, as they are given to ``hosts=`` or written into a hostfile."""
+"""Parsing of hosts and their slots, from ``hosts=`` or a hostfile."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from muster.errors import JobError
 
-# A host as ssh knows it, perhaps with a user: nothing that could be an option of ssh's, or mean anything to a shell.
+# A host as ssh knows it, perhaps with a user: nothing that ssh could take for an option, or a shell for its syntax.
 NAME = r"(?:\w[\w.-]*@)?(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%\w]+\])"
 HOST = re.compile(rf"(?P<name>{NAME})(?::(?P<slots>\d+))?")
-SLOTS = re.compile(r"(?<![\w-])slots\s*=\s*(\S*)")  # and not max_slots, nor max-slots
+SLOTS = re.compile(r"(?<![\w-])slots\s*=\s*(\S*)")  # not max_slots or max-slots
 MOST_SLOTS = 4096
 
 
 def parse_hosts(given: str | Path | Iterable[str]) -> dict[str, int]:
-    """Slots by host, in the order given. A host that comes again gets more slots.
+    """Return the number of slots by host, in the order given; those of a host that is given twice are added up.
 
     Args:
         given: hosts as a list, or as text with commas, each ``host`` or ``host:slots``; or the path of a hostfile.
 
     Raises:
-        JobError: it names no hosts, or there is no such file.
+        JobError: a word or line is no host, or the hostfile cannot be read or names none.
     """
     if isinstance(given, Path):
         return read_hostfile(given)
@@ -37,15 +37,15 @@ def parse_hosts(given: str | Path | Iterable[str]) -> dict[str, int]:
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text means a file rather than hosts."""
+    """Return whether a text is the path of a hostfile rather than hosts."""
     return "/" in text or text.startswith("~") or (HOST.fullmatch(text) is not None and Path(text).is_file())
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Slots by host from a hostfile as Open MPI, Horovod (``host slots=2``) or MPICH (``host:2``) take it.
+    """Return the slots by host from a hostfile of Open MPI, Horovod (``host slots=2``) or MPICH (``host:2``).
 
     Raises:
-        JobError: it cannot be read, or a line names no host.
+        JobError: it cannot be read, names no hosts, or has a line that is no host.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""One login to a host by the OpenSSH client, with a guard at its far end (:mod:`muster.agent.host_guard`)."""
+"""A login to one host by the OpenSSH client, with a guard on that host (:mod:`muster.agent.host_guard`)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from muster.security.ssh import CONNECT_SECONDS, ssh_client
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 READY = b"\0muster guard\n"
 LOADER = "python3 -I -S -c 'import sys;exec(sys.stdin.buffer.raw.readline())'"
-READY_SECONDS = 60.0  # a login may take, the host's own shell files included
+READY_SECONDS = 60.0  # that a login may take, including the startup files of the host's shell
 ANSWER_SECONDS = 20.0
 LONGEST = 1 << 25  # bytes of an answer without its payload
-MOST_SAID = 1 << 16  # bytes that are read of what ssh, or the far end, complains of
-LATE_SECONDS = 0.2  # that a host is waited for which owes answers already
+MOST_SAID = 1 << 16  # bytes that are read of the errors of ssh, or of the host's shell
+LATE_SECONDS = 0.2  # to wait for a host that owes earlier answers
 CLOSE_SECONDS = 10.0
-ALIVE_SECONDS, ALIVE_COUNT = 5, 3  # after which ssh itself gives a host up that does not answer
+ALIVE_SECONDS, ALIVE_COUNT = 5, 3  # after which ssh itself gives up on a host that does not answer
 OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -59,8 +59,8 @@ class Login:
         folder: a private folder with a short path, for ssh's control socket.
 
     Attributes:
-        host: the same.
-        facts: what the guard said of the host at its hello.
+        host: the host.
+        facts: the guard's facts about the host, from its answer to ``hello``.
     """
 
     def __init__(self, host: str, folder: Path) -> None:
@@ -79,11 +79,11 @@ class Login:
         """Log in, and start a guard there.
 
         Args:
-            lease: seconds that its agents go on without the session.
-            word: by which the guard knows whoever comes by another login.
+            lease: seconds that its agents keep running without the session.
+            word: secret by which the guard recognizes the same platform object in a later login.
 
         Raises:
-            PlatformError: the host cannot be used; says why.
+            PlatformError: the host cannot be used, with the reason.
         """
         client = ssh_client()
         if client is None:
@@ -126,11 +126,11 @@ class Login:
         """Send one request to the guard and return its answer.
 
         Raises:
-            HostUnreachable: the login has ended, or nothing comes.
-            PlatformError: the guard could not do it.
+            HostUnreachable: the login has ended, or there is no answer in time.
+            PlatformError: the request failed there.
         """
         with self._lock:
-            is_late = self._unanswered > 0  # and so will this one be
+            is_late = self._unanswered > 0  # answers come in order, so this one will be late, too
             self._write(frames.encode(request, **fields))
             self._unanswered += 1
             deadline = time.monotonic() + (min(seconds, LATE_SECONDS) if is_late else seconds)
@@ -144,17 +144,17 @@ class Login:
         return answer
 
     def forward(self, port: int, host: str, there: int = 0) -> int:
-        """Have connections to a port of the host come out here.
+        """Forward connections to a port of the host to an address that this machine reaches (``ssh -R``).
 
         Args:
-            port, host: where they come out.
+            port, host: the address that they are forwarded to.
             there: the port on the host's loopback interface; 0 for any.
 
         Returns:
             The port on the host.
 
         Raises:
-            HostUnreachable: the host does not allow that.
+            HostUnreachable: the host does not answer, or does not allow that.
         """
         command = [ssh_client() or "ssh", "-o", f"ControlPath={self._control}", "-o", "LogLevel=ERROR"]
         command += ["-O", "forward", "-R", f"127.0.0.1:{there}:{host}:{port}", "--", self.host]
@@ -173,12 +173,12 @@ class Login:
         return there or int(done.stdout)
 
     def close(self) -> None:
-        """Have everything of it ended, and wait until it is gone."""
+        """End the login, the guard and its agents, and wait until they are gone."""
         self.begin_close()
         self.finish_close()
 
     def begin_close(self) -> None:
-        """Ask for the end of everything, without waiting."""
+        """Ask the guard to end its agents and itself, without waiting."""
         with contextlib.suppress(MusterError), self._lock:
             self._write(frames.encode("close"))
         if self._process is not None and self._process.stdin is not None:
@@ -186,7 +186,7 @@ class Login:
                 self._process.stdin.close()
 
     def finish_close(self) -> None:
-        """Wait until the login has ended, for some seconds; not for a host that does not answer."""
+        """Wait some seconds until the login has ended, less for a host that does not answer; then kill ssh."""
         if self._process is None:
             return
         with self._lock:
@@ -204,7 +204,7 @@ class Login:
                     return
 
     def _wait_for_guard(self, deadline: float) -> None:
-        """Pass over what the login prints by itself, until the guard says that it is there."""
+        """Skip what the host prints at a login, until the guard announces itself."""
         printed = b""
         while READY not in printed:
             data = self._read(deadline)
@@ -235,12 +235,12 @@ class Login:
             ) from None
 
     def _read(self, deadline: float) -> bytes:
-        """Return the next bytes; none at the end. Raises HostUnreachable where none come in time."""
+        """Return the next bytes; empty at the end. Raises HostUnreachable where none arrive in time."""
         assert self._process is not None
         assert self._process.stdout is not None
         waiting = select.poll()
         waiting.register(self._process.stdout, select.POLLIN)
-        left = deadline - time.monotonic()  # none, where what comes never makes an answer
+        left = deadline - time.monotonic()  # negative where data keeps arriving that never completes an answer
         if left < 0 or not waiting.poll(1000 * left):
             silent = time.monotonic() - self.heard_at
             raise HostUnreachable(
@@ -261,10 +261,10 @@ class Login:
             raise self._ended() from None
 
     def _ended(self) -> MusterError:
-        """The error for a login that has ended, made of ssh's last words."""
+        """Return the error for a login that has ended, made from what ssh has printed."""
         assert self._process is not None
         assert self._process.stderr is not None
-        if self._process.stderr.closed:  # it has been let go of
+        if self._process.stderr.closed:  # ``kill`` has closed it
             return HostUnreachable(f"The login to {self.host} has ended.")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
@@ -279,7 +279,7 @@ class Login:
         return host_error(self.host, said.decode("utf-8", "replace"))
 
     def kill(self) -> None:
-        """End ssh itself, and let go of it; everything at its far end then ends by itself."""
+        """Kill ssh and close its pipes; the guard and its agents then end by themselves."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
@@ -290,12 +290,12 @@ class Login:
                         pipe.close()
 
     def abandon(self) -> None:
-        """Let go of the pipes in a forked child, so that the login ends with the process that made it."""
+        """Release the pipes in a forked child, so that the login ends with the process that made it."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None and not pipe.closed:
-                    os.dup2(nowhere, pipe.fileno())  # not closed: its owner would close the number a second time
+                    os.dup2(nowhere, pipe.fileno())  # not closed, as its file object would close the descriptor again
         os.close(nowhere)
 
 
@@ -312,7 +312,7 @@ in_forked_children(_abandon_logins)
 
 @functools.lru_cache(maxsize=1)
 def packed_agent() -> bytes:
-    """Return the loader's input: a line that is a program, and behind it the agent's package for that program."""
+    """Return the input of ``LOADER``: a line with a program, and after it the agent's package for that program."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(AGENT.glob("*.py")):

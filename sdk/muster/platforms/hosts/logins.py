@@ -1,4 +1,4 @@
-"""The logins of one platform object: made for several hosts at once, made again where they break, ended together."""
+"""The logins of one platform object: opened at the same time, opened again when they break, and closed together."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ PAUSE = 1.0  # seconds between two attempts to log in again
 
 
 class Logins:
-    """Logins to hosts, each made when it is first asked for.
+    """Logins to hosts, each opened when it is first needed.
 
     Args:
-        lease: seconds that workers go on without the session.
-        word: by which the guards know this platform object when it comes by another login.
+        lease: seconds that workers keep running without the session.
+        word: secret by which the guards recognize this platform object in a later login.
     """
 
     def __init__(self, lease: float, word: str) -> None:
         self._lease = lease
         self._word = word
         self._opening = threading.Lock()
-        self._folders: list[Path] = []  # for ssh's control sockets, where there are any
+        self._folders: list[Path] = []  # for ssh's control sockets: none or one
         self._made: dict[str, Login] = {}
         self._repairs: dict[str, threading.Thread] = {}
-        self.troubles: dict[str, str] = {}  # why a login that has broken could not be made again so far
+        self.troubles: dict[str, str] = {}  # why a broken login could not be opened again so far, by host
         weakref.finalize(self, _close_all, self._made, self._folders, os.getpid())
 
     def get(self, host: str) -> Login:
-        """The login to a host, which is made where there is none. Raises PlatformError."""
+        """Return the login to a host, opening it where needed. Raises PlatformError."""
         if not self.is_open(host):
             self.open([host])
         return self._made[host]
 
     def made(self, host: str) -> Login | None:
-        """The login to a host, broken or not; None where there never was one."""
+        """Return the login to a host, even if it is broken; None where there never was one."""
         return self._made.get(host)
 
     def is_open(self, host: str) -> bool:
-        """Return whether there is a login to the host."""
+        """Return whether there is a login to the host that has not ended."""
         return host in self._made and self._made[host].is_open
 
     def open(self, hosts: Iterable[str]) -> None:
-        """Log in to the hosts of which there is no login yet, or none any more. Raises PlatformError."""
+        """Log in to those of these hosts to which no login is open. Raises PlatformError."""
         with self._opening:
             missing = [host for host in hosts if not self.is_open(host)]
             if not missing:
@@ -75,7 +75,7 @@ class Logins:
             raise together(failed)
 
     def repair(self, host: str) -> None:
-        """Have a login that has broken made again, without waiting for it."""
+        """Start to open a broken login again, without waiting for it."""
         before = self._repairs.get(host)
         if before is None or not before.is_alive():
             self._repairs[host] = threading.Thread(
@@ -92,7 +92,7 @@ class Logins:
             time.sleep(PAUSE)
 
     def close(self) -> None:
-        """End all of them, and everything at their far ends, and wait until that is gone."""
+        """End all logins with their guards and agents, and wait until they are gone."""
         _close_all(self._made, self._folders, os.getpid())
 
 

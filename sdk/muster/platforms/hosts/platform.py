@@ -1,4 +1,4 @@
-"""The platform interface over logins to hosts."""
+"""The platform ``hosts``: workers on machines that are reached by ssh."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ from muster.text.arguments import Argument, ArgumentText
 HANDLE = re.compile(rf"(?P<name>[^@]+)@(?P<host>{NAME}):(?P<pid>\d+)\.(?P<start>\d+)")
 CACHE = "~/.cache/muster/projects"  # on each host
 REMOVE_CACHE = f"if cd {CACHE} 2>/dev/null; then du -sk . && cd / && rm -rf {CACHE}; fi 2>&1"
-POLL_SECONDS = 0.7  # that a poll waits for hosts that do not answer
+POLL_SECONDS = 0.7  # that a poll waits for a host's answer
 END_SECONDS = 5.0  # how long workers may take to end once they have been stopped
 END_POLL = 0.05
 MORE_SLOTS = ArgumentText("more slots: host:slots in ", Argument("hosts", ""))
 NOBODY = "This platform does not know the worker."
 
-Guard = tuple[str, int, int]  # its host, process id and start time
+Guard = tuple[str, int, int]  # host, process id and start time
 
 
 @dataclass(eq=False, repr=False)
 class HostsPlatform(Platform):
-    """Runs workers on hosts that ``ssh HOST`` logs in to without a question, one in each slot.
+    """Runs workers on hosts that ``ssh HOST`` logs in to without asking anything, one in each slot.
 
-    The hosts share nothing with the session, and need a ``python3`` (3.6 or later) and nothing else of Muster's. The
-    agent's source goes through the login; nothing of it is left there.
+    The hosts share no files with the session, and need only a ``python3`` (3.6 or later). The agent's source is sent
+    through the login, and removed in the end.
 
     Args:
-        hosts: hosts with their slots, or the path of a hostfile; None for what ``MUSTER_HOSTS`` says in the same words.
+        hosts: hosts with their slots, or the path of a hostfile; empty for ``MUSTER_HOSTS`` of the environment, in the
+            same form.
         tunnel: whether workers reach the session through ssh (``ssh -R``) rather than by dialling it; None to find out
             for each host what works.
         cache: whether hosts keep the files of projects for later runs, in ``~/.cache/muster/projects``.
-        lease_seconds: how long a worker that has lost the session goes on until it ends.
+        lease_seconds: how long a worker that has lost the session keeps running.
     """
 
     hosts: tuple[str, ...] = option(
@@ -84,7 +85,7 @@ class HostsPlatform(Platform):
         self._routes = Routes(self._logins, self.tunnel)
         self._relays: list[PoolRelay] = []
         self._workers: dict[str, Worker] = {}
-        self._others: dict[str, Worker] = {}  # taken over from another object
+        self._others: dict[str, Worker] = {}  # taken over from another platform object
         self._submitted: dict[str, list[str]] = {}
         self._handle_of: dict[Key, str] = {}
         self._placement = Placement(
@@ -92,7 +93,7 @@ class HostsPlatform(Platform):
             partial(_status_of, self._handle_of, self._workers),
             partial(_refusal, sum(self._slots.values())),
         )
-        self._broken: set[str] = set()  # hosts whose login has broken, until it is made again
+        self._broken: set[str] = set()  # hosts whose login has broken and is not open again yet
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class HostsPlatform(Platform):
 
         Raises:
             JobError: no hosts are given.
-            PlatformError: a host cannot be used; says why, and what to try.
+            PlatformError: a host cannot be used, with the reason and what to try.
         """
         if not self._slots:
             raise JobError(
@@ -121,17 +122,17 @@ class HostsPlatform(Platform):
         return f"hosts {hosts}" + (f" ({routes})" if routes else "")
 
     def reach(self) -> Reach:
-        """Return where the session has to listen; each host is tried. Agents are always told by ``open_relay``."""
+        """Return how hosts reach the session, after trying each; ``open_relay`` always tells agents what to dial."""
         self.check()
         return self._routes.reach([*self._slots])
 
     def open_relay(self, host: str, port: int) -> Relay:
-        """Make what says how each host's workers reach the session, and forwards ports where they need that."""
+        """Return a relay that tells agents what to dial, and forwards ports of hosts that cannot dial the session."""
         self._relays.append(PoolRelay(self._routes, (host, port), self._placement))
         return self._relays[-1]
 
     def reach_of_pool(self) -> Reach:
-        """Return the same: later agents of a host reach the session as earlier ones do."""
+        """Return the same as ``reach``: later agents of a host reach the session as earlier ones do."""
         return self.reach()
 
     def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
@@ -153,7 +154,7 @@ class HostsPlatform(Platform):
         return Cleaned(removed, left)
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return what workers of one host would have to share; there is one slot for each worker."""
+        """Return the shortages of cores and memory on each host, in words; each worker has one slot."""
         found: list[str] = []
         left = iter(wanted)
         for host, here in _shares(self._slots, len(wanted)).items():
@@ -163,7 +164,7 @@ class HostsPlatform(Platform):
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have each host's guard fork its agents."""
+        """Have each host's guard fork the agents of the workers that are placed there."""
         if run_key in self._submitted:
             return self._submitted[run_key]
         self.check()
@@ -187,7 +188,7 @@ class HostsPlatform(Platform):
         return self._submitted[run_key]
 
     def _launch(self, by_host: Mapping[str, Sequence[WorkerSpec]], run_key: str) -> list[tuple[WorkerSpec, Worker]]:
-        """Have each host's guard fork its agents, all or none."""
+        """Have each host's guard fork its agents, all or none, and return the workers."""
         configs = {
             host: [self._config(spec, self._logins.get(host)) for spec in specs] for host, specs in by_host.items()
         }
@@ -219,19 +220,19 @@ class HostsPlatform(Platform):
         return found
 
     def _config(self, spec: WorkerSpec, login: Login) -> dict[str, Any]:
-        """A worker as its agent needs it."""
+        """Return the config of a worker's agent, with its address and the host's cache."""
         cache = {"folder": CACHE, "bytes": CACHE_BYTES} if self.cache else None
         return {**_config(spec, login), "address": self._address(login.host), "cache": cache}
 
     def _address(self, host: str) -> str:
-        """The address at which workers of other hosts reach those of this one."""
+        """Return the address at which workers on other hosts reach those on this host."""
         facts = self._logins.get(host).facts
         address, route = str(facts["address"]), str(facts["route"])
         is_reached_by_others = len(self._slots) > 1 and address.startswith("127.")
         return route if route and (is_reached_by_others or ":" in address) else address
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as the guards of their hosts know them."""
+        """Return the workers as the guards of their hosts report them."""
         self._refresh([handle for handle in handles if handle in self._workers])
         others = self._polled([handle for handle in handles if handle not in self._workers])
         return [self._workers.get(handle) or others[handle] for handle in handles]
@@ -243,7 +244,7 @@ class HostsPlatform(Platform):
         ]
         for guard, its_handles in _by_guard(living).items():
             own = any(handle in self._workers for handle in its_handles)
-            with contextlib.suppress(*[HostUnreachable] if own else []):  # then its guard ends them
+            with contextlib.suppress(*[HostUnreachable] if own else []):  # its guard then ends them itself
                 self._ask(guard, "stop", ids=its_handles)
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
@@ -253,13 +254,13 @@ class HostsPlatform(Platform):
         return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched or taken over, oldest first."""
         self._refresh([*self._workers])
         self._others.update(self._polled([*self._others]))
         return sorted([*self._others.values(), *self._workers.values()], key=lambda worker: worker.created_at or 0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log, read from its host; none once its guard is gone."""
+        """Yield the lines of a worker's log, read from its host; none once its guard is gone."""
         data, most = bytearray(), 2 * default_log_cap() + LOG_PIECE  # its older part, and the log itself
         for guard in _by_guard([handle]):
             while len(data) < most and (answer := self._ask(guard, "log", id=handle, offset=len(data))):
@@ -270,11 +271,11 @@ class HostsPlatform(Platform):
         yield from lines[:-1] if data.endswith(b"\n") or not data else lines
 
     def close(self) -> None:
-        """End everything and wait until it is gone, a few seconds at most."""
+        """End all workers and logins, and wait until they are gone, a few seconds at most."""
         self._end([*self._others])
         for guard in _by_guard(handle for handle, worker in self._workers.items() if not worker.status.is_final):
             login = self._logins.made(guard[0])
-            if login is not None and login.is_open and login.guard != guard[1:]:  # the login was made again
+            if login is not None and login.is_open and login.guard != guard[1:]:  # of an earlier login
                 with contextlib.suppress(MusterError):
                     self._ask(guard, "close", keep=self._word)
         self._logins.close()
@@ -283,7 +284,7 @@ class HostsPlatform(Platform):
         self._routes.forget()
 
     def _end(self, handles: Sequence[str]) -> None:
-        """Stop workers that others have launched, and wait until they have ended."""
+        """Stop workers that other objects have launched, and wait some seconds until they have ended."""
         if not handles:
             return
         with contextlib.suppress(MusterError):
@@ -292,10 +293,10 @@ class HostsPlatform(Platform):
             while not all(worker.status.is_final for worker in self.poll(handles)) and time.monotonic() < deadline:
                 time.sleep(END_POLL)
 
-    # -- what guards say ----------------------------------------------------------------------------------------------
+    # -- answers of guards --------------------------------------------------------------------------------------------
 
     def _ask(self, guard: Guard, request: str, seconds: float | None = None, **fields: Any) -> dict[str, Any] | None:
-        """The answer of a guard, through the login of its host, which may be another's; None where it is gone."""
+        """Return a guard's answer; the guard of the host's login passes requests on to others. None if it is gone."""
         login = self._logins.get(guard[0])
         limit = {} if seconds is None else {"seconds": seconds}
         if login.guard == guard[1:]:
@@ -307,7 +308,7 @@ class HostsPlatform(Platform):
         return None if "gone" in answer else answer
 
     def _refresh(self, handles: Iterable[str]) -> None:
-        """Learn how workers of this object are."""
+        """Update the states of workers that this object has launched."""
         living = [handle for handle in handles if not self._workers[handle].status.is_final]
         by_guard = _by_guard(living)
         guards = {str(number): guard for number, guard in enumerate(by_guard)}
@@ -333,7 +334,7 @@ class HostsPlatform(Platform):
         return workers_of(answer, handles, guard[0], self._logins.get(guard[0]).clock_offset)
 
     def _look_after(self, host: str) -> None:
-        """Have a login that has broken made again. Raises HostUnreachable as long as it is not."""
+        """Have a broken login opened again. Raises HostUnreachable until it is open."""
         if not self._logins.is_open(host):
             self._broken.add(host)
             self._logins.repair(host)
@@ -349,7 +350,7 @@ class HostsPlatform(Platform):
             self._workers[handle] = known.moved(Status.FAILED, reason=why, finished_at=time.time())
 
     def _polled(self, handles: Sequence[str]) -> dict[str, Worker]:
-        """Workers of other objects, by handle, as their guards know them."""
+        """Return workers of other platform objects, by handle, as their guards report them."""
         found = {handle: Worker(handle, handle, Status.FAILED, reason=NOBODY) for handle in handles}
         for guard, its_handles in _by_guard(handles).items():
             answer = self._ask(guard, "poll")
@@ -364,7 +365,7 @@ class HostsPlatform(Platform):
 
 
 def _status_of(handles: Mapping[Key, str], workers: Mapping[str, Worker], key: Key) -> Status | None:
-    """Return a worker's status, None before its launch; apart from the platform, to make no circle of it."""
+    """Return a worker's status, None before its launch. A function, to keep the platform out of a reference cycle."""
     handle = handles.get(key)
     return None if handle is None else workers[handle].status
 
@@ -391,7 +392,7 @@ def _shares(slots: Mapping[str, int], workers: int) -> dict[str, int]:
 
 
 def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
-    """Return what workers would have to share on a host. Raises ResourceError for what it could never grant."""
+    """Return the shortages on a host, in words. Raises ResourceError for what it could never grant."""
     host, facts = login.host, login.facts
     cores, memory, gpus = facts["cores"], facts["memory"], len(facts["gpus"])
     for resources in dict.fromkeys(wanted):
@@ -416,9 +417,9 @@ def _shortages_on(login: Login, wanted: Sequence[Resources]) -> list[str]:
 
 
 def _config(spec: WorkerSpec, login: Login) -> dict[str, Any]:
-    """Return a worker's config with its folders on its host."""
+    """Return the config of a worker's agent, with its folders on the host."""
     generation = f".{spec.generation}" if spec.generation else ""
-    # A worker has folders of its own even beside others on its host: files come to all of them at the same time.
+    # Workers on the same host do not share folders: each receives its files at the same time as the others.
     own = f"{login.facts['folder']}/{_short(spec.run_id)}/{spec.name}{generation}"
     places = {
         "library": f"{own}/lib",
@@ -440,7 +441,7 @@ def _config(spec: WorkerSpec, login: Login) -> dict[str, Any]:
 
 
 def _by_guard(handles: Iterable[str]) -> dict[Guard, list[str]]:
-    """Group handles by guard; those that belong to no worker on a host are left out."""
+    """Group handles by guard; handles that are not of workers on hosts are left out."""
     found: dict[Guard, list[str]] = {}
     for handle in handles:
         match = HANDLE.fullmatch(handle)
@@ -450,12 +451,12 @@ def _by_guard(handles: Iterable[str]) -> dict[Guard, list[str]]:
 
 
 def _short(run: str) -> str:
-    """A run's id without what it is called, as the paths of sockets are short."""
+    """Return a run's id, shortened to its start and end where it is long, as paths of sockets have to be short."""
     return run if len(run) <= 24 else f"{run[:15]}{run[-5:]}"
 
 
 def _changes(worker: Worker) -> dict[str, Any]:
-    """Return all facts of a worker that may be news."""
+    """Return the facts of a worker that a poll may change."""
     return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 

@@ -1,4 +1,4 @@
-"""Routes from hosts to the session: each dials it where it can, and comes through its own login otherwise."""
+"""Routes from hosts to the session: each host dials it where possible, and else uses a tunnel through its login."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from muster.platforms.parallel import for_all
 from muster.platforms.placement import Placement
 
 ANY, HERE = "0.0.0.0", "127.0.0.1"
-DIAL_SECONDS = 2.0  # after which a host counts as one that cannot dial the session
+DIAL_SECONDS = 2.0  # after which a host is taken to be unable to dial the session
 
 
 class Routes:
     """Routes from some hosts to the session: by dialling it, or through a tunnel.
 
     Args:
-        logins: to the hosts.
-        tunnel: whether all of them need a tunnel; None to find out.
+        logins: the logins to the hosts.
+        tunnel: whether all hosts use a tunnel; None to find out for each.
     """
 
     def __init__(self, logins: Logins, tunnel: bool | None) -> None:
@@ -35,11 +35,11 @@ class Routes:
         self._needs_tunnel: dict[str, bool] = {}
 
     def reach(self, hosts: Sequence[str]) -> Reach:
-        """Return where the session has to listen for these hosts, each of which is tried. Raises PlatformError.
+        """Return the addresses for these hosts, after trying which of them can dial the session. Raises PlatformError.
 
-        Agents are always told by a relay what to dial, as each host may see another address. So launchers run on the
-        first worker, too: a host's port for ssh may be all that the session reaches, and the hosts' interfaces have
-        other names than this machine's.
+        A relay always tells agents what to dial, as each host may see the session at another address. So launchers run
+        on the first worker, too: the session may reach nothing but the hosts' ssh ports, and their network interfaces
+        have other names than this machine's.
         """
         self._find(hosts)
         seen = {self._seen_from(host) for host in hosts if not self._needs_tunnel[host]}
@@ -47,7 +47,7 @@ class Routes:
         return Reach(listen, listen, relayed=True)
 
     def forget(self) -> None:
-        """Find out anew when asked again."""
+        """Forget which hosts need a tunnel, so that the next ``reach`` tries them again."""
         self._needs_tunnel.clear()
 
     def describe(self) -> str:
@@ -59,9 +59,11 @@ class Routes:
         return "; ".join(parts)
 
     def route(self, host: str, session: tuple[str, int], there: int = 0) -> tuple[str, int]:
-        """Return what agents on a host dial to reach this address of the session.
+        """Return the host and port that agents on ``host`` dial to reach an address of the session.
 
         Args:
+            host: the host, to which a tunnel is opened where it needs one.
+            session: host and port that the session listens on.
             there: the port of the tunnel on the host; 0 for any.
         """
         login, (address, port) = self._logins.get(host), session
@@ -93,12 +95,12 @@ class Routes:
 
 
 class PoolRelay(Relay):
-    """Carries the connections of one pool's agents, as far as they need that.
+    """The relay of one pool's agents: a tunnel for each host that cannot dial the session.
 
     Args:
-        routes: of the hosts.
+        routes: routes of the hosts.
         session: host and port that the session listens on.
-        placement: which host each worker is on.
+        placement: places workers on hosts.
     """
 
     def __init__(self, routes: Routes, session: tuple[str, int], placement: Placement) -> None:
@@ -108,7 +110,7 @@ class PoolRelay(Relay):
         self._found: dict[str, tuple[str, int]] = {}
 
     def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
-        """Return what the workers' agents dial, each on the host that is its own from now on."""
+        """Place the workers on hosts, and return the host and port that each worker's agent dials."""
         hosts = self._placement.place(specs)
         try:
             for host in hosts:
@@ -120,20 +122,20 @@ class PoolRelay(Relay):
         return [self._found[host] for host in hosts]
 
     def renew(self, host: str) -> None:
-        """Make a host's tunnel again, where it had one, once the login that it went through has been made again."""
+        """Open a host's tunnel again, where it had one, after its login has been opened again."""
         found = self._found.get(host)
         if found is not None and found[0] == HERE:
-            with contextlib.suppress(MusterError):  # then its agents stay cut off, and that is told
+            with contextlib.suppress(MusterError):  # its agents then stay cut off, and polls report that
                 self._routes.route(host, self._session, found[1])
 
     def close(self) -> None:
-        """Forget them: forwarded ports go with their logins."""
+        """Forget the addresses: tunnels end with their logins."""
         self._found.clear()
 
 
 @contextlib.contextmanager
 def _answering(word: str) -> Iterator[int]:
-    """Tell whoever connects this word, at a port of all addresses of this machine."""
+    """Send this word to every client that connects to a port of this machine, and yield that port."""
     with socket.create_server((ANY, 0), backlog=128) as listener:
 
         def answer() -> None:
