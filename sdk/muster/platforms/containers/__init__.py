@@ -1,1 +1,1 @@
-"""Workers in containers of Docker or Podman, which share nothing with the session."""
+"""Workers in containers of Docker or Podman, which share no files with the session."""

@@ -1,6 +1,6 @@
-"""The engine that runs containers, Docker or Podman: finding its socket, and what it is.
+"""The engine that runs containers, Docker or Podman: its socket, and facts about it.
 
-Both answer the same interface, for which the ``docker`` package is the client.
+Both offer the same API, for which the ``docker`` package is the client.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class EngineAddress:
 
 @dataclass(frozen=True)
 class Engine:
-    """A container engine that has answered, with what it told of itself.
+    """A container engine that has answered, with facts about it.
 
     Attributes:
-        client: asks it.
-        url: where it listens.
-        source: how that was found.
+        client: client of its API.
+        url: address at which it listens.
+        source: how the address was found.
         product: ``Docker`` or ``Podman``.
         version: its version.
-        cores, memory: what its machine has; memory in bytes.
+        cores, memory: of its machine; memory in bytes.
         is_rootless: whether it runs as an ordinary user.
-        is_here: whether it sees this session's files and network, because it runs beside it.
+        is_here: whether it runs on this session's machine, and so sees its files and network.
     """
 
     client: APIClient
@@ -60,7 +60,7 @@ class Engine:
 
 
 def candidates(asked: str | None, environ: Mapping[str, str]) -> list[EngineAddress]:
-    """Addresses at which an engine may listen, in the order in which Docker's and Podman's own tools look."""
+    """Return addresses at which an engine may listen, in the order in which Docker's and Podman's tools try them."""
     if asked:
         return [EngineAddress(asked, "engine=")]
     for name in ("DOCKER_HOST", "CONTAINER_HOST"):
@@ -76,7 +76,7 @@ def candidates(asked: str | None, environ: Mapping[str, str]) -> list[EngineAddr
 
 
 def _context(environ: Mapping[str, str]) -> EngineAddress | None:
-    """The address of the context that ``docker context use`` has chosen; None for the default one."""
+    """Return the address of the context that ``docker context use`` has chosen; None for the default context."""
     from docker.context import ContextAPI
     from docker.errors import DockerException
 
@@ -94,12 +94,12 @@ def connect(asked: str | None = None, environ: Mapping[str, str] = os.environ) -
     """Find an engine that answers.
 
     Args:
-        asked: where it listens; None to look for it.
-        environ: the environment, which may name it.
+        asked: address at which it listens; None to search for it.
+        environ: the environment, which may name the address.
 
     Raises:
         ExtraMissing: the package ``docker`` is not installed.
-        PlatformUnsupported: there is none, or it does not let this user in.
+        PlatformUnsupported: there is none, or this user may not use it.
     """
     with extra("containers"):
         import docker  # noqa: F401
@@ -130,13 +130,13 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
 
     def make(version: str) -> APIClient:
         client = APIClient(address.url, version=version, timeout=TIMEOUT, use_ssh_client=True, **settings)
-        client.headers["Connection"] = "close"  # nobody else would close the connections that it keeps
+        client.headers["Connection"] = "close"  # so that no connections are kept open, which nothing would close
         return client
 
     try:
         peer = knock(address.url)
         client = make(DEFAULT_DOCKER_API_VERSION)
-        # Its own way to find out, by asking for the version, takes Podman half a second.
+        # The client's own detection asks for the version, which takes Podman half a second.
         answer = client.get(f"{client.base_url}/_ping", timeout=TIMEOUT)
         spoken = answer.headers.get("Api-Version", "")
         if spoken and version_lt(spoken, DEFAULT_DOCKER_API_VERSION):
@@ -159,7 +159,7 @@ def _ask(address: EngineAddress, environ: Mapping[str, str]) -> Engine:
 
 
 def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a Podman on this machine would say of itself, for which it takes a second and more."""
+    """Return the info of a Podman on this machine without asking it, which would take a second and more."""
     return {
         "ServerVersion": headers.get("Libpod-API-Version", ""),
         "NCPU": len(machine.cores()),
@@ -170,7 +170,7 @@ def _info_of_podman(peer: tuple[int, int], headers: Mapping[str, str]) -> dict[s
 
 
 def _not_reached(address: EngineAddress, error: Exception) -> PlatformUnsupported:
-    """The error for an engine that does not answer, or not to this user."""
+    """Return the error for an engine that does not answer, or that this user may not use."""
     where = f"{address.url} ({address.source})"
     cause = system_error(error)
     if isinstance(cause, PermissionError):

@@ -1,4 +1,4 @@
-"""The guard of containers: outlives the session, and removes its containers and networks when that is gone."""
+"""The guard of containers: a process that outlives the session and removes its containers, networks and homes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from muster.agent.removal import remove_folder
 from muster.platforms.session_guard import SessionGuard, is_orphaned, owner, serve
 
-OWNER = "muster.owner"  # label of everything that a session has made: its process, see session_guard.owner()
-HOMES = "muster-containers-"  # how the folders begin that hold the homes of an owner's containers
+OWNER = "muster.owner"  # label of all that a platform object makes: session_guard.owner() and a random suffix
+HOMES = "muster-containers-"  # prefix of the folders with the homes of an owner's containers
 
 
 def make_homes(label: str) -> str:
-    """Make the folder that holds the homes of an owner's containers on this machine, for this user only.
+    """Make the folder for the homes of an owner's containers on this machine, private to this user.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     folder = homes_of(label)
     folder.mkdir(mode=0o700)
@@ -27,13 +27,13 @@ def make_homes(label: str) -> str:
 
 
 def homes_of(label: str) -> Path:
-    """The folder that holds the homes of an owner's containers, on a disk rather than in memory."""
+    """Return the path of the folder for the homes of an owner's containers, on a disk rather than in memory."""
     base = "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
     return Path(base, f"{HOMES}{label}")
 
 
 def remove_orphaned_homes() -> None:
-    """Remove the homes of sessions that were killed together with their guards, or with the machine."""
+    """Remove the homes of sessions that were killed together with their guards, or before the machine rebooted."""
     for folder in homes_of("").parent.glob(f"{HOMES}*"):
         label = folder.name.removeprefix(HOMES).rpartition(".")[0]
         is_older = label.partition(".")[0] != owner().partition(".")[0]
@@ -43,7 +43,7 @@ def remove_orphaned_homes() -> None:
 
 
 class ContainerGuard(SessionGuard):
-    """The session's end of it, which this object starts. Raises OSError."""
+    """The guard of a session's containers, which this object starts. Raises OSError."""
 
     def __init__(self, url: str, label: str) -> None:
         super().__init__(__name__, {"url": url, "label": label})
@@ -53,7 +53,7 @@ def remove_everything(client: Any, label: str) -> None:
     """Remove the containers with an owner's label, running ones too, with their volumes; then its networks and homes.
 
     Raises:
-        APIError, RequestException: the engine does not do so.
+        APIError, RequestException: the engine fails to.
     """
     from docker.errors import NotFound
 
@@ -68,7 +68,7 @@ def remove_everything(client: Any, label: str) -> None:
 
 
 def clean_up(facts: dict[str, Any]) -> None:
-    """Remove what the session has made that these facts are about. Raises what the engine does."""
+    """Remove the containers, networks and homes that a session has made, given the guard's facts."""
     from muster.platforms.containers.engine import connect
 
     remove_everything(connect(facts["url"]).client, facts["label"])

@@ -1,7 +1,7 @@
-"""The images of workers: the one that the user names, or a tiny one around the session's own Python.
+"""The images of workers: the one that the user names, or a tiny one into which the session's Python is mounted.
 
-The tiny image holds empty folders, links and nothing else. The session's Python, its packages and what these need of
-the system are mounted into it read-only: nothing is copied and nothing is pulled.
+The tiny image holds empty folders, links and a list of users, and nothing else. The session's Python, its packages and
+the system's files that they need are mounted into it read-only: nothing is copied and nothing is pulled.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from muster.platforms.base import Cleaned
 from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
-# Links into usr/ on most systems, folders on others. In sbin, which is another, Docker mounts its init.
+# Links into usr/ on most systems, folders on others. sbin is not among them, as Docker mounts its init there.
 SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32")
 EMPTY = (
     *("dev", "etc", "home", "muster", "proc", "root", "run", "run/sshd", "sbin", "sys", "tmp", "usr", "var"),
     *("var/empty", "var/tmp"),
 )
-# In /etc; of ssl only what is public, as a root's containers could read the machine's private keys beside it.
+# In /etc. Of ssl only the public files: containers that run as root could read the machine's private keys beside them.
 OF_SYSTEM = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mpich", "openmpi"),
     *("ssl/certs", "ssl/openssl.cnf"),
 )
-TINY = "localhost/muster-tiny-"  # and a hash of what the image is made of
-STEP = 10  # percent of a pull that are told at once
+TINY = "localhost/muster-tiny-"  # followed by a hash of the image's content
+STEP = 10  # percent of a pull between two reports
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def tiny_image(engine: Engine) -> str:
-    """Return the name of the tiny image, which is made where the engine does not have it yet.
+    """Return the name of the tiny image, making it where the engine does not have it yet.
 
     Raises:
         PlatformError: the engine cannot make it.
@@ -92,7 +92,7 @@ def pull(engine: Engine, name: str, tell: Callable[[str], object]) -> None:
     Args:
         engine: the engine.
         name: name of the image, as ``docker pull`` takes it.
-        tell: called with how far it is, in words, every now and then.
+        tell: called with the progress, in words, every now and then.
 
     Raises:
         PlatformError: it cannot be pulled.
@@ -107,7 +107,7 @@ def pull(engine: Engine, name: str, tell: Callable[[str], object]) -> None:
     tell(f"pulling the image {name}")
     with asking(engine, f"The image {name} could not be pulled"):
         for news in engine.client.pull(repository, tag or "latest", stream=True, decode=True):
-            error = news.get("error") or error  # the rest is read all the same, with which its connection ends
+            error = news.get("error") or error  # reading goes on to the end, so that the connection is released
             detail = news.get("progressDetail") or {}
             if news.get("status") == "Downloading" and detail.get("total"):
                 layers[news.get("id", "")] = int(detail.get("current") or 0), int(detail["total"])
@@ -122,7 +122,7 @@ def pull(engine: Engine, name: str, tell: Callable[[str], object]) -> None:
 
 
 def tiny_archive() -> bytes:
-    """The content of the tiny image, as a tar: the same for the same system."""
+    """Return the content of the tiny image as a tar, the same each time on the same system."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name in EMPTY:
@@ -151,7 +151,7 @@ def _group() -> str:
 
 
 def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tarfile.TarInfo:
-    """A folder in a tar."""
+    """Return the tar entry of a folder."""
     info = tarfile.TarInfo(name)
     info.type, info.mode = tarfile.DIRTYPE, mode
     info.uid, info.gid = owner
@@ -161,7 +161,7 @@ def folder(name: str, mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> tar
 def file(
     name: str, data: bytes, mode: int = 0o644, owner: tuple[int, int] = (0, 0)
 ) -> tuple[tarfile.TarInfo, io.BytesIO]:
-    """A file in a tar, and its content."""
+    """Return the tar entry of a file, and its content."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), mode
     info.uid, info.gid = owner
@@ -169,7 +169,7 @@ def file(
 
 
 def own_folders(python: str = sys.executable) -> list[str]:
-    """Folders of this system that a worker with the session's Python needs to see, without those within others."""
+    """Return the folders that a worker with the session's Python needs, without those inside others of them."""
     paths = [
         "/usr",
         *(f"/etc/{name}" for name in OF_SYSTEM),
@@ -182,12 +182,12 @@ def own_folders(python: str = sys.executable) -> list[str]:
 
 
 def python_path() -> list[str]:
-    """The folders of this process's ``PYTHONPATH``, where a worker with the session's Python looks, too."""
+    """Return the absolute folders of this process's ``PYTHONPATH``, for workers with the session's Python."""
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """The paths without those that lie within another of them, and without the root itself."""
+    """Return the paths without those inside others of them, and without the root folder."""
     found: list[str] = []
     for path in sorted({os.path.normpath(path) for path in paths} - {"/"}, key=lambda path: (path.count("/"), path)):
         if not any(Path(path).is_relative_to(other) for other in found):

@@ -15,7 +15,7 @@ from muster.platforms.containers.refusals import asking
 from muster.text.arguments import Argument, ArgumentText
 
 POOL = ipaddress.ip_network("10.0.0.0/8")
-PREFIX = 24  # bits: 250 containers
+PREFIX = 24  # bits, for about 250 containers
 TRIES = 100
 
 
@@ -24,9 +24,9 @@ class Network:
     """A network that containers are attached to.
 
     Attributes:
-        name: by which the engine knows it.
-        subnet, gateway: its addresses; empty where the user has named it, and the engine chose them.
-        is_own: whether it is made for these workers, and ends with them.
+        name: its name in the engine.
+        subnet, gateway: its addresses; of a network that the user has named, the subnet is empty.
+        is_own: whether it is made for these workers, and removed with them.
         session: the address at which its containers reach the session.
     """
 
@@ -38,16 +38,16 @@ class Network:
 
 
 def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
-    """Describe the network of the workers. Nothing is made.
+    """Return the description of the workers' network, without making it.
 
     Args:
-        engine: the engine that will make it.
-        asked: name of one that is there; None for a new one.
-        owner: a name for a new one.
+        engine: the engine.
+        asked: name of an existing network; None for a new one.
+        owner: suffix of the name of a new one.
 
     Raises:
-        PlatformError: there is none of that name.
-        PlatformUnsupported: the session's address is not known there.
+        PlatformError: there is no network of that name.
+        PlatformUnsupported: the session's address in that network is not known.
     """
     if asked:
         with asking(engine, f"The network {asked!r} cannot be used"):
@@ -64,7 +64,7 @@ def plan_network(engine: Engine, asked: str | None, owner: str) -> Network:
 
 
 def make_network(engine: Engine, network: Network, labels: dict[str, str]) -> None:
-    """Make a network that the engine does not have yet. Raises PlatformError."""
+    """Make a network that ``plan_network`` has described. Raises PlatformError."""
     from docker.types import IPAMConfig, IPAMPool
 
     pool = IPAMPool(subnet=network.subnet, gateway=network.gateway)
@@ -100,7 +100,7 @@ def _address(hexadecimal: str) -> str:
 
 
 def _session_address(engine: Engine, gateway: str) -> str:
-    """Return the address of the session that containers reach: the gateway's, where the engine runs beside it."""
+    """Return the session's address for containers: the gateway's where the engine runs on this machine as root."""
     if engine.is_here and not engine.is_rootless and gateway:
         return gateway
     remote = engine.url.partition("://")[2].rpartition("@")[2].partition(":")[0].partition("/")[0]

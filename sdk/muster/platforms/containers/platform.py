@@ -1,4 +1,4 @@
-"""The platform interface over an engine of containers."""
+"""The platform ``containers``: workers in containers of Docker or Podman."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
 AT_ONCE = 8  # requests to the engine at the same time
-STOP_SECONDS = 4.0  # that an agent gets for ending its processes and itself
+STOP_SECONDS = 4.0  # that an agent may take to end its processes and itself
 GONE = "The engine knows no container of that name; somebody has removed it."
 
 
@@ -58,7 +58,7 @@ class ContainersPlatform(Platform):
             mounted read-only, where the engine sees the session's files.
         engine: address of the engine, such as ``unix:///run/podman/podman.sock``; None for the one that Docker's and
             Podman's own tools would use.
-        network: name of the containers' network; None for one of their own.
+        network: name of the containers' network; None for a new one for each platform object.
         log_cap: largest size of a worker's log in bytes.
     """
 
@@ -86,7 +86,7 @@ class ContainersPlatform(Platform):
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
         self._told_to_stop: dict[str, float] = {}
-        self._waiting: dict[str, str] = {}  # workers that wait for their image, and how far that is
+        self._waiting: dict[str, str] = {}  # progress of pulling the image, by worker that waits for it
         self._claims: list[Claim] = []
         self._starting = threading.Lock()
         self._is_closed = False
@@ -96,11 +96,11 @@ class ContainersPlatform(Platform):
     # -- before a launch ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return which engine runs the containers, and from which image."""
+        """Return, in words, the engine that runs the containers, and their image."""
         return f"{self.name} of {self._engine()}, image {self.image or 'made of this Python'}"
 
     def check(self) -> None:
-        """Raise PlatformUnsupported where no engine answers, or there is no image that it could run."""
+        """Raise PlatformUnsupported where no engine answers, or no image is given and it cannot see this Python."""
         engine = self._engine()
         if not self.image and not engine.is_here:
             raise PlatformUnsupported(
@@ -116,11 +116,11 @@ class ContainersPlatform(Platform):
         return Reach(network.session, network.session, is_coming=network.session == network.gateway)
 
     def clean(self) -> Cleaned:
-        """Remove the tiny images, which no running container needs."""
+        """Remove the tiny images that no container uses."""
         return remove_tiny_images(self._engine())
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return the cores and memory that the containers would have to share."""
+        """Return the shortages of cores and memory on the engine's machine, in words."""
         engine = self._engine()
         for resources in dict.fromkeys(wanted):
             _check_resources(engine, {"each worker": resources})
@@ -148,9 +148,9 @@ class ContainersPlatform(Platform):
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have one container started per spec. All are there when this returns, unless their image has to come first.
+        """Start one container per spec. All exist when this returns, unless their image has to be pulled first.
 
-        Then they are queued, and where it cannot be pulled they have failed.
+        In that case the workers are queued, and fail if the image cannot be pulled.
         """
         if run_key in self._submitted:
             return self._submitted[run_key]
@@ -174,7 +174,7 @@ class ContainersPlatform(Platform):
             self._waiting[handle] = ""
 
     def _pull_and_start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
-        """Pull the image, and start the containers that wait for it, unless they have been stopped meanwhile."""
+        """Pull the image, and start the containers that wait for it unless they have been stopped meanwhile."""
         handles = [containers.container_name(spec) for spec in specs]
         why = ""
         try:
@@ -184,7 +184,7 @@ class ContainersPlatform(Platform):
                     self._start(engine, specs)
         except PlatformError as error:
             why = f"{error.message} Try: {error.advice}" if error.advice else error.message
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # nothing else would report it from this thread
             why = f"{type(error).__name__}: {error}"
         for handle in handles:
             if why:
@@ -196,7 +196,7 @@ class ContainersPlatform(Platform):
         return self._is_closed or any(handle in self._told_to_stop for handle in handles)
 
     def _start(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
-        """Make and start containers, all or none. Raises PlatformError."""
+        """Create and start containers, all or none. Raises PlatformError."""
         if self._guard is None:
             self._sweep(engine)
             self._guard = ContainerGuard(engine.url, self._label)
@@ -207,7 +207,7 @@ class ContainersPlatform(Platform):
 
             def launch(spec: WorkerSpec) -> None:
                 made.append(containers.create(engine, spec, setting, gpus.get(spec.name, ())))
-                containers.start(engine, spec)  # without waiting for the others' creation
+                containers.start(engine, spec)  # at once, while the others are still being created
 
             _at_once(launch, specs)
         except BaseException:
@@ -222,7 +222,7 @@ class ContainersPlatform(Platform):
             self._workers[handle] = Worker(handle, spec.name, Status.STARTING, created_at=now, placed_at=now)
 
     def _claim_gpus(self, engine: Engine, specs: Sequence[WorkerSpec]) -> dict[str, list[str]]:
-        """Take GPUs of this machine that no other worker of this user's has, and return their ids by worker."""
+        """Claim GPUs of this machine that no other worker of this user has, and return their ids by worker."""
         if not engine.is_here or not any(spec.resources.gpu for spec in specs):
             return {}
         known, found = machine.gpus(), {}
@@ -244,7 +244,7 @@ class ContainersPlatform(Platform):
             make_network(engine, network, {OWNER: self._label})
             self._has_network = True
         if engine.is_here and not self._homes:
-            with contextlib.suppress(OSError):  # then they are put into the containers
+            with contextlib.suppress(OSError):  # the files are then copied into the containers
                 self._homes = make_homes(self._label)
         image = self.image or tiny_image(engine)
         return containers.ContainerSetting(
@@ -261,7 +261,7 @@ class ContainersPlatform(Platform):
         )
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as the engine lists them, and those that have ended as their agents told."""
+        """Return the workers as the engine lists them, and those that have ended as their agents reported it."""
         known = [self._workers.get(handle) or Worker(handle, handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
@@ -296,7 +296,7 @@ class ContainersPlatform(Platform):
         return worker.moved(Status.STOPPING) if worker.id in self._told_to_stop else worker
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Ask the agents to end: SIGTERM to their processes, and SIGKILL where they have not within seconds."""
+        """Ask the agents to end with SIGTERM; a later poll sends SIGKILL to those that take some seconds."""
         engine = self._engine()
 
         def stop(handle: str) -> None:
@@ -316,11 +316,11 @@ class ContainersPlatform(Platform):
         return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched or taken over, oldest first."""
         return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log, from its container; none once that is removed."""
+        """Yield the lines of a worker's log, from its container; none once that is removed."""
         engine = self._engine()
         described = states.inspect(engine, handle)
         log = ((described or {}).get("Config", {}).get("Labels") or {}).get("muster.log")
@@ -332,7 +332,7 @@ class ContainersPlatform(Platform):
         """End all workers, and remove the containers, volumes and network that this object has made.
 
         Raises:
-            PlatformError: the engine does not do so; the guard goes on to try.
+            PlatformError: the engine fails to; the guard keeps trying.
         """
         if not self._label.startswith(owner() + ".") or self._connected is None:  # a forked child's copy
             return
@@ -365,7 +365,7 @@ class ContainersPlatform(Platform):
 
     @staticmethod
     def _sweep(engine: Engine) -> None:
-        """Remove what sessions have left that were killed together with their guards."""
+        """Remove the containers, networks and homes of sessions that were killed together with their guards."""
         with asking(engine, "The containers could not be listed"):
             filters = {"label": [OWNER]}
             found = [*engine.client.containers(all=True, filters=filters), *engine.client.networks(filters=filters)]
@@ -376,7 +376,7 @@ class ContainersPlatform(Platform):
 
 
 def _at_once(call: Callable[[Any], object], items: Sequence[Any]) -> None:
-    """Call ``call`` for each item, some at the same time, and wait for all. Raises the first error."""
+    """Call ``call`` for each item, several at the same time, and wait for all. Raises the first error."""
     if not items:
         return
     with ThreadPoolExecutor(min(len(items), AT_ONCE), "muster-containers") as pool:
@@ -385,7 +385,7 @@ def _at_once(call: Callable[[Any], object], items: Sequence[Any]) -> None:
 
 
 def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
-    """Refuse what the engine's machine could never grant."""
+    """Raise ResourceError for a worker that asks for more than the engine's machine has."""
     here = "this machine" if engine.is_here else "the engine's machine"
     gpus = len(machine.gpus()) if engine.is_here and any(resources.gpu for resources in wanted.values()) else None
     for name, resources in wanted.items():
@@ -409,7 +409,7 @@ def _check_resources(engine: Engine, wanted: Mapping[str, Resources]) -> None:
 
 
 def _signal(engine: Engine, name: str, signame: str) -> None:
-    """Send a signal to a container, where it still runs."""
+    """Send a signal to a container if it still runs."""
     from docker.errors import APIError
 
     with asking(engine, f"{name} could not be stopped"), contextlib.suppress(APIError):  # it has ended, or is gone
@@ -417,9 +417,9 @@ def _signal(engine: Engine, name: str, signame: str) -> None:
 
 
 def _end(engine: Engine, name: str) -> None:
-    """Kill a container and remove it with its volumes, where it is there."""
+    """Kill a container and remove it with its volumes, if it exists."""
     from docker.errors import NotFound
 
-    _signal(engine, name, "SIGKILL")  # as a removal alone would wait, some engines for seconds
+    _signal(engine, name, "SIGKILL")  # a removal alone would wait, for seconds with some engines
     with asking(engine, f"{name} could not be removed"), contextlib.suppress(NotFound):
         engine.client.remove_container(name, force=True, v=True)

@@ -1,4 +1,4 @@
-"""The errors of a container engine: what it says when it refuses, what that means, and what to try."""
+"""Errors of a container engine: its refusals by their text, what they mean, and what to try."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineGone(PlatformError):
     """The engine does not answer."""
 
 
-# Docker's and Podman's words, which differ between versions, too. The first that fits counts.
+# Texts of Docker and Podman, which also differ between versions. The first that matches counts.
 REFUSALS = (
     Refusal(
         r"no space left on device",
@@ -97,11 +97,11 @@ REFUSALS = (
 
 
 class Asked(Protocol):
-    """An engine, as far as errors name it."""
+    """The facts about an engine that errors name."""
 
     @property
     def product(self) -> str:
-        """Its name."""
+        """Name of the engine's product."""
 
     @property
     def url(self) -> str:
@@ -114,12 +114,12 @@ def asking(engine: Asked, what: str, worker: str | None = None) -> Iterator[None
 
     Args:
         engine: the engine that is asked.
-        what: what could not be done where it says no, such as ``worker-1 could not be created``.
-        worker: whom it concerns; the error is LaunchRefused then.
+        what: what could not be done if it refuses, such as ``worker-1 could not be created``.
+        worker: the worker that is being launched; a refusal is then raised as LaunchRefused.
 
     Raises:
-        EngineGone: it does not answer.
-        LaunchRefused, PlatformError: it says no.
+        EngineGone: the engine does not answer.
+        LaunchRefused, PlatformError: the engine refuses.
     """
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -143,10 +143,12 @@ def asking(engine: Asked, what: str, worker: str | None = None) -> Iterator[None
 
 
 def knock(url: str) -> tuple[int, int] | None:
-    """Return process and user id of what listens on a Unix socket; None where it is out of this process's sight.
+    """Return the process and user id of the listener on a Unix socket; None for other addresses, or if not visible.
+
+    Called before each request, as on a refused connection the client libraries would leave their socket open.
 
     Raises:
-        OSError: nobody listens; the libraries above would leave their own socket open.
+        OSError: nothing listens there.
     """
     if not url.startswith("unix://"):
         return None
@@ -157,7 +159,7 @@ def knock(url: str) -> tuple[int, int] | None:
 
 
 def system_error(error: BaseException) -> BaseException:
-    """The system's own error behind those of the libraries that wrap it; the error itself where there is none."""
+    """Return the OSError that the errors of libraries wrap; the error itself where there is none."""
     seen: list[BaseException] = []
     queue: list[Any] = [error]
     while queue:

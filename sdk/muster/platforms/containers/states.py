@@ -1,4 +1,4 @@
-"""The state of a worker's container, as its engine and its agent tell it."""
+"""The state of a worker in a container, from what its engine and its agent report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
 LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
-WORDS_SECONDS = 1.0  # that an engine may take to write down what a container that has ended had printed
-CANNOT_EXECUTE = "failed to exec"  # as Podman's init says it, and ends with status 1
-NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses by which an init says so
+WORDS_SECONDS = 1.0  # that an engine may take to store the last output of a container that has ended
+CANNOT_EXECUTE = "failed to exec"  # printed by Podman's init, which then exits with status 1
+NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses of an init that cannot start the program
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL
 
 
 def running(engine: Engine, worker: Worker) -> Worker:
-    """Return a worker whose container runs, with its address and its times. Raises PlatformError."""
+    """Return a worker as running, with its container's address and times. Raises PlatformError."""
     described = inspect(engine, worker.id)
     if described is None:
         return worker
@@ -40,13 +40,13 @@ def running(engine: Engine, worker: Worker) -> Worker:
 
 
 def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) -> Worker:
-    """Return a worker whose container has ended, with how and why.
+    """Return a worker as ended, with the status and the reason of its container's end.
 
     Args:
-        engine: its engine.
-        worker: as it was known.
+        engine: the container's engine.
+        worker: the worker's last known state.
         image: the image that the user has named.
-        was_stopped: whether it was told to end.
+        was_stopped: whether ``stop`` was called for it.
 
     Raises:
         PlatformError: the engine cannot be asked.
@@ -65,7 +65,7 @@ def ended(engine: Engine, worker: Worker, image: str | None, was_stopped: bool) 
 
 
 def _unsaid(engine: Engine, worker: Worker, state: Mapping[str, Any], image: str | None) -> dict[str, Any]:
-    """Return how a container ended whose agent could not say it."""
+    """Return the end of a container whose agent could not report it."""
     code = int(state.get("ExitCode") or 0)
     if code == SIGTERM_STATUS:
         return {"status": Status.STOPPED}
@@ -93,7 +93,7 @@ def _why_it_failed(engine: Engine, worker: Worker, state: Mapping[str, Any], ima
 
 
 def inspect(engine: Engine, name: str) -> dict[str, Any] | None:
-    """Return what the engine says of a container; None where there is none of that name."""
+    """Return the engine's description of a container; None where there is none of that name."""
     from docker.errors import NotFound
 
     with asking(engine, f"{name} could not be looked at"):
@@ -105,9 +105,9 @@ def inspect(engine: Engine, name: str) -> dict[str, Any] | None:
 
 
 def _last_words(engine: Engine, name: str) -> str:
-    """Return the last line that a container has printed, beside what its worker's processes have.
+    """Return the last line that a container has printed, without the output of its worker's processes.
 
-    The engine may say that a container has ended before it has written down what that printed.
+    The engine may report the end of a container before it has stored all of its output.
     """
     deadline = time.monotonic() + WORDS_SECONDS
     while not (words := _last_line(engine, name)) and time.monotonic() < deadline:
@@ -116,21 +116,21 @@ def _last_words(engine: Engine, name: str) -> str:
 
 
 def _last_line(engine: Engine, name: str) -> str:
-    """Return the last line of what the engine has of a container's output; empty where it has none yet."""
+    """Return the last line of a container's output that the engine has stored; empty where there is none yet."""
     from docker.errors import APIError
 
     said = b""
     with asking(engine, f"The output of {name} could not be read"), contextlib.suppress(APIError):
         for piece in engine.client.logs(name, tail=1, stream=True):
             said += piece
-            if len(said) > LARGEST_LINE:  # whoever runs there may have printed anything
+            if len(said) > LARGEST_LINE:  # a container may print any amount
                 break
     lines = said[:LARGEST_LINE].decode("utf-8", "replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def _seconds(text: str | None) -> float | None:
-    """A time as engines write it, in seconds since the epoch; None where there is none (the year 1)."""
+    """Return a time as engines write it in seconds since the epoch; None for no time (the year 1)."""
     head, _, tail = str(text).partition(".")
     zone = tail.lstrip("0123456789") if tail else ""
     try:

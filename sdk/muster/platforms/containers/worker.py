@@ -1,4 +1,4 @@
-"""One worker as a container: what the engine is asked for, what is put into it, and what is read from it."""
+"""The container of one worker: its creation, the files that are put into it, and the files that are read from it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from muster.platforms.containers.images import file, folder
 from muster.platforms.containers.refusals import asking
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
-HOME = "/muster"  # where the agent and what it needs lie in a container
+HOME = "/muster"  # folder of the agent and its files in a container
 CONFIG, NEWS = f"{HOME}/config", f"{HOME}/news"
 LARGEST_LOG = 1 << 30  # bytes that are read from a container at most
 TRIES, TRY_SECONDS = 5, 0.1  # to read a file
-AGENT_MEMORY = 64 << 20  # bytes that a container has beyond what its worker was given
-PIDS = 16384  # processes and threads
+AGENT_MEMORY = 64 << 20  # bytes that a container gets for the agent, on top of the worker's memory
+PIDS = 16384  # processes and threads of a container at most
 SYSTEM_FOLDERS = {
     "/",
     "/bin",
@@ -55,18 +55,18 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class ContainerSetting:
-    """Everything that the containers of one submission have in common.
+    """The settings that the containers of one submission share.
 
     Attributes:
         image: name or id of their image.
         python: the interpreter that runs the agent.
         network: name of their network.
-        mounts: folders of the engine's machine that they see at the same path, read-only.
-        python_path: those among them that the interpreter imports from, beside its own.
-        has_agent: whether the agent's source is among the mounts, rather than put into each container.
-        homes: folder of this machine that holds a folder for each container, mounted as its home: engines take long
-            to put files into a container. Empty where the engine does not see this machine's files.
-        labels: labels of all of them.
+        mounts: folders of the engine's machine that are mounted at the same path, read-only.
+        python_path: folders among these that are on the interpreter's ``PYTHONPATH``.
+        has_agent: whether the agent's source is mounted, rather than copied into each container.
+        homes: folder of this machine with a folder for each container, which is mounted as its home, as engines take
+            long to copy files into a container. Empty where the engine does not see this machine's files.
+        labels: labels of all containers.
         owner: user and group id of their processes.
         log_cap: largest size of a worker's log in bytes.
     """
@@ -84,17 +84,17 @@ class ContainerSetting:
 
 
 def container_name(spec: WorkerSpec) -> str:
-    """The name of a worker's container, which is its handle, too."""
+    """Return the name of a worker's container, which is also its handle."""
     name = f"muster-{spec.run_id}-{spec.name}" + (f".{spec.generation}" if spec.generation else "")
     return re.sub(r"[^a-zA-Z0-9_.-]", "_", name)
 
 
 def create(engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices: Sequence[str] = ()) -> str:
-    """Make a worker's container, with all that its agent needs, and return its name. It does not run yet.
+    """Create a worker's container with the files of its agent, without starting it, and return its name.
 
     Raises:
         LaunchRefused: the engine refuses.
-        EngineGone: it does not answer.
+        EngineGone: the engine does not answer.
     """
     client = engine.client
     name = container_name(spec)
@@ -118,10 +118,10 @@ def create(engine: Engine, spec: WorkerSpec, setting: ContainerSetting, devices:
 
 
 def lay_out(spec: WorkerSpec, setting: ContainerSetting) -> str:
-    """Write what a worker's home holds into a folder of this machine, and return that; empty where it is put there.
+    """Write the files of a worker's home into a folder of this machine, and return that; empty where they are copied.
 
     Raises:
-        LaunchRefused: it cannot be written.
+        LaunchRefused: the files cannot be written.
     """
     if not setting.homes or _folders(spec, setting):
         return ""
@@ -140,7 +140,7 @@ def _environment(setting: ContainerSetting) -> dict[str, str]:
 
 
 def start(engine: Engine, spec: WorkerSpec) -> None:
-    """Start a worker's container. Raises as ``create``."""
+    """Start a worker's container. Raises what ``create`` raises."""
     with asking(engine, f"{spec.name} could not be started", spec.name):
         engine.client.start(container_name(spec))
 
@@ -172,12 +172,12 @@ def _limits(
 
 
 def gpu_options(engine: Engine, count: int, devices: Sequence[str]) -> dict[str, Any]:
-    """Return how the engine is asked for GPUs: Podman's interface ignores what Docker's takes.
+    """Return the arguments that ask the engine for GPUs: Podman ignores those that Docker takes.
 
     Args:
         engine: the engine.
-        count: how many.
-        devices: their ids; none where only the engine knows them.
+        count: number of GPUs.
+        devices: their ids; empty where only the engine knows them.
     """
     from docker.types import DeviceRequest
 
@@ -201,7 +201,7 @@ def _labels(spec: WorkerSpec) -> dict[str, str]:
 
 
 def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
-    """The files that are put into a container before it starts, as a tar: the config among them, for its owner only."""
+    """Return a tar of the files of a container's home, among them the config, which only its owner may read."""
     config = {
         **agent_config(spec, setting.log_cap, places_of(spec)),
         "news": NEWS,
@@ -224,14 +224,14 @@ def archive(spec: WorkerSpec, setting: ContainerSetting) -> bytes:
 
 
 def places_of(spec: WorkerSpec) -> dict[str, str]:
-    """Return the places of a worker that has no paths of the session's."""
+    """Return the places, by name, of a worker that has no paths of the session's machine; empty for others."""
     if not is_symbolic(str(spec.scratch)):
         return {}
     return {name: f"{HOME}/{name}" for name in ("library", "project", "run", "scratch")}
 
 
 def _folders(spec: WorkerSpec, setting: ContainerSetting) -> list[str]:
-    """Return the folders that a worker needs and could not make by itself: it may write into few."""
+    """Return the folders that a worker needs and may not make by itself, as its user can write to few folders."""
     if is_symbolic(str(spec.scratch)):
         return []
     wanted = {spec.cwd, os.path.dirname(str(spec.log)), os.path.dirname(str(spec.scratch))} - SYSTEM_FOLDERS
@@ -244,14 +244,14 @@ def outcome(engine: Engine, name: str) -> dict[str, Any]:
 
 
 def log_lines(engine: Engine, name: str, log: str) -> Iterator[str]:
-    """The lines of a log in a container, older part first."""
+    """Yield the lines of a log in a container, its older part first."""
     for path in (f"{log}.1", log):
         text = (read_file(engine, name, path, LARGEST_LOG) or b"").decode("utf-8", "surrogateescape")
         yield from (line for line in text.removesuffix("\n").split("\n") if text)
 
 
 def read_file(engine: Engine, name: str, path: str, most: int = LARGEST_NEWS) -> bytes | None:
-    """Return the content of a file in a container, which may have ended; None where there is none, or too much.
+    """Return the content of a file in a container, which may have ended; None for no file, or one that is too large.
 
     Raises:
         EngineGone: the engine does not answer.
@@ -264,7 +264,7 @@ def read_file(engine: Engine, name: str, path: str, most: int = LARGEST_NEWS) ->
             member = next((member for member in tar if member.isfile()), None)
             content = tar.extractfile(member) if member else None
             return content.read() if content else None
-        time.sleep(TRY_SECONDS)  # Podman sends nothing while it tidies up after a container
+        time.sleep(TRY_SECONDS)  # Podman sends nothing while it cleans up after a container
     return None
 
 
@@ -276,7 +276,7 @@ def _get(engine: Engine, name: str, path: str, most: int) -> io.BytesIO | None:
         try:
             stream, _ = engine.client.get_archive(name, path)
             for piece in stream:
-                if packed.tell() > most:  # whoever runs there may have written anything
+                if packed.tell() > most:  # the file may be of any size
                     return None
                 packed.write(piece)
         except APIError:
