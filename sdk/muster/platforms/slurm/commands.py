@@ -1,4 +1,4 @@
-"""Slurm's own commands, run as the user's shell would, and what they say as errors."""
+"""Slurm's own commands, and errors made from what they print."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
-SECONDS = 60.0  # that a command may take: a controller that is busy answers late
+SECONDS = 60.0  # that a command may take, as a busy controller answers late
 PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 TOLD = re.compile(rf"^(?:{'|'.join(PROGRAMS)}|allocation failure)(?:: error)?: ", re.MULTILINE)
-ENDED = r"already|invalid job|not found|no such"  # words of scancel's for what is over
+ENDED = r"already|invalid job|not found|no such"  # in the output of scancel for jobs that have ended
 
 SILENT = Refusal(
     r"unable to contact slurm controller|connection refused|communication connection failure",
     "Slurm's controller does not answer", "try again later; `scontrol ping` says whether it is up",
 )  # fmt: skip
-# Slurm's words; the first that fits counts.
+# By the text of Slurm's errors; the first that matches counts.
 REFUSALS = (
     Refusal(
         r"submit limit|job violates|\bassoc|\bqos(?:max|grp|min)", "it goes beyond what your account, or you, may have",
@@ -70,7 +70,7 @@ class SlurmGone(PlatformError):
 
 
 def check() -> None:
-    """Raise PlatformUnsupported where Slurm's commands are not there."""
+    """Raise PlatformUnsupported where one of Slurm's commands is missing."""
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
         raise PlatformUnsupported(
@@ -86,16 +86,17 @@ def ask(
     given: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """Run one of Slurm's commands, and return what it prints.
+    """Run one of Slurm's commands, and return its output.
 
     Args:
-        what: what could not be done where it says no, such as ``The job could not be submitted``.
-        worker: whom it concerns; the error is LaunchRefused then.
+        argv: the command.
+        what: what could not be done if it fails, such as ``The job could not be submitted``.
+        worker: the worker that is being launched; a failure is then raised as LaunchRefused.
         given, environ: as ``run`` takes them.
 
     Raises:
-        SlurmGone: it cannot be run, or does not answer in time.
-        LaunchRefused, PlatformError: it says no.
+        SlurmGone: the command cannot be run, or Slurm does not answer in time.
+        LaunchRefused, PlatformError: the command fails.
     """
     code, out, said = run(*argv, given=given, environ=environ)
     if code:
@@ -104,10 +105,13 @@ def ask(
 
 
 def cancel(*which: str) -> None:
-    """Cancel a job, a step, or all jobs that options describe; what has ended already is fine.
+    """Cancel a job, a step, or all jobs that scancel's options select; those that have ended are no error.
+
+    Args:
+        which: arguments of scancel.
 
     Raises:
-        SlurmGone, PlatformError: Slurm does not do so.
+        SlurmGone, PlatformError: Slurm fails to.
     """
     code, _, said = run("scancel", "--quiet", *which)
     if code and said.strip() and not re.search(ENDED, said, re.IGNORECASE):
@@ -115,7 +119,7 @@ def cancel(*which: str) -> None:
 
 
 def job_of(out: str) -> str:
-    """Return the id of a job as ``sbatch --parsable`` says it; sites may print more before it. Raises PlatformError.
+    """Return the job id in the output of ``sbatch --parsable``; sites may print more before it. Raises PlatformError.
 
     >>> job_of("Welcome to the cluster\\n1234;west\\n")
     '1234'
@@ -138,16 +142,16 @@ def _refused(otherwise: str, said: str, what: str, worker: str | None) -> Platfo
 def run(
     *argv: str, given: str | None = None, seconds: float = SECONDS, environ: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
-    """Run one of Slurm's commands, and return its status and what it prints.
+    """Run one of Slurm's commands, and return its exit status, output and error output.
 
     Args:
         argv: the command.
         given: its standard input.
-        seconds: that it may take.
+        seconds: how long it may take.
         environ: its environment; None for ``environment()``.
 
     Raises:
-        SlurmGone: it cannot be run, or does not answer in time.
+        SlurmGone: the command cannot be run, or does not end in time.
     """
     try:
         done = subprocess.run(
@@ -170,7 +174,7 @@ def run(
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of Slurm's commands, without the user's own filters of what is shown or cancelled."""
+    """Return the environment for Slurm's commands, without the user's filters of what these show or cancel."""
     filters = ("SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(filters)}
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

@@ -1,6 +1,6 @@
-"""The guard of jobs: outlives the session, and cancels its jobs, queued ones too, when that is gone.
+"""The guard of jobs: a process that outlives the session and cancels its jobs, queued ones too.
 
-Agents end by themselves a lease after they have lost the session. But a job that is queued has none.
+Agents end by themselves a lease after they have lost the session, but a queued job has no agents yet.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from muster.platforms.session_guard import SessionGuard, serve
 from muster.platforms.slurm import commands
 from muster.platforms.slurm.submissions import Submission
 
-AGAIN_SECONDS = 2.0  # between two tries
-STEP_SECONDS = 5.0  # that agents get to end their processes and remove their files
-LATE_SECONDS = 10.0  # for which jobs are looked for that were being submitted when the session ended
+AGAIN_SECONDS = 2.0  # between two attempts
+STEP_SECONDS = 5.0  # that agents may take to end their processes and remove their files
+LATE_SECONDS = 10.0  # for which attempts go on, as a job's submission may have been under way when the session ended
 
 
 class JobGuard(SessionGuard):
-    """The session's end of a guard of jobs. Raises OSError."""
+    """The guard of a session's jobs, which this object starts. Raises OSError."""
 
     def __init__(self) -> None:
         self._labels: list[str] = []
@@ -35,23 +35,23 @@ class JobGuard(SessionGuard):
         super().__init__(__name__, {"labels": [], "folders": [], "steps": []})
 
     def watch_folder(self, folder: Path) -> None:
-        """Have it remove a submission's folder, should the session end."""
+        """Have the guard remove a submission's folder after the session's end."""
         self._folders.append(str(folder))
         self.tell({"folders": self._folders})
 
     def watch(self, label: str) -> None:
-        """Have it cancel the jobs of this name, should the session end."""
+        """Have the guard cancel the jobs of this name after the session's end."""
         self._labels.append(label)
         self.tell({"labels": self._labels})
 
     def watch_step(self, pid: int) -> None:
-        """Have it end the process that has started a step, should the session end."""
+        """Have the guard end a step after the session's end, given the id of the srun process that started it."""
         self._steps.append((pid, linux.start_of(pid)))
         self.tell({"steps": self._steps})
 
 
 def clean_up(facts: dict[str, Any]) -> None:
-    """End steps, cancel jobs, and remove files; a job whose submission was under way at the end comes a moment later.
+    """End steps, cancel jobs for some seconds, as one may still be in submission at first, and remove files.
 
     Raises:
         PlatformError: Slurm does not answer.
@@ -65,12 +65,12 @@ def clean_up(facts: dict[str, Any]) -> None:
         if time.monotonic() > began + LATE_SECONDS:
             break
         time.sleep(AGAIN_SECONDS)
-    for folder in facts["folders"]:  # of jobs that never began, it has what only they were to know
+    for folder in facts["folders"]:  # it still holds the secrets of jobs that never began
         remove_folder(folder)
 
 
 def _end_step(pid: int, start: int, folders: Sequence[Path]) -> None:
-    """Have agents end that lose their session anyway, or what has started them kill them."""
+    """End the agents of a step with SIGTERM, or else its srun process, which then kills them."""
     for made in filter(None, map(Submission.found, folders)):
         if made.is_step and made.step:
             with contextlib.suppress(PlatformError):

@@ -1,4 +1,4 @@
-"""The nodes and limits of Slurm's partitions, and what could never run there."""
+"""The nodes and limits of Slurm's partitions, and checks that workers could run there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.text.arguments import Argument, ArgumentText
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a partition; memory in MiB, 1 where the site has not said."""
+    """A node of a partition; its memory in MiB, which is 1 where the site has not configured it."""
 
     name: str
     address: str
@@ -32,7 +32,7 @@ class Partition:
     """A partition, with its nodes.
 
     Attributes:
-        minutes: the longest that a job may take; None for any time.
+        minutes: time limit of its jobs; None for no limit.
     """
 
     name: str
@@ -72,10 +72,10 @@ def gpus_of(gres: str) -> int:
 
 
 def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]:
-    """Return the partitions that are meant: those with these names, or the default one.
+    """Return the partitions with these names, separated by commas, or the default one without names.
 
     Raises:
-        JobError: there is no such partition.
+        JobError: there is no partition of one of these names.
     """
     if not names:
         return [partition for partition in found.values() if partition.is_default] or list(found.values())
@@ -91,16 +91,17 @@ def chosen(found: Mapping[str, Partition], names: str | None) -> list[Partition]
 def check_fits(
     partitions: list[Partition], wanted: Mapping[str, Resources], time: str | None, spread: str | None = None
 ) -> None:
-    """Refuse what could never run in any of these partitions, with the number that does not fit.
+    """Raise an error, with the number that does not fit, unless these partitions could run the workers.
 
     Args:
-        wanted: what each worker asks for, in launch order.
-        time: the longest that they may take, as the user says it.
-        spread: the number of nodes, as the user says it.
+        partitions: the partitions.
+        wanted: the resources of each worker, in launch order.
+        time: their time limit, as the user gave it.
+        spread: the number of nodes, as the user gave it.
 
     Raises:
-        ResourceError: workers that are too large, or too many.
-        JobError: a time limit that is too long.
+        ResourceError: the workers are too large, or too many.
+        JobError: the time limit is too long.
     """
     nodes = {node.name: node for partition in partitions for node in partition.nodes}.values()
     names = ", ".join(partition.name for partition in partitions)
@@ -142,7 +143,7 @@ def _check_sum(wanted: list[Resources], there: int, names: str) -> None:
 
 
 def _check_parts(wanted: list[Resources], nodes: list[Node], names: str, spread: str | None) -> None:
-    """Refuse workers of several sizes where there are too few nodes: Slurm begins with nodes of its own for each."""
+    """Raise ResourceError if there are too few nodes for workers of several sizes: each size takes other nodes."""
     parts = parts_of(wanted)
     if len(parts) < 2:
         return
@@ -163,7 +164,7 @@ def _said(count: int, spread: str | None) -> int:
 
 
 def _least_nodes(count: int, each: Resources, nodes: list[Node]) -> int:
-    """Return how many nodes so many workers need at the least, on the largest ones."""
+    """Return the least number of nodes that this number of workers needs, on the largest nodes."""
     memory = each.memory_bytes / MEBIBYTE + AGENT_MEMORY
     most = 1
     for node in nodes:

@@ -1,4 +1,4 @@
-"""The platform interface over Slurm."""
+"""The platform ``slurm``: workers as tasks of a Slurm job."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_be
 from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
-END_SECONDS = 10.0  # that jobs get for ending once they are cancelled
-KILL_SECONDS = 15.0  # that a step may take by which tasks of a node are told to end
+END_SECONDS = 10.0  # that cancelled jobs may take to end
+KILL_SECONDS = 15.0  # that a step may take which signals the tasks on a node to end
 AT_ONCE = 8  # such steps at the same time
-CHECK_SECONDS = 0.05  # between two looks at their files meanwhile
+CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 STRANGER = "This platform does not know the worker."
-NODES_SECONDS = 60.0  # for which the limits of partitions are remembered
+NODES_SECONDS = 60.0  # for which the partitions and their limits are cached
 
 
 @dataclass(eq=False, repr=False)
 class SlurmPlatform(Platform):
-    """Runs workers as tasks of a job of Slurm's, or, within a job, of a step beside whatever else runs in it.
+    """Runs workers as tasks of a Slurm job or, for a session inside a job, as tasks of a step of that job.
 
     Args:
         partition, account, qos, constraint, gres, reservation, nodelist, exclude: as sbatch takes them.
         nodes: number of nodes that the workers are spread over, as sbatch takes it.
-        time: the longest that the job may take, such as ``4h`` or ``1-12:00:00``.
+        time: time limit of the job, such as ``4h`` or ``1-12:00:00``.
         sbatch_args: further options of sbatch, each in one word, such as ``--exclusive``.
-        folder: a folder that this machine and the compute nodes see, for the files of submissions.
-        shared: whether the project's folder is one that the compute nodes see, too, so that nothing has to be sent.
+        folder: folder on a file system that this machine and the compute nodes share, for the files of submissions.
+        shared: whether the project's folder is on such a file system, too, so that no files have to be sent.
         log_cap: largest size of a worker's log in bytes.
     """
 
@@ -80,9 +80,9 @@ class SlurmPlatform(Platform):
         self._submissions: dict[str, Submission] = {}  # by folder
         self._workers: dict[str, Worker] = {}
         self._submitted: dict[str, list[str]] = {}
-        self._steps: dict[str, subprocess.Popen[bytes]] = {}  # what has started steps, by folder
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}  # srun processes of steps, by folder
         self._guard: JobGuard | None = None
-        self._may_be_left = False  # whether there may be a job whose submission was not answered
+        self._may_be_left = False  # whether there may be a job although its submission failed
         self._known_at = float("-inf")
         self._partitions: dict[str, Partition] = {}
         self._configuration = ""
@@ -92,17 +92,17 @@ class SlurmPlatform(Platform):
 
     @property
     def allocation(self) -> str:
-        """Id of the job that this session runs in; empty outside."""
+        """Id of the job that this session runs in; empty outside of jobs."""
         return os.environ.get("SLURM_JOB_ID", "")
 
     def describe(self) -> str:
-        """Return whether workers are a job or a step, and where."""
+        """Return, in words, the partition of the workers' job, or the job whose step they are."""
         if self.allocation:
             return f"{self.name}, steps of job {self.allocation}"
         return f"{self.name}, partition {', '.join(partition.name for partition in self._chosen())}"
 
     def check(self) -> None:
-        """Raise PlatformUnsupported where there are no commands of Slurm's, JobError for options that make no sense."""
+        """Raise PlatformUnsupported where Slurm's commands are missing, and JobError for invalid options."""
         commands.check()
         script.check_raw(self.sbatch_args)
         script.check_words({"folder": str(self._home()), **self._flags()})
@@ -110,7 +110,7 @@ class SlurmPlatform(Platform):
             self._chosen()
 
     def reach(self) -> Reach:
-        """Return the address of the interface by which this machine reaches the compute nodes."""
+        """Return this machine's address on the network of the compute nodes."""
         found = [node.address for partition in self._chosen() for node in partition.nodes]
         for address in found:
             with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class SlurmPlatform(Platform):
         )
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return nothing: each worker has its own, or waits. Raises ResourceError for what could never be."""
+        """Return nothing: Slurm shares no resources. Raises ResourceError for workers that could never run."""
         if not self.allocation:
             named = {f"each worker ({number})": resources for number, resources in enumerate(wanted)}
             check_fits(self._chosen(), named, self.time, self.nodes)
@@ -143,7 +143,7 @@ class SlurmPlatform(Platform):
         return chosen(self._partitions, None if self.allocation else self.partition)
 
     def _flags(self) -> dict[str, str]:
-        """Return the user's options that are sbatch's, by name. Raises JobError."""
+        """Return the user's options for sbatch, by name. Raises JobError."""
         named = {
             "partition": self.partition,
             "account": self.account,
@@ -174,7 +174,7 @@ class SlurmPlatform(Platform):
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Submit one job, or start one step, with a task per spec: that is all or nothing."""
+        """Submit one job, or start one step, with a task per spec, so that all or none are launched."""
         if run_key in self._submitted:
             return self._submitted[run_key]
         commands.check()
@@ -224,14 +224,14 @@ class SlurmPlatform(Platform):
         try:
             out = commands.ask("sbatch", "--parsable", given=text, what=what, worker=worker, environ=environ)
             return made.submitted(commands.job_of(out))
-        except BaseException:  # the job may be there all the same: an answer can be lost
-            self._may_be_left = True  # even after this: the controller may take it only later
+        except BaseException:  # there may be a job all the same, as an answer can be lost
+            self._may_be_left = True  # even after the cancellation: the controller may accept the job later
             with contextlib.suppress(PlatformError):
                 commands.cancel("--me", f"--name={label}")
             raise
 
     def _start(self, made: Submission, specs: Sequence[WorkerSpec]) -> list[str]:
-        """Start a step of the job that this session is in. Raises OSError."""
+        """Start a step of the job that this session runs in. Raises OSError."""
         assert self._guard is not None
         site = replace(self._site(specs), flags={})
         parts = []
@@ -249,7 +249,7 @@ class SlurmPlatform(Platform):
         return made.submitted(self.allocation, is_step=True)
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as their files and the queue tell: one look at that for all of them, and rarely."""
+        """Return the states of workers from their files and from the queue, which is polled rarely, once for all."""
         found: dict[str, Worker] = {}
         for made, of_one in self._by_submission(handles).items():
             for handle in of_one:
@@ -288,7 +288,7 @@ class SlurmPlatform(Platform):
         return found
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Have agents told to end: all of a job by cancelling it, some by a step beside them."""
+        """Ask agents to end: all of a job by cancelling it, some of them by steps that send SIGTERM."""
         for made, of_one in self._by_submission(handles).items():
             if made is None:
                 continue
@@ -308,8 +308,8 @@ class SlurmPlatform(Platform):
 
     @staticmethod
     def _end_tasks(made: Submission, tasks: Mapping[int, Task]) -> None:
-        """Have some tasks of a job ended by a step on each of their nodes, at the same time. Raises SlurmGone."""
-        pids: dict[tuple[str, int | None], list[str]] = {}  # by node, and part of the job that has it
+        """End some tasks of a job by a step on each of their nodes, at the same time. Raises SlurmGone."""
+        pids: dict[tuple[str, int | None], list[str]] = {}  # by node, and by part of the job
         for number, task in tasks.items():
             if task.pid:
                 pids.setdefault((task.node, made.part_of(number)), []).append(str(task.pid))
@@ -327,7 +327,7 @@ class SlurmPlatform(Platform):
                     ended.result()
 
     def _cancel(self, made: Submission) -> None:
-        """End a job, or a step of one: never the job that this session is in."""
+        """Cancel a submission's job, or its step in the job that this session runs in, but never that job."""
         if not made.is_step:
             commands.cancel(made.job)
             return
@@ -335,7 +335,7 @@ class SlurmPlatform(Platform):
         if made.step:
             commands.cancel(
                 "--signal=TERM", made.step
-            )  # without a signal Slurm would kill, and agents leave their files
+            )  # without a signal Slurm would send SIGKILL, and agents could not remove their files
         elif process is not None:
             process.terminate()
 
@@ -346,11 +346,11 @@ class SlurmPlatform(Platform):
         return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched or taken over, oldest first."""
         return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log, where it lies in a folder that this machine sees."""
+        """Yield the lines of a worker's log, if it is on a file system that this machine shares."""
         (made,) = self._by_submission([handle])
         log = made.logs[task_of(handle)] if made is not None else ""
         return read_log(Path(log)) if log and not is_symbolic(log) else iter(())
@@ -361,7 +361,7 @@ class SlurmPlatform(Platform):
         """End all workers, wait until they are gone, and remove their files.
 
         Raises:
-            PlatformError: Slurm does not do so; the guard goes on to try.
+            PlatformError: Slurm fails to; the guard keeps trying.
         """
         if self._owner != os.getpid():  # a forked child's copy
             return
@@ -383,7 +383,7 @@ class SlurmPlatform(Platform):
         self._may_be_left = False
 
     def _end_all(self) -> None:
-        """Cancel everything, wait, and remove the files. Raises PlatformError."""
+        """Cancel all workers, wait for their ends, and remove their files. Raises PlatformError."""
         self.stop([*self._workers])
         deadline = time.monotonic() + END_SECONDS
         while not all(self._is_over(made) for made in self._own()) and time.monotonic() < deadline:
@@ -402,7 +402,7 @@ class SlurmPlatform(Platform):
         return [made for made in self._submissions.values() if any(handle in self._workers for handle in made.handles)]
 
     def _is_over(self, made: Submission) -> bool:
-        """Return whether all tasks that have begun, and are this object's, have ended; some cannot tell any more."""
+        """Return whether all tasks of this object that have begun have ended, as far as their files or states tell."""
         mine = {
             task_of(handle)
             for handle in made.handles
@@ -411,21 +411,21 @@ class SlurmPlatform(Platform):
         return all(task.outcome or not task.pid for number, task in made.tasks().items() if number in mine)
 
     def _sweep(self) -> None:
-        """Cancel jobs whose session is gone, and whose guard is, too, and remove their files."""
+        """Cancel the jobs of sessions that were killed together with their guards, and remove their files."""
         left = left_behind(self._home())
-        with contextlib.suppress(PlatformError):  # whoever submits will hear of it
+        with contextlib.suppress(PlatformError):  # the submission that follows reports it
             for job in queue.look().values():
                 label = job.comment.removeprefix("muster:")
                 if label != job.comment and is_orphaned(label) and not job.is_over:
                     commands.cancel(job.id.partition("+")[0])
-            if left:  # of an earlier boot, too
+            if left:  # also jobs from before a reboot
                 commands.cancel("--me", f"--name={','.join(made.label for made in left)}")
-        for made in left:  # a job that is queued all the same finds no program, and ends
+        for made in left:  # a job that is still queued will find no program, and end
             made.remove()
 
 
 def _end_step(process: subprocess.Popen[bytes], step: str, deadline: float) -> None:
-    """Wait for the end of a step that was asked to end, and have it killed where it does not. Raises PlatformError."""
+    """Wait for a step that was asked to end, and cancel it at the deadline. Raises PlatformError."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(deadline - time.monotonic(), 0.1))
         return
@@ -435,12 +435,12 @@ def _end_step(process: subprocess.Popen[bytes], step: str, deadline: float) -> N
 
 
 def _word(text: str) -> str:
-    """A run's id as the name of a folder and of a job."""
+    """Return a run's id as a name for a folder and a job."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:60]
 
 
 def _check_logs(specs: Sequence[WorkerSpec]) -> None:
-    """Raise LaunchRefused where a log that is to lie in a shared folder cannot."""
+    """Make the folders of logs in shared folders. Raises LaunchRefused."""
     for spec in specs:
         if is_symbolic(str(spec.log)) or not spec.log.is_absolute():
             continue

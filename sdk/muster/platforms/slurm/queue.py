@@ -1,4 +1,4 @@
-"""The jobs of this user, by one look at Slurm's queue for all runs of this process, and rarely."""
+"""The jobs of this user, from Slurm's queue, which is polled rarely, and once for all runs of this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from muster.errors import PlatformError
 from muster.platforms.slurm import commands
 from muster.platforms.slurm.words import OVER, WAITING, state_word
 
-POLL_SECONDS = 2.0  # between two polls at the least
-LONGEST_PAUSE = 30.0  # until Slurm is asked again that does not answer: twice as long each time, up to this
-PLACE_SECONDS = 30.0  # between two polls of everybody's jobs, for how many come first
+POLL_SECONDS = 2.0  # between two polls at least
+LONGEST_PAUSE = 30.0  # limit of the pause after Slurm has not answered, which doubles each time
+PLACE_SECONDS = 30.0  # between two polls of all users' jobs, which tell how many come first
 FIELDS = "%i|%T|%r|%S|%P|%k"
 AHEAD = "%i|%P"
 T = TypeVar("T")
-End = tuple[str, dict[str, str]]  # a job's state, and what else is said of it
+End = tuple[str, dict[str, str]]  # a job's state, and its other fields
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class QueuedJob:
     """A job as the queue shows it.
 
     Attributes:
-        state: Slurm's word, such as ``PENDING``.
-        reason: Slurm's, why it is in that state.
+        state: Slurm's state, such as ``PENDING``.
+        reason: Slurm's reason for that state.
         starts_at: when it started, or is expected to, in seconds since the epoch; None where that is not known.
-        comment: what its submission said of it.
+        comment: the comment that it was submitted with.
     """
 
     id: str
@@ -42,7 +42,7 @@ class QueuedJob:
 
     @property
     def is_waiting(self) -> bool:
-        """True as long as it has no nodes."""
+        """True while it has no nodes yet."""
         return self.state in WAITING
 
     @property
@@ -52,33 +52,33 @@ class QueuedJob:
 
 
 class Queue:
-    """Looks at the queue, and remembers what it has seen.
+    """Slurm's queue, with the answers of its last polls.
 
     Attributes:
-        looks: how often it has been looked at.
+        looks: number of polls so far.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, QueuedJob] = {}
-        self._looked_at = float("-inf")  # when that was so
+        self._looked_at = float("-inf")  # when that was polled
         self._asked_at = float("-inf")  # when Slurm was last asked for anything
-        self._ends: dict[str, tuple[float, End | None]] = {}  # of jobs, and when they were asked for
+        self._ends: dict[str, tuple[float, End | None]] = {}  # by job, with the time of the question
         self._ahead: dict[str, int] = {}
         self._placed_at = float("-inf")
         self._trouble: PlatformError | None = None  # why Slurm could not be asked the last time
-        self._pause = 0.0  # for which it is not asked after that
+        self._pause = 0.0  # seconds for which it is not asked after that
         self._again_at = float("-inf")
         self.looks = 0
 
     def look(self) -> Mapping[str, QueuedJob]:
-        """Look now, and return this user's jobs by id. Raises PlatformError where Slurm cannot be asked."""
+        """Poll the queue now, and return this user's jobs by id. Raises PlatformError where Slurm cannot be asked."""
         with self._lock:
             self._look()
             return self._jobs
 
     def jobs(self) -> tuple[Mapping[str, QueuedJob], float]:
-        """Return this user's jobs by id, and the monotonic time at which that was so.
+        """Return this user's jobs by id, and the monotonic time of the poll that they are from.
 
         Raises:
             PlatformError: Slurm cannot be asked.
@@ -93,7 +93,7 @@ class Queue:
             return self._jobs, self._looked_at
 
     def end_of(self, job: str) -> End | None:
-        """Return what ``end_of`` does: asked for once for all workers of a job.
+        """Return a job's end as the function ``end_of`` does, asking Slurm once for all workers of the job.
 
         Raises:
             SlurmGone: Slurm does not answer.
@@ -106,11 +106,11 @@ class Queue:
             return self._ends[job][1]
 
     def before(self, job: str) -> int | None:
-        """Return how many pending jobs come before this one in its partition, as far as was last seen."""
+        """Return the number of pending jobs before this one in its partition; None where that is not known."""
         return self._ahead.get(job)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask Slurm, and leave it alone for a while where it does not answer. Raises what the last call has."""
+        """Ask Slurm, but after a failure raise the same error for a while without asking again."""
         if self._trouble is not None and time.monotonic() < self._again_at:
             raise self._trouble.with_traceback(None)
         try:
@@ -126,7 +126,7 @@ class Queue:
     def _look(self) -> None:
         asked_at = time.monotonic()
         self.looks += 1
-        # With -a, also those in partitions that are hidden, from where they would seem to have gone.
+        # With -a, also the jobs in hidden partitions, which would seem to have ended otherwise.
         command = ("squeue", "--me", "-a", "-h", "-t", "all", "-o", FIELDS)
         out = commands.ask(*command, what="The queue could not be looked at")
         self._asked_at = self._looked_at = asked_at
@@ -134,10 +134,10 @@ class Queue:
         self._jobs = {job.id: job for job in found}
 
     def _look_at_everybody(self) -> None:
-        """Count who comes first. It takes the place of a look, as it asks as much of Slurm."""
+        """Count the pending jobs that come before each. Done in place of a poll, as it is as much work for Slurm."""
         self._placed_at = self._asked_at = time.monotonic()
         self.looks += 1
-        with contextlib.suppress(PlatformError):  # nothing depends on it
+        with contextlib.suppress(PlatformError):  # the numbers are only shown
             out = commands.ask(
                 "squeue", "-a", "-h", "-t", "PD", "-S", "-p", "-o", AHEAD, what="The queue could not be read"
             )
@@ -156,7 +156,7 @@ def _job(line: str) -> QueuedJob:
 
 
 def end_of(job: str) -> End | None:
-    """Return the state of a job, and what else is said of it, by scontrol or else accounting; None where nobody knows.
+    """Return a job's state and other fields, from scontrol or else from accounting; None where neither knows it.
 
     Raises:
         SlurmGone: Slurm does not answer.
@@ -165,13 +165,13 @@ def end_of(job: str) -> End | None:
     if code == 0 and "JobState=" in out:
         said = dict(word.split("=", 1) for word in out.split() if "=" in word)
         state = said["JobState"]
-        by_whom = _accounted(job) if state == "CANCELLED" else None  # which only accounting knows
+        by_whom = _accounted(job) if state == "CANCELLED" else None  # who cancelled it, only accounting tells
         return by_whom[0] if by_whom and state_word(by_whom[0]) == state else state, said
     return _accounted(job)
 
 
 def _accounted(job: str) -> End | None:
-    """Return what accounting says of a job's end; None where there is none, or where it has not heard of that."""
+    """Return a job's end from accounting; None where there is no accounting, or no end of the job in it yet."""
     with contextlib.suppress(PlatformError):
         code, out, _ = commands.run("sacct", "-n", "-P", "-X", "-j", job, "-o", "State,ExitCode,Reason")
         if code == 0 and "|" in out:
@@ -181,4 +181,4 @@ def _accounted(job: str) -> End | None:
     return None
 
 
-queue = Queue()  # of this process: all its runs are in the one look
+queue = Queue()  # shared by all runs of this process

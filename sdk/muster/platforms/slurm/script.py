@@ -1,4 +1,4 @@
-"""The batch script of a submission, and what its options ask of Slurm."""
+"""The batch script of a submission, and the options in it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from muster.platforms.workbench.agent_files import program
 from muster.text.arguments import Argument, ArgumentText
 
 MEBIBYTE = 1 << 20
-AGENT_MEMORY = 64  # MiB that a worker's task has beyond what the worker was given
-DEADLINE_MARGIN = 10  # minutes for which a session that waits no longer may take to say so
-# Options of sbatch that are Muster's to say. Of a word all letters up to these count: sbatch takes shortened ones, too.
+AGENT_MEMORY = 64  # MiB that a worker's task gets for its agent, on top of the worker's memory
+DEADLINE_MARGIN = 10  # minutes that a session may take to cancel a job that it waits for no longer
+# Options of sbatch that only Muster sets. Abbreviations of them are refused, too, as sbatch accepts these.
 OWN = (
     "array", "clusters", "comment", "cpus-per-task", "job-name", "mem-per-cpu", "ntasks", "open-mode", "output",
     "parsable", "requeue", "test-only", "wait", "wrap",
 )  # fmt: skip
-# What sbatch takes from the environment before it looks into a script, by the option there.
+# Variables that sbatch prefers to the options in a script, by the option that they replace.
 VARIABLES = {
     "account": "SBATCH_ACCOUNT", "array": "SBATCH_ARRAY_INX", "clusters": "SBATCH_CLUSTERS",
     "constraint": "SBATCH_CONSTRAINT", "gpus-per-task": "SBATCH_GPUS_PER_TASK", "gres": "SBATCH_GRES",
@@ -37,12 +37,13 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """Options of a site, beside the workers' own.
+    """Options of a submission that do not depend on its workers.
 
     Attributes:
         flags: options of sbatch, by name.
+        raw: further options of sbatch, as the user gave them.
         has_memory: whether Slurm counts memory on its nodes.
-        has_gpus_per_task: whether it gives each task its own GPUs.
+        has_gpus_per_task: whether Slurm gives each task its own GPUs.
     """
 
     flags: dict[str, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class SiteOptions:
 
 
 def time_of(text: str) -> str:
-    """Return a time limit as Slurm writes it. Raises JobError for one that is none."""
+    """Return a time limit as Slurm writes it. Raises JobError for any other text."""
     minutes = minutes_of(text)
     if not minutes:
         raise JobError(
@@ -64,10 +65,10 @@ def time_of(text: str) -> str:
 
 
 def deadline_of(queue_seconds: float | None, time: str | None) -> dict[str, str]:
-    """Return the option by which Slurm itself drops a job that is queued for longer than anybody waits for it.
+    """Return the option by which Slurm itself removes a job that is queued for longer than the session waits for it.
 
-    Slurm wants to know by when a job must have ended, and takes one away that could not any more; it ends none that
-    runs. So this takes a time limit, without which there is no such option.
+    ``--deadline`` is the time by which a job must have ended. Slurm removes a queued job that could no longer end by
+    then, and never ends a running one for it. So this needs a time limit; without one, nothing is returned.
 
     >>> deadline_of(3600, "2h"), deadline_of(None, "2h"), deadline_of(3600, None)
     ({'deadline': 'now+190minutes'}, {}, {})
@@ -79,14 +80,14 @@ def deadline_of(queue_seconds: float | None, time: str | None) -> dict[str, str]
 
 
 def check_words(options: Mapping[str, str | None]) -> None:
-    """Raise JobError where an option cannot stand in a line of the script: what follows would be more of that."""
+    """Raise JobError for an option that does not fit in one line: its rest would be taken for more of the script."""
     for name, value in options.items():
         if value is not None and not _fits_in_a_line(value):
             raise JobError(f"{name} is {value!r}, which has a character that no line of a batch script can have.")
 
 
 def check_raw(words: Sequence[str]) -> None:
-    """Raise JobError where raw arguments would change what is Muster's to say."""
+    """Raise JobError unless these are options of sbatch, each in one word, that Muster does not set itself."""
     for word in words:
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(=.*)?", word)
         name = match[1] if match else ""
@@ -103,18 +104,18 @@ def check_raw(words: Sequence[str]) -> None:
 
 
 def _fits_in_a_line(word: str) -> bool:
-    """Return whether sbatch reads a word as it is; of backslashes it takes some away, whatever is around them."""
+    """Return whether sbatch reads a word unchanged; it removes some backslashes, whatever the quotes."""
     return word.isprintable() and "\\" not in word
 
 
 def variables(environ: Mapping[str, str], site: SiteOptions) -> dict[str, str]:
-    """Return the environment of sbatch, without what would count more there than what the script says."""
+    """Return the environment for sbatch, without variables that would override the script's options."""
     ours = {VARIABLES.get(name) for name in (*OWN, "mem", "gpus-per-task", *site.flags)}
     return {name: value for name, value in environ.items() if name not in ours}
 
 
 def worker_arguments(count: int, resources: Resources, site: SiteOptions) -> list[str]:
-    """Return the options, of sbatch and srun alike, for so many workers of this size."""
+    """Return the options, of sbatch and of srun, for ``count`` workers of this size."""
     cpus = max(math.ceil(resources.cpu), 1)
     found = [f"--ntasks={count}", f"--cpus-per-task={cpus}"]
     if site.has_memory:
@@ -129,7 +130,7 @@ def worker_arguments(count: int, resources: Resources, site: SiteOptions) -> lis
 
 
 def parts_of(wanted: Sequence[Resources]) -> list[tuple[int, Resources]]:
-    """Return the parts of a submission, as tasks of one part are all of one size: number of workers, and their size.
+    """Return the parts of a submission, each with workers of one size, as their number and that size.
 
     >>> [(count, resources.cpu) for count, resources in parts_of([Resources(4), Resources(1), Resources(4)])]
     [(2, 4), (1, 1)]
@@ -138,18 +139,18 @@ def parts_of(wanted: Sequence[Resources]) -> list[tuple[int, Resources]]:
 
 
 def by_part(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-    """Return workers in the order of their parts, which is that of tasks."""
+    """Return workers in the order of their parts, which is the order of tasks."""
     sizes = [resources for _, resources in parts_of([spec.resources for spec in specs])]
     return sorted(specs, key=lambda spec: sizes.index(spec.resources))
 
 
 def nodes_of(count: int, nodes: str) -> str:
-    """Return the number of nodes for so many workers, where the user has said one: a node has one at least."""
+    """Return the user's number of nodes, but no more than one for each of ``count`` workers."""
     return str(min(int(nodes), count)) if nodes.isdecimal() else nodes
 
 
 def launch_command(folder: str, parts: Sequence[Sequence[str]], label: str) -> list[str]:
-    """Return the command that starts a worker in each task, in one step of all parts; these are srun's options."""
+    """Return the srun command that starts a worker in each task, in one step; ``parts`` are its options by part."""
     common = ["--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "/bin/sh", f"{folder}/start.sh"]
     command = ["srun"]
     for number, options in enumerate(parts):
@@ -158,16 +159,16 @@ def launch_command(folder: str, parts: Sequence[Sequence[str]], label: str) -> l
 
 
 def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources], site: SiteOptions) -> str:
-    """Return the script that is submitted. It holds no secrets, as Slurm keeps it and shows it.
+    """Return the batch script that is submitted. It holds no secrets, as Slurm stores it and shows it to users.
 
-    Workers of several sizes are a heterogeneous job, whose parts all start together.
+    Workers of several sizes become a heterogeneous job, whose parts all start together.
 
     Raises:
-        JobError: an option, or the folder, is not printed in one line.
+        JobError: an option, or the folder, does not fit in one line.
     """
     check_words({"folder": folder, **site.flags})
     check_raw(site.raw)
-    output = f"{folder}/output".replace("%", "%%")  # what Slurm takes for a pattern
+    output = f"{folder}/output".replace("%", "%%")  # % begins a pattern of Slurm's in a file name
     parts = parts_of(wanted)
     words, steps = [], []
     for number, (count, resources) in enumerate(parts):
@@ -186,16 +187,16 @@ def batch_script(folder: str, label: str, owner: str, wanted: Sequence[Resources
 
 
 def _quoted(word: str) -> str:
-    """A word of a directive: sbatch takes quotes there as a shell would."""
+    """Return a word of a directive, quoted if needed: sbatch reads quotes there as a shell does."""
     return shlex.quote(word) if re.search(r"[\s#'\"]", word) else word
 
 
 def start_script(folder: str) -> str:
-    """Return the program of each task: the session's Python where the node has it, else its own."""
+    """Return the shell script of each task: it runs ``start.py`` with the session's Python where the node has it."""
     own, here = shlex.quote(sys.executable), shlex.quote(f"{folder}/start.py")
     return f"if [ -x {own} ]; then exec {own} -I -S {here}; fi\nexec python3 -I -S {here}\n"
 
 
 def start_program(folder: str, session: str) -> str:
-    """Return the program that makes a worker of a task, in Python."""
+    """Return the Python program that turns a task into a worker."""
     return program("slurm_bootstrap.py", folder, session, has_bytecode=True)

@@ -1,4 +1,4 @@
-"""The state of a worker: what its agent has told comes first, and then what Slurm says of its job."""
+"""The state of a worker: its agent's messages count first, and then Slurm's state of its job."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from muster.platforms.slurm.words import (
 )
 from muster.text.arguments import Argument, ArgumentText
 
-SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm, had it asked for that, may still show its job as running
-NEVER_PREEMPTED = "None"  # what scontrol says instead of a time
-LATE_SECONDS = 5.0  # after which a job that the queue does not show is gone, rather than not there yet
-NO_WAY = "cannot reach the session"  # what agents say whose node has no way to the session's machine
+SETTLE_SECONDS = 4.0  # after an agent's end, in which Slurm may still show as running a job that it has ended
+NEVER_PREEMPTED = "None"  # printed by scontrol instead of a time
+LATE_SECONDS = 5.0  # after its submission, a job that the queue does not show has ended
+NO_WAY = "cannot reach the session"  # in the reason of an agent whose node cannot reach the session's machine
 ANOTHER_WAY = ArgumentText(
     "have the session run on a compute node, in a job that its workers are a step of (docs/slurm.md has the command); "
     "or open that port for the compute nodes, or ",
@@ -39,13 +39,13 @@ ENDED_BY_SLURM = (signal.SIGTERM, signal.SIGKILL, signal.SIGCONT)
 
 
 def state_of(worker: Worker, made: Submission, task: Task | None, step: subprocess.Popen[bytes] | None) -> Worker:
-    """Return a worker as it is now.
+    """Return the current state of a worker.
 
     Args:
-        worker: as it was known.
+        worker: the worker's last known state.
         made: its submission.
-        task: what its task has told; None for nothing.
-        step: what has started it, where it is a step of the session's own job.
+        task: what the agent of its task has reported; None for nothing yet.
+        step: the srun process that has started it, where it is a step of the session's own job.
 
     Raises:
         PlatformError: Slurm cannot be asked.
@@ -72,12 +72,12 @@ def state_of(worker: Worker, made: Submission, task: Task | None, step: subproce
 
 
 def _may_be_slurms(task: Task) -> bool:
-    """Return whether a task's end may be of Slurm's doing, as when its job is cancelled or over time."""
+    """Return whether Slurm may have ended a task, as it does when the job is cancelled or over its time limit."""
     return task.outcome["status"] is Status.STOPPED or task.outcome.get("signal") in ENDED_BY_SLURM
 
 
 def _as_told(worker: Worker, made: Submission, task: Task) -> Worker:
-    """Return a worker that has ended as its agent told it; an agent that was killed may be so for its step's memory."""
+    """Return a worker's end as its agent told it, but out of memory where Slurm killed the step for that."""
     told = dict(task.outcome)
     if told.get("signal") == signal.SIGKILL and ran_out_of_memory(made.output_end(), task_of(worker.id)):
         words, cause, _ = how_ended("OUT_OF_MEMORY", {})
@@ -132,13 +132,13 @@ def _of_job(worker: Worker, made: Submission, task: Task) -> Worker:
 
 
 def _over_memory(made: Submission, nodes: Sequence[str]) -> dict[str, list[int]]:
-    """Return the tasks on each of these nodes."""
+    """Return the numbers of the tasks on each of these nodes, by node."""
     tasks = sorted(made.tasks().items())
     return {node: [number for number, task in tasks if task.node == node] for node in nodes}
 
 
 def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
-    """Return a worker whose job is over, with how and why: the best of what agent, controller and accounting know."""
+    """Return the end of a worker whose job is over, from what agent, controller and accounting report."""
     if task.was_stopped:
         return worker.moved(Status.STOPPED, finished_at=time.time())
     may_be_slurms = not task.outcome or _may_be_slurms(task)
@@ -146,17 +146,17 @@ def _ended(worker: Worker, made: Submission, task: Task, state: str) -> Worker:
     found = queue.end_of(job) if state not in ("COMPLETED", "FAILED") or may_be_slurms else None
     state, said = found or (state, {})
     if task.outcome and may_be_slurms and said.get("PreemptTime", NEVER_PREEMPTED) != NEVER_PREEMPTED:
-        state = "PREEMPTED"  # its script ended as Slurm asked its processes to, and before Slurm ended it
+        state = "PREEMPTED"  # its processes ended at Slurm's signal, before Slurm itself ended the job
     over: dict[str, list[int]] = {}
     if may_be_slurms and state_word(state) not in ENDS:
         output = made.output_end()
         over = _over_memory(made, nodes_over_memory(output))
         if over or ran_out_of_memory(output, task_of(worker.id)):
-            state = "OUT_OF_MEMORY"  # of its step
+            state = "OUT_OF_MEMORY"  # the step's, which the job's state does not show
     word = state_word(state)
     if task.outcome and word not in ENDS:
         return _as_told(worker, made, task)
-    if found and word not in OVER:  # the queue did not show it, or it begins anew
+    if found and word not in OVER:  # the queue missed it, or it is starting again
         return worker
     words, cause, advice = how_ended(state, said) if word in OVER else (UNKNOWN, EndCause.LOST, None)
     if cause is None:

@@ -1,4 +1,4 @@
-"""The files by which session and tasks exchange facts, in a folder that both see, only for its owner."""
+"""The files through which session and tasks exchange facts, in a shared folder that only its owner may read."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ VARIABLES = {
     "own": "MUSTER_SLURM",
 }
 GROUP = "/step_"  # in the paths of control groups that Slurm makes for a step and its tasks
-LARGEST_END = 16 << 10  # bytes that are read of what a job has printed beside its workers: it may print anything
-LAST_WORDS = 500  # characters of that in errors
+LARGEST_END = 16 << 10  # bytes that are read of the end of a job's output, which may be of any size
+LAST_WORDS = 500  # characters of a job's output in errors
 
 
 def task_of(handle: str) -> int:
-    """Return the number of a worker's task; 0 for what is no handle."""
+    """Return the number of a worker's task; 0 for a text that is no handle."""
     match = HANDLE.fullmatch(handle)
     return int(match["task"]) if match else 0
 
 
 @dataclass
 class Task:
-    """One task, as its files tell.
+    """One task, as its files describe it.
 
     Attributes:
-        node, address, pid, at: where it runs, and since when, once it has said so.
-        outcome: its end as its agent told it, once it has.
-        told_at: when it last told anything, in seconds since the epoch.
-        seen_at: when that was first read here, on the monotonic clock.
-        was_stopped: whether somebody asked for its end.
+        node, address, pid, step, at: where it runs, and since when, once its agent has reported that.
+        outcome: its end, once its agent has reported it.
+        told_at: time of its agent's last message, in seconds since the epoch.
+        seen_at: when that message was first read here, on the monotonic clock.
+        was_stopped: whether it was asked to end.
     """
 
     node: str = ""
@@ -69,13 +69,13 @@ class Submission:
 
     Attributes:
         folder: its folder.
-        job: id of its job; empty until Slurm has taken it.
-        known_at: when that was first known here, on the monotonic clock.
-        names: its workers', by task.
-        logs: paths of their logs; those that lie elsewhere are symbols.
-        parts: how many workers each part of a heterogeneous job has, in order; of another job there is one.
-        is_step: whether it is a step of a job that is none of Muster's.
-        is_left: whether Slurm has still to be told that it is to end, as it did not answer.
+        job: id of its job; empty until Slurm has accepted it.
+        known_at: when the id became known here, on the monotonic clock.
+        names: names of its workers, by task.
+        logs: paths of the workers' logs; symbolic ones for logs that are not in a shared folder.
+        parts: number of workers in each part of a heterogeneous job, in order; other jobs have one part.
+        is_step: whether it is a step of the session's job, rather than a job.
+        is_left: whether it still has to be cancelled, as Slurm did not answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,11 +87,11 @@ class Submission:
         self.parts: list[int] = []
         self.is_step = False
         self.is_left = False
-        self._seen: dict[int, tuple[int, Task]] = {}  # by task: the size of its news, and what they say
+        self._seen: dict[int, tuple[int, Task]] = {}  # by task: the size of its news file, and its content
 
     @classmethod
     def found(cls, folder: Path) -> Submission | None:
-        """The submission that another process has left there; None where there is none."""
+        """Return the submission that another process has made in this folder; None where there is none."""
         made = cls(folder)
         try:
             facts = read_json(folder / "job.json")
@@ -103,7 +103,7 @@ class Submission:
         return made
 
     def write(self, specs: Sequence[WorkerSpec], session: str, cap: int, places: Mapping[str, str]) -> None:
-        """Write what the tasks need. Raises OSError."""
+        """Write the folder with the tasks' programs and the agents' configs. Raises OSError."""
         make_folder(self.folder, 0o700)
         write_private(self.folder / OWNER, json.dumps({"process": owner(), "host": socket.gethostname()}))
         self.names = [spec.name for spec in specs]
@@ -119,7 +119,7 @@ class Submission:
         write_private(self.folder / "start.py", start_program(folder, session))
 
     def submitted(self, job: str, *, is_step: bool = False) -> list[str]:
-        """Note the job, for other processes as well, and return the workers' handles. Raises OSError."""
+        """Record the job, for other processes as well, and return the workers' handles. Raises OSError."""
         self.job, self.known_at, self.is_step = job, time.monotonic(), is_step
         facts = {"job": job, "names": self.names, "logs": self.logs, "parts": self.parts, "is_step": is_step}
         write_private(self.folder / "job.json", json.dumps(facts))
@@ -132,31 +132,31 @@ class Submission:
 
     @property
     def step(self) -> str:
-        """Id of the step that its tasks are; empty until one of them has told it."""
+        """Id of the step that runs its tasks; empty until an agent has reported it."""
         number = next((task.step for task in self.tasks().values() if task.step.isdecimal()), "")
         return f"{self.job}.{number}" if number else ""
 
     def part_of(self, task: int) -> int | None:
-        """Return the number of a task's part; None where its job has no others."""
+        """Return the number of a task's part of a heterogeneous job; None for other jobs and steps."""
         if len(self.parts) < 2 or self.is_step:
             return None
         ends = accumulate(self.parts)
         return next(number for number, end in enumerate(ends) if task < end)
 
     def job_of(self, task: int) -> str:
-        """Return the id of a task's job, as Slurm writes it: a part of a heterogeneous job is one itself."""
+        """Return the id of a task's job; each part of a heterogeneous job has an id of its own (``JOB+PART``)."""
         part = self.part_of(task)
         return self.job if part is None else f"{self.job}+{part}"
 
     def stop(self, task: int) -> None:
-        """Note that a task is to end, and take back what it was to know: one that has not begun never will."""
+        """Record that a task is to end, and remove its agent's config, so that a task that has not begun never does."""
         path = self.folder / f"worker-{task}"
-        with contextlib.suppress(OSError):  # the folder is gone: it has ended
+        with contextlib.suppress(OSError):  # the folder is gone, as the submission has ended
             write_private(path.with_name(f"{path.name}.stop"), "")
             path.with_name(f"{path.name}.launch").unlink()
 
     def tasks(self) -> dict[int, Task]:
-        """Return what the tasks have told."""
+        """Return the tasks that have reported anything or were asked to end, by number."""
         found: dict[int, Task] = {}
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
@@ -186,28 +186,28 @@ class Submission:
         return known[1]
 
     def output_end(self) -> str:
-        """Return the end of what the job has printed beside its workers; nothing where it lies elsewhere."""
+        """Return the end of the job's output, without that of its workers; empty where it is not here."""
         with contextlib.suppress(OSError), (self.folder / "output").open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - LARGEST_END, 0))
             return file.read(LARGEST_END).decode("utf-8", "replace").strip()
         return ""
 
     def last_words(self) -> str:
-        """Return the last of that, as an error has room for."""
+        """Return as much of the end of the job's output as fits in an error."""
         return self.output_end()[-LAST_WORDS:]
 
     @property
     def label(self) -> str:
-        """The name of its job, or step."""
+        """Name of its job or step."""
         return f"muster-{self.folder.name}"
 
     def remove(self) -> None:
-        """Remove its files."""
+        """Remove the submission's folder."""
         remove_folder(self.folder)
 
 
 def left_behind(home: Path) -> list[Submission]:
-    """The submissions there whose session is gone for certain."""
+    """Return the submissions in this folder whose session has ended for certain."""
     found = []
     for path in home.glob(f"*/{OWNER}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

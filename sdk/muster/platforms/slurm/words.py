@@ -42,7 +42,7 @@ REASONS = (
     (r"Cleaning", "it is being cleaned up after an earlier start"),
     (r"SystemFailure", "Slurm itself has failed"),
 )
-IN_TURN = ("None", "Resources", "Priority")  # reasons of jobs that only have to wait for their turn
+IN_TURN = ("None", "Resources", "Priority")  # reasons of jobs that only wait for their turn
 NEVER = re.compile(r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|InvalidQOS|InvalidAccount")
 
 # What ended a job, by its state: in words, the cause, and what to try.
@@ -69,9 +69,9 @@ def why_pending(reason: str, starts_at: float | None = None, before: int | None 
     """Return, in words and Slurm's own, why a job is pending.
 
     Args:
-        reason: Slurm's.
+        reason: Slurm's reason.
         starts_at: when Slurm expects to start it, in seconds since the epoch.
-        before: how many pending jobs of the partition come first, where that is known.
+        before: number of the partition's pending jobs that come first; None where that is not known.
     """
     word = reason.strip("()").partition(",")[0]
     meaning = next((words for pattern, words in REASONS if re.fullmatch(pattern, word)), "it is not its turn")
@@ -85,7 +85,7 @@ def why_pending(reason: str, starts_at: float | None = None, before: int | None 
 
 
 def state_word(state: str) -> str:
-    """Return a job's state without what is said beside it.
+    """Return the first word of a job's state, without additions.
 
     >>> state_word("CANCELLED by 1000"), state_word("CANCELLED+")
     ('CANCELLED', 'CANCELLED')
@@ -94,11 +94,11 @@ def state_word(state: str) -> str:
 
 
 def how_ended(state: str, said: Mapping[str, str]) -> tuple[str, EndCause | None, str | None]:
-    """Return in words how a job ended, the cause, and what to try.
+    """Return, in words, how a job ended, with the cause and what to try.
 
     Args:
-        state: Slurm's.
-        said: what ``scontrol show job`` or ``sacct`` says beside it.
+        state: Slurm's state of the job.
+        said: its other fields from ``scontrol show job`` or ``sacct``.
     """
     word, _, by = state.partition(" ")
     words, cause, advice = ENDS.get(state_word(state), ("its job has ended", None, None))
@@ -116,9 +116,9 @@ def _user(uid: int) -> str:
 
 
 def ran_out_of_memory(output: str, task: int) -> bool:
-    """Return whether srun has said, in what a job printed, that a node ended this task for its memory.
+    """Return whether srun reports, in a job's output, that a node ended this task because it ran out of memory.
 
-    A step's end is not its job's: where the script that waits for the step ends by itself, that is FAILED.
+    The job's state does not tell: where the job's script ends by itself after the step, the state is FAILED.
 
     >>> ran_out_of_memory("srun: error: n1: tasks 0-1,3: Out Of Memory", 1)
     True
@@ -134,9 +134,9 @@ def ran_out_of_memory(output: str, task: int) -> bool:
 
 
 def nodes_over_memory(output: str) -> list[str]:
-    """Return the nodes whose tasks had too much memory, as Slurm has said in what a job printed.
+    """Return the nodes whose tasks exceeded their memory, as slurmstepd reports in a job's output.
 
-    Where it counts memory by itself (OverMemoryKill) it ends the tasks of all nodes for that, and the job is FAILED.
+    Where Slurm itself checks memory (OverMemoryKill), it then ends the tasks of all nodes, and the job is FAILED.
 
     >>> nodes_over_memory("slurmstepd-n2: error: StepId=2.0 exceeded memory limit (77 > 16), being killed")
     ['n2']
@@ -150,9 +150,7 @@ def _tells(text: str | None) -> bool:
 
 
 def minutes_of(text: str) -> float | None:
-    """Return a time limit in minutes; None for one that is none.
-
-    It is written as Slurm does, or as a number with a unit.
+    """Return the minutes of a time limit, written as in Slurm or as a number with a unit; None for any other text.
 
     >>> minutes_of("4h"), minutes_of("90"), minutes_of("1:30"), minutes_of("1-12"), minutes_of("2:00:00")
     (240.0, 90.0, 1.5, 2160.0, 120.0)
