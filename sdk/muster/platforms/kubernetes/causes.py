@@ -1,6 +1,6 @@
 """The state of a pod in words: why it waits, why it will never run, why it has ended. Pure functions.
 
-Several places of a pod say so, and not always the same: the order of the functions here is the order of trust.
+Several parts of a pod's status tell this, and they may disagree: the order of the functions here is that of trust.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Pod = Mapping[str, Any]
 
 
 class Cause(NamedTuple):
-    """Something that has become of a pod.
+    """The cause of a pod's end, or of its not starting.
 
     Attributes:
-        kind: a word for it, such as ``evicted``.
-        text: what happened, in words, with Kubernetes' own beside them.
-        advice: what to try; empty where nobody knows.
+        kind: the kind of cause, such as ``evicted``.
+        text: what happened, in words and in Kubernetes' own.
+        advice: what to try; empty where that is unknown.
     """
 
     kind: str
@@ -36,7 +36,7 @@ IMAGE_WITH_PYTHON = ArgumentText(Argument("image", ""), " one with Python 3.6 or
 ANOTHER_NODE = "run again: the cluster chooses a node anew"
 CONTAINER_ASKS = ArgumentText("what ", Argument("overlay", ""), " and ", Argument("user", ""), " ask of the container")
 
-# Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later): who took the pod away, and why.
+# Reasons of the condition DisruptionTarget (Kubernetes 1.26 and later), which tells why a pod is removed.
 DISRUPTIONS = {
     "PreemptionByScheduler": Cause("preempted", "A pod of higher priority took its place", RESTART),
     "DeletionByTaintManager": Cause("node lost", "Its node was tainted: it is lost, or being emptied", RESTART),
@@ -44,7 +44,7 @@ DISRUPTIONS = {
     "DeletionByPodGC": Cause("node lost", "Its node is gone", RESTART),
     "TerminationByKubelet": Cause("evicted", "Its node ended it, for want of something or to shut down", RESTART),
 }
-# Reasons of events about a pod that is deleted, for clusters without that condition; the first that is there counts.
+# Reasons of events about a pod that is deleted, for clusters without that condition; the first found counts.
 EVENTS = {
     "Preempted": DISRUPTIONS["PreemptionByScheduler"],
     "TaintManagerEviction": DISRUPTIONS["DeletionByTaintManager"],
@@ -52,7 +52,7 @@ EVENTS = {
     "NodeNotReady": Cause("node lost", "Its node does not answer any more", RESTART),
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
 }
-# Reasons of events about a pod that waits: what holds it up, which its own state does not tell.
+# Reasons of events about a pod that waits: they tell what delays it, which its status does not.
 DELAYS = {
     "FailedMount": "A volume of it cannot be mounted",
     "FailedAttachVolume": "A volume of it cannot be attached to its node",
@@ -61,8 +61,8 @@ DELAYS = {
     "NotTriggerScaleUp": "The cluster's autoscaler adds no node",
     "Pulling": "Its image is being pulled since {time}",
 }
-OVERCOME = ("Scheduled", "SuccessfulAttachVolume", "Pulled", "Created", "Started")  # after which others no longer hold
-# Reasons of a pod's own status.
+OVERCOME = ("Scheduled", "SuccessfulAttachVolume", "Pulled", "Created", "Started")  # events that end earlier delays
+# Reasons in a pod's status.
 REASONS = {
     "Evicted": Cause("evicted", "Its node evicted it", RESTART),
     "Preempting": Cause("preempted", "A pod of higher priority took its place", RESTART),
@@ -82,7 +82,7 @@ REASONS = {
     "OutOfpods": Cause("refused by node", "Its node had no room for another pod when it came", ANOTHER_NODE),
     "OutOfnvidia.com/gpu": Cause("refused by node", "Its node had no GPU left when it came", ANOTHER_NODE),
 }
-# Reasons for which a container waits that does not come up by itself.
+# Reasons of a waiting container that will not start by itself.
 NEVER = {
     "InvalidImageName": Cause("image", "The name of its image is none", IMAGE),
     "ErrImageNeverPull": Cause("image", "Its image is not on the node, and may not be pulled", IMAGE),
@@ -100,7 +100,7 @@ NO_IMAGE = re.compile(
 REFUSED_IMAGE = re.compile(
     r"denied|unauthorized|authorization failed|authentication required|no basic auth", re.IGNORECASE
 )
-# What the scheduler says that nodes lack, and what that is in other words.
+# Patterns of the scheduler's message about what nodes lack, and its meaning.
 LACKS = (
     (r"Insufficient cpu", "too few free cores"),
     (r"Insufficient memory", "too little free memory"),
@@ -115,12 +115,12 @@ LACKS = (
 
 
 def end_of(pod: Pod) -> Cause | None:
-    """Return why a pod has ended or is about to; None where nothing out of the ordinary is known."""
+    """Return why a pod has ended or is about to end; None where its status gives no cause."""
     return _disruption(pod) or _of_reason(pod) or _of_container(pod)
 
 
 def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
-    """Return why a pod is being deleted, as the events about it tell; None where none does."""
+    """Return why a pod is being deleted, from the events about it; None where none tells."""
     said = {str(event.get("reason")): str(event.get("message") or "") for event in events}
     return next(
         (_with_words(cause, said[reason] or reason) for reason, cause in EVENTS.items() if reason in said), None
@@ -128,7 +128,7 @@ def end_of_events(events: Sequence[Mapping[str, Any]]) -> Cause | None:
 
 
 def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return what holds up a pod that waits, as the newest event about it that counts tells; empty where none does."""
+    """Return, in words, what delays a waiting pod, from the newest relevant event; empty where that tells no delay."""
     counts = [event for event in events if event.get("reason") in (*DELAYS, *OVERCOME)]
     newest = max(counts, key=_time_of, default={})
     if newest.get("reason") not in DELAYS:
@@ -138,16 +138,16 @@ def delay_of_events(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _time_of(event: Mapping[str, Any]) -> str:
-    """The time at which an event was last seen, as Kubernetes writes it."""
+    """Return the time at which an event was last seen, as Kubernetes writes it."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
 
 
 def never_runs(pod: Pod, said: str = "") -> Cause | None:
-    """Return why a pod that waits will not run by itself; None where it may.
+    """Return why a waiting pod will not start by itself; None where it may start.
 
     Args:
         pod: the pod.
-        said: what pulling its image has failed with before; Kubernetes then only says that it waits.
+        said: an earlier error of pulling its image; afterwards Kubernetes only reports that it waits.
     """
     waiting = _container(pod).get("state", {}).get("waiting") or {}
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
@@ -160,14 +160,14 @@ def never_runs(pod: Pod, said: str = "") -> Cause | None:
 
 
 def pull_trouble(pod: Pod) -> str:
-    """Return what pulling a pod's image has failed with; empty where it has not, or that is not said."""
+    """Return the error of pulling a pod's image; empty where there is none, or none is reported now."""
     waiting = _container(pod).get("state", {}).get("waiting") or {}
     message = str(waiting.get("message") or "")
     return message if waiting.get("reason") in PULL_FAILED and not message.startswith("Back-off") else ""
 
 
 def wait_of(pod: Pod, said: str = "") -> str:
-    """Return, in words, what a pod waits for that does not run yet; empty where it does.
+    """Return, in words, what a pod that does not run yet waits for.
 
     Args:
         pod: the pod.
@@ -182,7 +182,7 @@ def wait_of(pod: Pod, said: str = "") -> str:
         return f"Its image {image_of(pod)} could not be pulled and is tried again: {said or message}"
     if reason in NEVER:
         return _with_words(NEVER[str(reason)], message).text
-    if reason:  # ContainerCreating says everything from volumes to images
+    if reason:  # ContainerCreating covers everything from volumes to images
         return f"Its node prepares it: volumes, network, image {image_of(pod)} (Kubernetes says: {message or reason})."
     return f"Its node {pod.get('spec', {}).get('nodeName', '')} has not begun with it.".replace("  ", " ")
 
@@ -194,18 +194,18 @@ def condition(pod: Pod, kind: str) -> Mapping[str, Any]:
 
 
 def image_of(pod: Pod) -> str:
-    """The name of the image of a pod's worker."""
+    """Return the image of a pod's worker container."""
     return str(_described(pod).get("image", ""))
 
 
 def running_since(pod: Pod) -> str | None:
-    """The time at which a pod's worker started, as Kubernetes writes it; None where it does not run."""
+    """Return when a pod's worker container started, as Kubernetes writes it; None where it does not run."""
     running = _container(pod).get("state", {}).get("running")
     return None if running is None else str(running.get("startedAt"))
 
 
 def lacks_of(message: str) -> str:
-    """Return, in words, what the scheduler says that the nodes lack.
+    """Return, in words, what the nodes lack according to the scheduler's message.
 
     >>> lacks_of("0/3 nodes are available: 1 node(s) had taint {a: }, 2 Insufficient cpu.")
     'too few free cores; kept for others by a taint'
@@ -279,23 +279,23 @@ def _of_container(pod: Pod) -> Cause | None:
 
 
 def terminated(pod: Pod) -> Mapping[str, Any]:
-    """Return how a pod's container has ended; empty where it has not."""
+    """Return the ``terminated`` state of a pod's worker container; empty where it has not ended."""
     found: Mapping[str, Any] = _container(pod).get("state", {}).get("terminated") or {}
     return found
 
 
 def container_limit(pod: Pod) -> str:
-    """The memory that a pod's worker may have, as Kubernetes writes it; empty without a limit."""
+    """Return the memory limit of a pod's worker container, as Kubernetes writes it; empty without a limit."""
     return str(((_described(pod).get("resources") or {}).get("limits") or {}).get("memory", ""))
 
 
 def _described(pod: Pod) -> Mapping[str, Any]:
-    """The worker's container as the pod describes it: a cluster may have put others before it."""
+    """Return the worker's container from the pod's spec, which may hold others that the cluster has added."""
     return _worker_of(pod.get("spec", {}).get("containers"))
 
 
 def _container(pod: Pod) -> Mapping[str, Any]:
-    """The state of the worker's container; empty where that is not known yet."""
+    """Return the status of the worker's container; empty where that is not known yet."""
     return _worker_of(pod.get("status", {}).get("containerStatuses"))
 
 

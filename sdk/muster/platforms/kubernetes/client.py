@@ -1,7 +1,7 @@
-"""A small client of a cluster's API: JSON over HTTPS, with what goes wrong on the way repaired or named.
+"""A small client of a cluster's API: JSON over HTTPS, with retries, and errors that say what went wrong.
 
-Requests are repeated where that can help, those that make something, too: what has a name is made once, and a repeated
-request says that it is there. Any threads may use one client.
+Requests are repeated where that can help, also those that create objects: an object with a name is created only once,
+and a repeated request is answered with ``AlreadyExists``. A client may be used by any thread.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     import urllib3
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
-PATIENCE = 20.0  # seconds for which a request is repeated at most
-PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # before a request is repeated
-LONGEST_PAUSE = 10.0  # that a server may ask for
+PATIENCE = 20.0  # seconds after which a request is not repeated again
+PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a request
+LONGEST_PAUSE = 10.0  # seconds that a server may ask for (Retry-After)
 CONNECTIONS = 8
-LARGEST_SHOWN = 500  # bytes of an answer that is no JSON, in errors
-LARGEST_ANSWER = 256 << 20  # bytes, of which a list of ten thousand pods has less than half
+LARGEST_SHOWN = 500  # bytes in errors of an answer that is not JSON
+LARGEST_ANSWER = 256 << 20  # bytes; a list of ten thousand pods has less than half of that
 
 
 class ClusterGone(PlatformError):
-    """The cluster's API does not answer, or something else does in its place."""
+    """The cluster's API does not answer, or something else answers in its place."""
 
 
 class ApiRefused(PlatformError):
-    """The cluster's API says no.
+    """The cluster's API refuses a request.
 
     Attributes:
         code: status of the answer, such as 403.
@@ -56,15 +56,15 @@ class ApiRefused(PlatformError):
 
 
 class ApiClient:
-    """Asks a cluster's API.
+    """A client of a cluster's API.
 
     Args:
         access: the cluster, and how to log in to it.
 
     Attributes:
         access: the same.
-        credentials: of its user.
-        requests: how many have been sent.
+        credentials: the user's credentials.
+        requests: number of requests that have been sent.
     """
 
     def __init__(self, access: Access) -> None:
@@ -73,18 +73,18 @@ class ApiClient:
         self.credentials = Credentials(access)
         self._lock = threading.Lock()
         self._pool: urllib3.PoolManager | None = None
-        self._shown = Credential()  # the certificate of the pool's connections
+        self._shown = Credential()  # with the certificate of the pool's connections
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
-        """Return what is there. Raises as ``ask``."""
+        """Return the object or list at a path. Raises what ``ask`` raises."""
         return self.ask("GET", path, query=query)
 
     def text(self, path: str, most: int = LARGEST_ANSWER, **query: str) -> str:
-        """Return what is there as text, such as a log; empty where there is nothing.
+        """Return the text at a path, such as a log; empty where there is none.
 
         Args:
-            path, query: what is asked for.
-            most: bytes of it that are read.
+            path, query: path and query of the request.
+            most: bytes that are read at most.
 
         Raises:
             ClusterGone, ApiRefused, PlatformUnsupported: as ``ask``.
@@ -98,15 +98,15 @@ class ApiClient:
         return answer.data[:most].decode("utf-8", "surrogateescape")
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make something. Raises as ``ask``."""
+        """Create an object, and return it. Raises what ``ask`` raises."""
         return self.ask("POST", path, body)
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> bool:
-        """Delete what is there; return whether there was anything. Raises as ``ask``."""
+        """Delete an object, and return whether there was one to delete. Raises what ``ask`` raises."""
         try:
             self.ask("DELETE", path, body, query)
         except ApiRefused as error:
-            if error.code in (404, 409):  # gone, or somebody else is at it
+            if error.code in (404, 409):  # it is gone, or another request is changing it
                 return False
             raise
         return True
@@ -114,12 +114,12 @@ class ApiClient:
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Send a request, again and again for some seconds where that can help, and return the answer.
+        """Send a request, repeating it for some seconds where that can help, and return the answer.
 
         Raises:
-            ClusterGone: there is no answer, or none of a cluster's API.
-            ApiRefused: it says no.
-            PlatformUnsupported: there are no credentials to show.
+            ClusterGone: there is no answer, or it is not from a cluster's API.
+            ApiRefused: the cluster refuses.
+            PlatformUnsupported: the credentials cannot be had.
         """
         content = self._asked(method, path, body, query or {}, Wanted("json", LARGEST_ANSWER)).content()
         if content is None:
@@ -151,19 +151,19 @@ class ApiClient:
                 has_new_credentials = True
                 continue
             if answer.status == 410 and query.pop("resourceVersion", None) is not None:
-                continue  # older than what the server remembers: whatever it has now
+                continue  # the server no longer has that version: ask for the newest
             if answer.status != 429 and answer.status < 500:
                 raise error
             pause = next(pauses, None)
             asked_for = _retry_after(answer.headers)
-            if asked_for is not None:  # as long as the server says so, but never without a pause
+            if asked_for is not None:  # repeated for as long as the server asks for it, but never without a pause
                 pause = max(asked_for, PAUSES[-1] if pause is None else pause)
             if pause is None or time.monotonic() + pause > deadline:
                 raise error
             time.sleep(pause)
 
     def _check_is_cluster_s(self, answer: Answer, wanted: Wanted) -> None:
-        """Raise ClusterGone where a good answer is none of a cluster's API: proxies show a page to log in."""
+        """Raise ClusterGone for a successful answer that is not from a cluster's API, such as a proxy's login page."""
         to = answer.headers.get("Location")
         if answer.status >= 300:
             status = f"answers with status {answer.status}"
@@ -200,7 +200,7 @@ class ApiClient:
         credential: Credential,
         most: int,
     ) -> Answer:
-        """Send a request once, and return the answer, of which one byte more than so many is read at most."""
+        """Send a request once, and return the answer, reading at most ``most`` + 1 bytes of it."""
         import urllib3
 
         headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "muster"}
@@ -224,7 +224,7 @@ class ApiClient:
             try:
                 data = response.read(most + 1)
                 if len(data) > most:
-                    response.close()  # whatever else would come
+                    response.close()  # the rest is not read, so the connection cannot be used again
             finally:
                 response.release_conn()
         except urllib3.exceptions.HTTPError as error:
@@ -243,14 +243,14 @@ class ApiClient:
 
 
 class Wanted(NamedTuple):
-    """A kind of answer that is expected, ``json`` or ``text``, and how many bytes of it are read."""
+    """The expected kind of answer, ``json`` or ``text``, and the most bytes that it may have."""
 
     kind: str
     most: int
 
 
 class Answer(NamedTuple):
-    """An answer of a cluster's API, or of whatever is in its place."""
+    """An answer of a cluster's API, or of something else in its place."""
 
     status: int
     headers: Mapping[str, str]
@@ -258,11 +258,11 @@ class Answer(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its type, without what is said of its characters."""
+        """Its media type, without parameters."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     def content(self) -> dict[str, Any] | None:
-        """Return what it says as JSON; None where it is something else."""
+        """Return its content as a JSON object; None where it is something else."""
         try:
             found = json.loads(self.data)
         except ValueError:
@@ -270,18 +270,18 @@ class Answer(NamedTuple):
         return found if isinstance(found, dict) else None
 
     def shown(self) -> dict[str, Any]:
-        """Return the beginning of what is no JSON, as the message of an error."""
+        """Return the beginning of an answer that is not JSON, in the form of an API error."""
         text = self.data[:LARGEST_SHOWN].decode("utf-8", "replace").strip()
         return {"message": f"status {self.status}" if self.kind == "text/html" or not text else text}
 
 
 def proxy_for(access: Access) -> str:
-    """Return the address of the proxy on the way to a cluster's API; empty where there is none."""
+    """Return the URL of the proxy to a cluster's API; empty for a direct connection."""
     return proxy_of(access.server, access.proxy, os.environ)
 
 
 def make_pool(access: Access, credential: Credential) -> urllib3.PoolManager:
-    """Return connections to a cluster's API, by a proxy where there is one on the way.
+    """Return a pool of connections to a cluster's API, through a proxy where there is one.
 
     Raises:
         PlatformUnsupported: certificates cannot be read, or the proxy is of a kind that cannot be used.
@@ -306,7 +306,7 @@ def make_pool(access: Access, credential: Credential) -> urllib3.PoolManager:
 
 
 def tls_context(access: Access, credential: Credential) -> ssl.SSLContext:
-    """Return how connections to a cluster's API are made.
+    """Return the TLS context of connections to a cluster's API.
 
     Raises:
         PlatformUnsupported: its certificates cannot be read.
@@ -319,7 +319,7 @@ def tls_context(access: Access, credential: Credential) -> ssl.SSLContext:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if credential.certificate:
-            # The library reads files only. This one is private, and gone at once.
+            # The library only reads certificates from files. This one is private, and removed at once.
             with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
                 file.write(credential.certificate.rstrip("\n") + "\n" + credential.key)
                 file.flush()
@@ -345,7 +345,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     with contextlib.suppress(ValueError, TypeError):
         return min(
             max(0.0, float(headers.get("Retry-After", ""))), LONGEST_PAUSE
-        )  # in this order for what is no number
+        )  # in this order, which turns NaN into 0
     return None
 
 

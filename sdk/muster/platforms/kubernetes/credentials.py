@@ -1,4 +1,4 @@
-"""The credentials that a request shows: tokens, files of tokens, passwords, certificates, and programs for them."""
+"""The credentials of requests: tokens, token files, passwords, certificates, and programs that return them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from typing import Any, NamedTuple
 from muster.errors import PlatformUnsupported
 from muster.platforms.kubernetes.kubeconfig import Access, content_of
 
-TOKEN_FILE_SECONDS = 60.0  # after which a file of a token is read again: others renew it
-PROGRAM_SECONDS = 60.0  # that a program may take to say its token
-LAST_WORDS = 1000  # characters of what it complains of, in errors
-EARLY_SECONDS = 30.0  # before its end at which a token is no longer used
+TOKEN_FILE_SECONDS = 60.0  # after which a token file is read again, as other programs renew it
+PROGRAM_SECONDS = 60.0  # that a program may take to print its credential
+LAST_WORDS = 1000  # characters of its error output in errors
+EARLY_SECONDS = 30.0  # before its expiration at which a token is no longer used
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 class Credential(NamedTuple):
-    """Something to show: a header of a request, or a certificate of the connection with its key (PEM); empty if not."""
+    """A credential: a request's Authorization header, or a client certificate with its key (PEM); others are empty."""
 
     header: str = ""
     certificate: str = ""
     key: str = ""
 
     def __repr__(self) -> str:
-        """Say what there is of it, and nothing of that itself."""
+        """Name the fields that are set, without their secret values."""
         return f"Credential({', '.join(name for name, value in self._asdict().items() if value)})"
 
 
 class Credentials:
-    """The credential of a user, asked for again when it is about to end, or was refused.
+    """The credential of a user, which is obtained again when it is about to expire or was refused.
 
     Args:
         access: how the user logs in.
@@ -50,10 +50,10 @@ class Credentials:
         self._until = 0.0  # on the wall clock
 
     def current(self) -> Credential:
-        """Return what to show now.
+        """Return the current credential.
 
         Raises:
-            PlatformUnsupported: a file or a program of it does not work.
+            PlatformUnsupported: its file cannot be read, or its program fails.
         """
         with self._lock:
             if self._known is None or time.time() >= self._until:
@@ -61,9 +61,9 @@ class Credentials:
             return self._known
 
     def renew(self, refused: Credential) -> bool:
-        """Have it asked for again where it is still the one that was refused; return whether trying again can help.
+        """Drop the credential if it is still the refused one, and return whether another attempt can help.
 
-        Requests that were refused at the same time so log in once.
+        So several requests that are refused at the same time log in only once.
         """
         with self._lock:
             if self._known is refused:
@@ -102,14 +102,14 @@ class Credentials:
 
 
 def run_program(described: Mapping[str, Any], access: Access) -> dict[str, Any]:
-    """Run the program of a kubeconfig's ``exec``, and return the ``status`` that it says.
+    """Run the program of a kubeconfig's ``exec``, and return the ``status`` that it prints.
 
     Args:
-        described: what ``exec`` says.
-        access: the cluster, which programs are told of that ask for it (``provideClusterInfo``).
+        described: the kubeconfig's ``exec`` entry.
+        access: the cluster, which is described to programs that ask for it (``provideClusterInfo``).
 
     Raises:
-        PlatformUnsupported: it is not there, fails, or says something else.
+        PlatformUnsupported: the program is missing, fails, or prints something else.
     """
     command = str(described.get("command") or "")
     version = str(described.get("apiVersion") or "")
@@ -163,7 +163,7 @@ def run_program(described: Mapping[str, Any], access: Access) -> dict[str, Any]:
 
 
 def _told_of(access: Access) -> dict[str, Any]:
-    """Return the cluster as a program is told of it, without what the kubeconfig does not say."""
+    """Return the description of the cluster for a program, without fields that the kubeconfig does not set."""
     authority = base64.b64encode(access.authority.encode()).decode()
     told = {
         "server": access.server,
@@ -177,7 +177,7 @@ def _told_of(access: Access) -> dict[str, Any]:
 
 
 def _seconds(text: object) -> float | None:
-    """A time of Kubernetes' in seconds since the epoch; None where it is none."""
+    """Return a time as Kubernetes writes it in seconds since the epoch; None for any other text."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:

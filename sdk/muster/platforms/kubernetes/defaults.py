@@ -1,4 +1,4 @@
-"""The defaults of all pods of a session: namespace, image, user and the like, by options or as its own pod has them."""
+"""The defaults of a session's pods, such as namespace, image and user: from options, or from the session's own pod."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from muster.platforms.kubernetes.client import ApiClient, ApiRefused
 from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 
-ORDINARY_USER = 1000  # whose pods run where the session is root's
-LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # what pods have of the session's own pod
+ORDINARY_USER = 1000  # user id in the pods of a session that runs as root
+LIKE_MINE = ("tolerations", "nodeSelector", "imagePullSecrets")  # fields that pods copy from the session's own pod
 
 
 class PodOptions(Protocol):
-    """The options of the platform that say where pods are made."""
+    """The options of the platform that ``find_defaults`` reads."""
 
     image: str | None
     namespace: str | None
@@ -35,18 +35,19 @@ class PodOptions(Protocol):
 
 @dataclass(frozen=True)
 class PodDefaults:
-    """The namespace that pods are made in, and what all of them have.
+    """The namespace and the common settings of all pods.
 
     Attributes:
-        namespace: of the pods.
-        image: of the pods; empty where none is known.
+        namespace: namespace of the pods.
+        image: image of the pods; empty where none is known.
         python: the interpreter that runs the agent.
-        user: user id of the pods' processes; None for what the image says.
-        address: of this session, as the cluster sees it.
-        spec: what each pod's ``spec`` has of its own.
-        overlay: what is laid over each pod in the end.
+        user: user id of the pods' processes; None for the image's user.
+        address: this session's address, as the cluster sees it.
+        spec: further fields of each pod's ``spec``.
+        overlay: the user's overlay, which is merged into each pod last.
         is_mine: whether the image is the session's own, with the same Python and packages.
-        owner: the session's own pod, with which all is removed; None where it is none of that namespace.
+        owner: the session's own pod, which owns the pods, so that they are removed with it; None where the session is
+            not a pod of that namespace.
     """
 
     namespace: str
@@ -69,10 +70,10 @@ class PodDefaults:
 
 
 def find_defaults(client: ApiClient, options: PodOptions) -> PodDefaults:
-    """Find out where pods are made.
+    """Return the defaults from options, the session's own pod and the cluster's configuration.
 
     Raises:
-        JobError: an option makes no sense.
+        JobError: an option is invalid.
     """
     access = client.access
     namespace = options.namespace or access.namespace
@@ -96,7 +97,7 @@ def find_defaults(client: ApiClient, options: PodOptions) -> PodDefaults:
 
 
 def own_address(server: str) -> str:
-    """Return the address that this machine shows to a server; a loopback address where there is no way to it."""
+    """Return this machine's address on the route to a server; a loopback address where there is no route."""
     parts = urlsplit(server)
     try:
         family, _, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
@@ -108,7 +109,7 @@ def own_address(server: str) -> str:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """The toleration that a text means.
+    """Parse a toleration of the form ``key[=value][:effect]``.
 
     >>> toleration("gpu=yes:NoSchedule")
     {'key': 'gpu', 'operator': 'Equal', 'value': 'yes', 'effect': 'NoSchedule'}
@@ -122,10 +123,10 @@ def toleration(text: str) -> dict[str, str]:
 
 
 def read_overlay(path: Path | None) -> dict[str, Any]:
-    """Read what is laid over each pod.
+    """Read the overlay that is merged into each pod; empty without a path.
 
     Raises:
-        JobError: it cannot be read.
+        JobError: the file cannot be read, or is no mapping.
     """
     if path is None:
         return {}
@@ -163,7 +164,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _own_pod(client: ApiClient) -> dict[str, Any] | None:
-    """Return the pod that this session is; None where that may not be looked at."""
+    """Return the pod that this session runs in; None where this user may not read it."""
     name = os.environ.get("HOSTNAME") or socket.gethostname()
     try:
         return {
@@ -176,7 +177,7 @@ def _own_pod(client: ApiClient) -> dict[str, Any] | None:
 
 
 def _image(pod: Mapping[str, Any]) -> str:
-    """The image of the session's own container: that which ``kubectl logs`` takes, where others were put beside it."""
+    """Return the image of the session's container in its pod: the one whose logs ``kubectl logs`` shows by default."""
     containers = pod["spec"]["containers"]
     named = (pod["metadata"].get("annotations") or {}).get("kubectl.kubernetes.io/default-container")
     return str(next((entry for entry in containers if entry["name"] == named), containers[0])["image"])

@@ -1,4 +1,4 @@
-"""Streams to programs that a cluster runs in pods: its ``exec``, over a websocket."""
+"""Streams to programs in pods, by the cluster's ``exec`` over a websocket."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from muster.platforms.kubernetes.kubeconfig import SET_UP
 from muster.platforms.kubernetes.proxies import credentials_of
 from muster.runtime.extras import extra
 
-PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]  # of which the server takes the first that it knows
-INPUT, OUTPUT, TROUBLE, OUTCOME = range(4)  # channels: the program's files, and what became of it
+PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]  # the server chooses the first that it knows
+INPUT, OUTPUT, TROUBLE, OUTCOME = range(4)  # channels: the program's standard streams, and its exit status
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 15.0
 RECORD = 1 << 14  # bytes in one record of TLS
-AT_ONCE = 1 << 18  # bytes that are read until what they say has been taken
+AT_ONCE = 1 << 18  # bytes that are read before they are decoded
 
 
 class ExecStream:
-    """Input and output of a program in a pod; never waits for either.
+    """The input and output of a program in a pod, without blocking.
 
     Args:
-        connection: over which the websocket's handshake has been made.
+        connection: the connection, after the websocket's handshake.
 
     Attributes:
-        unsent: what waits to be sent.
-        is_open: whether the program may still say something.
+        unsent: bytes that are yet to be sent.
+        is_open: whether more output may come.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -47,30 +47,30 @@ class ExecStream:
         self._channel: int | None = None
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return the connection's file descriptor."""
         return self._connection.fileno()
 
     def send(self, data: bytes) -> None:
-        """Send input to the program, as soon as possible."""
+        """Append input for the program to ``unsent``; ``transmit`` sends it."""
         from websocket import ABNF
 
         self.unsent += ABNF.create_frame(bytes([INPUT]) + data, ABNF.OPCODE_BINARY).format()
 
     def transmit(self) -> None:
-        """Send as much of what waits as the connection takes. Raises OSError where that has ended."""
+        """Send as much of ``unsent`` as the connection takes. Raises OSError where the connection is broken."""
         try:
             while self.unsent:
-                # A send that has to be repeated must begin with the same bytes; so it does, as only the end grows.
+                # TLS wants a repeated send to begin with the same bytes. It does, as data is only added at the end.
                 del self.unsent[: self._connection.send(bytes(self.unsent[:RECORD]))]
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             pass
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Return what has come, as channels and bytes.
+        """Yield received data, as channels and bytes.
 
         Raises:
             OSError: the connection is broken.
-            ValueError: what has come is no websocket's.
+            ValueError: the data is not a websocket's.
         """
         from websocket import ABNF, WebSocketException
 
@@ -95,7 +95,7 @@ class ExecStream:
                 yield data[0], data[1:]
 
     def _read(self) -> bool:
-        """Read what is there, or some of it, and return whether more may come."""
+        """Read available bytes up to a limit, and return False at the end of the stream."""
         try:
             while data := self._connection.recv(RECORD):
                 self._received += data
@@ -106,7 +106,7 @@ class ExecStream:
         return False
 
     def _take(self, count: int) -> bytes:
-        """Return some of the bytes that have come; called by the decoder, which goes on later where there are none."""
+        """Return received bytes to the decoder. Where there are none it is interrupted, and resumes later."""
         if not self._received:
             raise _Short
         data = bytes(self._received[:count])
@@ -114,22 +114,22 @@ class ExecStream:
         return data
 
     def close(self) -> None:
-        """End it: the program's input ends."""
+        """Close the connection, which ends the program's input."""
         self.is_open = False
         self._connection.close()
 
 
 class _Short(Exception):
-    """More bytes have to come first."""
+    """More bytes are needed to decode a frame."""
 
 
 def _has_more(connection: socket.socket) -> bool:
-    """Return whether bytes are here that no selector knows of, as they are decrypted already."""
+    """Return whether there are decrypted bytes, which a selector does not notice."""
     return isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
 
 
 def outcome(data: bytes) -> str:
-    """Return, in the cluster's words, what became of a program; empty where it ended well.
+    """Return the cluster's message on a program's end; empty where it succeeded.
 
     >>> outcome(b'{"status": "Failure", "message": "exit code 1"}')
     'exit code 1'
@@ -142,12 +142,12 @@ def outcome(data: bytes) -> str:
 
 
 def open_exec(client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str]) -> ExecStream:
-    """Have a cluster run a program in a pod.
+    """Run a program in a pod, and return the stream to it.
 
     Raises:
-        ApiRefused: it says no: 404 without such a pod, 403 without the right to.
-        ClusterGone: it does not answer.
-        PlatformUnsupported: there are no credentials, or the way to it is by a proxy that cannot be used for this.
+        ApiRefused: the cluster refuses: with 404 there is no such pod, with 403 this user lacks the right.
+        ClusterGone: the cluster does not answer.
+        PlatformUnsupported: the credentials cannot be had, or the proxy to the cluster cannot be used for streams.
     """
     query = [("container", container), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?" + urlencode([*query, *(("command", w) for w in command)])
@@ -197,7 +197,7 @@ def _said(body: bytes | None) -> dict[str, str]:
 
 
 def _connect(client: ApiClient, credential: Credential) -> socket.socket:
-    """Connect to a cluster's API, by a proxy where there is one on the way. Raises OSError, PlatformUnsupported."""
+    """Connect to a cluster's API, through a proxy where there is one. Raises OSError, PlatformUnsupported."""
     access = client.access
     parts = urlsplit(access.server)
     host = str(parts.hostname)

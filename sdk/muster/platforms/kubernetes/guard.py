@@ -1,7 +1,7 @@
-"""The guard of pods: outlives the session, and deletes its pods and Secrets when that is gone.
+"""The guard of pods: a process that outlives the session and deletes its pods and Secrets.
 
-Agents end by themselves, a lease after they have lost the session, but have no rights to delete anything; and a pod
-that was never placed has no agent.
+Agents end by themselves, a lease after they have lost the session, but have no right to delete anything; and a pod that
+was never placed has no agent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from muster.platforms.session_guard import SessionGuard, serve
 
 
 class PodGuard(SessionGuard):
-    """The session's end of it, which this object starts. Raises OSError.
+    """The guard of a session's pods, which this object starts. Raises OSError.
 
     Args:
-        access: the session's way to the cluster, which is the guard's, too, whatever becomes the current one meanwhile.
-        namespace: of the pods.
-        owner: their label.
+        access: the session's access to the cluster; the guard uses the same context even if the current one changes.
+        namespace: namespace of the pods.
+        owner: label of the pods.
     """
 
     def __init__(self, access: Access, namespace: str, owner: str) -> None:
@@ -33,22 +33,22 @@ class PodGuard(SessionGuard):
         super().__init__(__name__, self._facts)
 
     def watch(self, secrets: Sequence[str]) -> None:
-        """Have it delete these Secrets, too, should the session end; the next session knows of them as well."""
+        """Have the guard delete these Secrets, too, after the session's end, and note them for the next session."""
         self._facts["secrets"] = [*secrets]
         notes.write(self._facts)
         self.tell({"secrets": self._facts["secrets"]})
 
     def close(self) -> None:
-        """Tell it that nothing is left to do, and wait until it has ended."""
+        """Tell the guard that nothing is left to remove, and wait until it has ended."""
         notes.remove(self._facts["owner"])
         super().close()
 
 
 def remove_everything(client: ApiClient, namespace: str, owner: str, secrets: Iterable[str]) -> None:
-    """Delete the pods with an owner's label, and Secrets. Does not wait until they are gone.
+    """Delete the pods with an owner's label, and these Secrets, without waiting until they are gone.
 
     Raises:
-        PlatformError: the cluster does not do so.
+        PlatformError: the cluster fails to.
     """
     path = f"/api/v1/namespaces/{namespace}"
     listed = client.get(f"{path}/pods", labelSelector=f"{OWNER}={owner}")["items"]
@@ -60,7 +60,7 @@ def remove_everything(client: ApiClient, namespace: str, owner: str, secrets: It
 
 
 def secrets_of(pod: Any) -> set[str]:
-    """Return the names of the Secrets of Muster's own that a pod of Muster's reads, and no others."""
+    """Return the names of those Secrets that a pod of Muster's reads and that Muster itself has made."""
     own = f"muster-{pod['metadata']['labels'][OWNER]}-"
     sources = [
         (source.get("secret") or {}).get("name")
@@ -72,13 +72,13 @@ def secrets_of(pod: Any) -> set[str]:
 
 
 def way_of(facts: Mapping[str, Any]) -> Access:
-    """Return the way to the cluster that the session has. Raises PlatformUnsupported."""
+    """Return the session's access to the cluster, given the guard's facts. Raises PlatformUnsupported."""
     environ = {**os.environ, "KUBECONFIG": facts["files"]} if facts["files"] else os.environ
     return find_access(facts["context"] or None, environ)
 
 
 def clean_up(facts: dict[str, Any]) -> None:
-    """Remove what the session has made that these facts are about. Raises PlatformError."""
+    """Delete the pods and Secrets that a session has made, given the guard's facts. Raises PlatformError."""
     with contextlib.closing(ApiClient(way_of(facts))) as client:
         remove_everything(client, facts["namespace"], facts["owner"], facts["secrets"])
     notes.remove(facts["owner"])

@@ -1,4 +1,4 @@
-"""The address of a cluster's API, and how one logs in to it: kubeconfig files, or a pod's own service account."""
+"""The address of a cluster's API and the login to it, from kubeconfig files or a pod's own service account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.errors import PlatformUnsupported
 from muster.runtime.extras import extra
 from muster.text.arguments import Argument, ArgumentText
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod finds its service account
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # folder of a pod's service account
 PROGRAMS = "client.authentication.k8s.io/exec"  # name of a cluster's extension for programs that log in
 SET_UP = ArgumentText(
     "kubectl get pods: what works there works here; KUBECONFIG names the file, ", Argument("context", ""), " its entry"
@@ -23,21 +23,21 @@ SET_UP = ArgumentText(
 
 @dataclass(frozen=True)
 class Access:
-    """A cluster and how to log in to it, as it is configured.
+    """The configured access to a cluster.
 
     Attributes:
-        server: address of its API.
-        namespace: where pods are made unless the user names another one.
+        server: URL of its API.
+        namespace: namespace of pods, unless the user names another one.
         source: where this was found, in words.
-        authority: certificates that sign the server's (PEM); empty for those that this system trusts.
+        authority: certificates of the server's authority (PEM); empty for those that this system trusts.
         is_checked: whether the server's certificate is checked at all.
-        server_name: name that it must have; empty for the one in ``server``.
-        proxy: address of a proxy on the way, as the kubeconfig has it; empty where the environment may name one.
-        user: how the user logs in, with the keys of a kubeconfig's ``user``; files among them by absolute path.
-        is_inside: whether this process is a pod of the cluster.
-        context: entry of the kubeconfig; empty for a pod's own.
-        program_config: what the cluster's entry has for a program that logs in; None for nothing.
-        files: the kubeconfig's, as ``KUBECONFIG`` lists them, wherever that is read; empty for a pod's own.
+        server_name: name that the certificate must have; empty for the one in ``server``.
+        proxy: URL of a proxy from the kubeconfig; empty where the environment may name one.
+        user: the login, with the keys of a kubeconfig's ``user``; files among them by absolute path.
+        is_inside: whether this process runs in a pod of the cluster.
+        context: entry of the kubeconfig; empty for a pod's service account.
+        program_config: the cluster entry's configuration for a login program; None for none.
+        files: absolute paths of the kubeconfig files, as ``KUBECONFIG`` lists them; empty for a pod's service account.
     """
 
     server: str
@@ -46,7 +46,7 @@ class Access:
     authority: str = field(default="", repr=False)
     is_checked: bool = True
     server_name: str = ""
-    proxy: str = field(default="", repr=False)  # which may hold a password
+    proxy: str = field(default="", repr=False)  # it may hold a password
     user: Mapping[str, Any] = field(default_factory=dict, repr=False)
     is_inside: bool = False
     context: str = ""
@@ -57,16 +57,16 @@ class Access:
 def find_access(
     context: str | None = None, environ: Mapping[str, str] = os.environ, *, account: Path = ACCOUNT
 ) -> Access:
-    """Find the cluster that ``kubectl`` would use: a kubeconfig, or else the pod that this process runs in.
+    """Find the cluster that ``kubectl`` would use: a kubeconfig's, or else that of the pod of this process.
 
     Args:
         context: entry of the kubeconfig; None for its current one.
-        environ: the environment, where ``KUBECONFIG`` may list files.
+        environ: the environment, in which ``KUBECONFIG`` may list files.
         account: folder of a pod's service account.
 
     Raises:
         ExtraMissing: the packages that this needs are not installed.
-        PlatformUnsupported: there is none, or it makes no sense.
+        PlatformUnsupported: there is no configuration, or it is invalid.
     """
     named = environ.get("KUBECONFIG", "")
     paths = [Path(path).expanduser().absolute() for path in named.split(os.pathsep) if path]
@@ -141,7 +141,7 @@ def _extension(entry: Mapping[str, Any], name: str) -> Any:
 
 
 def _merged(paths: list[Path]) -> tuple[dict[str, dict[str, dict[str, Any]]], str]:
-    """The entries of several files by kind and name, and the current context: of each name the first counts."""
+    """Return the entries of several files, by kind and name, and the current context; the first of each counts."""
     found: dict[str, dict[str, dict[str, Any]]] = {"clusters": {}, "contexts": {}, "users": {}}
     current = ""
     for path in paths:
@@ -170,20 +170,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _absolute(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The entry with paths of files that do not depend on the working directory."""
+    """Return the entry with its relative paths made absolute, as they are relative to the kubeconfig's folder."""
     files = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
     found = {key: str(folder / value) if key in files and value else value for key, value in entry.items()}
     program = found.get("exec")
-    if isinstance(program, dict) and os.sep in str(program.get("command")):  # others are on the search path
+    if isinstance(program, dict) and os.sep in str(program.get("command")):  # a plain name is found on PATH
         found["exec"] = {**program, "command": str(folder / program["command"])}
     return found
 
 
 def content_of(entry: Mapping[str, Any], key: str) -> str:
-    """The text that an entry holds in base64 (``KEY-data``), or of the file that it names; empty without either.
+    """Return the text of an entry's key: its base64 (``KEY-data``), or the file that it names; empty without either.
 
     Raises:
-        PlatformUnsupported: it cannot be read.
+        PlatformUnsupported: the text cannot be decoded or read.
     """
     try:
         if entry.get(f"{key}-data"):

@@ -1,7 +1,7 @@
-"""Notes, on this machine, of what sessions have made in clusters.
+"""Notes, on this machine, of the Secrets that sessions have made in clusters.
 
-Secrets cannot be looked for: whoever may list them can read them all, and so the guide's Role does not have that right.
-Where a session was killed together with its guard, its note tells the next one their names.
+Secrets cannot be searched for: a user who may list them can read them all, so the guide's Role does not grant that.
+Where a session was killed together with its guard, its note tells the next session their names.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from muster.text.reading import read_json
 
 
 def folder() -> Path:
-    """The folder that holds them, one for each owner."""
+    """Return the folder of the notes, with one file for each owner."""
     return muster_home() / "kubernetes"
 
 
 def write(facts: Mapping[str, Any]) -> None:
-    """Note what this session is about to make, as its guard is told: ``owner``, ``namespace``, ``secrets``."""
+    """Write a note of the objects that this session is about to make, with its guard's facts."""
     text = json.dumps({**facts, "process": owner(), "host": socket.gethostname()})
-    with contextlib.suppress(OSError):  # then only the guard knows
+    with contextlib.suppress(OSError):  # the guard knows them all the same
         make_folder(folder(), 0o700)
         write_private(folder() / f"{facts['owner']}.json", text)
 
 
 def remove(label: str) -> None:
-    """Forget an owner of whom nothing is left."""
+    """Remove the note of an owner whose objects are all removed."""
     with contextlib.suppress(OSError):
         (folder() / f"{label}.json").unlink()
 
 
 def left() -> list[dict[str, Any]]:
-    """Return the notes of sessions that are gone for certain."""
+    """Return the notes of sessions that have ended for certain."""
     found = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):

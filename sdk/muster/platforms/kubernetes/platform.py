@@ -1,4 +1,4 @@
-"""The platform interface over a cluster of Kubernetes: bare pods, which nobody replaces, as runs decide themselves."""
+"""The platform ``kubernetes``: workers as bare pods, which Kubernetes does not replace, as runs do that themselves."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from muster.runtime.extras import extra
 
 AT_ONCE = 8  # requests to the cluster at the same time
 POLL_SECONDS = 2.0  # between two polls of the pods
-IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: agents that are connected say what becomes of them
-DELAY_SECONDS = 10.0  # for which a pod may wait until it is asked why, and between two such questions
+IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
+DELAY_SECONDS = 10.0  # that a pod may wait before its events are read, and between two such requests
 CLOSE_SECONDS = 15.0  # that pods may take to end
-CLOSING_POLL_SECONDS = 0.5  # between two polls meanwhile
-TAKEN_SECONDS = 30.0  # for which a name may still be taken by a pod that is being deleted
+CLOSING_POLL_SECONDS = 0.5  # between two polls while they end
+TAKEN_SECONDS = 30.0  # for which a pod that is being deleted may still have the same name
 NOBODY = Worker("", "")
 WAITING = (Status.SCHEDULING, Status.STARTING)
 
@@ -47,20 +47,20 @@ class KubernetesPlatform(Platform):
     """Runs each worker in a pod of its own, in a cluster that ``kubectl`` reaches from here, or that this pod is in.
 
     Args:
-        image: image of the pods; it needs Python 3.6 or later, and what the script imports. None for the one of the pod
-            that the session is.
+        image: image of the pods; it needs Python 3.6 or later, and what the script imports. None for that of the pod
+            that the session runs in.
         namespace: namespace of the pods; None for the kubeconfig's, or the session's own.
         context: entry of the kubeconfig; None for its current one.
         service_account: service account of the pods, of which they get no token. None for the namespace's default.
         image_pull_secrets: names of Secrets with logins to registries.
         node_selector: labels of the nodes that pods may run on, as ``key=value``.
-        tolerations: taints that the pods put up with, as ``key``, ``key=value`` or either with ``:effect``.
-        queue: local queue of Kueue's that the pods wait in, all or none.
+        tolerations: taints that the pods tolerate, as ``key``, ``key=value`` or either with ``:effect``.
+        queue: local queue of Kueue that the pods wait in, to be admitted all or none.
         tunnel: whether agents reach the session through the cluster's exec; False if they only dial it. None if they
-            dial it, and those that cannot come through the exec.
+            dial it, and only those that cannot do so use the exec.
         user: user and group id of the pods' processes; 0 for root, which many clusters refuse.
         lifetime: seconds after which a pod ends, whatever happens.
-        overlay: file (YAML or JSON) with what is laid over each pod: volumes, priority, whatever pods can have.
+        overlay: file (YAML or JSON) that is merged into each pod: volumes, priority, or anything that pods can have.
         log_cap: largest size of a worker's log in bytes.
     """
 
@@ -103,21 +103,21 @@ class KubernetesPlatform(Platform):
         self._submitted: dict[str, list[str]] = {}
         self._secrets: list[str] = []
         self._told_to_stop: set[str] = set()
-        self._deleted: set[str] = set()  # those of them of which the cluster has said so
+        self._deleted: set[str] = set()  # those of these whose deletion the cluster has confirmed
         self._pull_troubles: dict[str, str] = {}
         self._looked_at = float("-inf")
         self._looked_for: frozenset[str] = frozenset()  # the workers that the last look was for
         self._seen: dict[str, dict[str, Any]] = {}
         self._relays: list[Tunnels] = []
         self._taken: dict[str, Cause] = {}  # why pods are being deleted
-        self._delays: dict[str, str] = {}  # what holds up pods that wait, those last that were asked for last
+        self._delays: dict[str, str] = {}  # what delays waiting pods; the one that was asked about last comes last
         self._delays_asked_at = float("-inf")
-        self._events_until: dict[str, float] = {}  # how long it is worth asking why, on the monotonic clock
+        self._events_until: dict[str, float] = {}  # until when a pod's events are read, on the monotonic clock
 
     # -- before a launch ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return which cluster and namespace the pods run in, and from which image."""
+        """Return, in words, the cluster and namespace of the pods, and their image."""
         defaults, way = self._defaults(), ""
         if self._is_tunnelled:
             way = "; agents come through the cluster's exec"
@@ -127,18 +127,18 @@ class KubernetesPlatform(Platform):
         return f"{self.name}, namespace {defaults.namespace} of {cluster}, image {defaults.image}{way}"
 
     def check(self) -> None:
-        """Raise PlatformUnsupported where no cluster answers, or there is no image that pods could run."""
+        """Raise PlatformUnsupported where no cluster is known, or no image for the pods."""
         defaults = self._defaults()
         defaults.check()
         self.python = "" if defaults.is_mine else "python3"
 
     def reach(self) -> Reach:
-        """Return the address that this machine shows to the cluster; a loopback one where nobody can dial it."""
+        """Return this machine's address on the route to the cluster; a loopback address if all agents use tunnels."""
         address = HERE if self._is_tunnelled else self._defaults().address
         return Reach(address, address, relayed=self.tunnel is not False)
 
     def reach_of_pool(self) -> Reach:
-        """Return the address that this machine shows to the cluster.
+        """Return this machine's address on the route to the cluster.
 
         Raises:
             PlatformUnsupported: no pod can dial it.
@@ -148,7 +148,7 @@ class KubernetesPlatform(Platform):
         return replace(self.reach(), relayed=False)
 
     def open_relay(self, host: str, port: int) -> Relay:
-        """Make what lets agents in that cannot dial the session."""
+        """Return a relay through the cluster's exec for agents that cannot dial the session."""
         defaults, client = self._defaults(), self._client()
         command = command_of(defaults.python, pods.HOME)
 
@@ -160,7 +160,7 @@ class KubernetesPlatform(Platform):
 
     @property
     def _is_tunnelled(self) -> bool:
-        """Return whether no agent can dial the session: as the user says, or as the cluster sees a loopback address."""
+        """True if no agent can dial the session: the user says so, or its only address is a loopback address."""
         return bool(self.tunnel) or (self.tunnel is None and self._defaults().address.startswith("127."))
 
     def _client(self) -> ApiClient:
@@ -177,7 +177,7 @@ class KubernetesPlatform(Platform):
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def missing_rights(self) -> list[str]:
-        """Return the rights of the guide's Role that this user does not have, as the cluster says."""
+        """Return, in words, the rights of the guide's Role that this user lacks, according to the cluster."""
         namespace = self._defaults().namespace
         wanted = {**rights.RUNS, **rights.TOLD, **(rights.TUNNELS if self._is_tunnelled else {})}
         with asking("The cluster could not be asked for this user's rights"):
@@ -189,10 +189,10 @@ class KubernetesPlatform(Platform):
         ]
 
     def _check_rights(self, client: ApiClient, namespace: str) -> None:
-        """Refuse to begin what could not be brought to its end. Raises LaunchRefused."""
+        """Raise LaunchRefused where this user lacks a right that a run needs sooner or later."""
         wanted = {**rights.RUNS, **(rights.TUNNELS_BEFORE_LAUNCH if self._is_tunnelled else {})}
         lacks: dict[str, list[str]] = {}
-        with contextlib.suppress(PlatformError):  # whoever may not ask learns it by trying
+        with contextlib.suppress(PlatformError):  # a user who may not ask learns it from the refusals of requests
             lacks = rights.missing(client, namespace, wanted)
         if lacks:
             raise LaunchRefused(
@@ -207,12 +207,12 @@ class KubernetesPlatform(Platform):
         setting = replace(self._setting("plan"), owner="plan")
         made = [pods.agent_secret(setting), *pods.config_secrets(specs, setting), *pods.pods(specs, setting)]
         shown = [pods.shown(each, self._defaults().namespace) for each in made]
-        plain = json.loads(json.dumps(shown))  # nothing said twice by reference
+        plain = json.loads(json.dumps(shown))  # a copy, as YAML would write shared objects as references
         text: str = yaml.safe_dump_all(plain, sort_keys=False, explicit_start=True)
         return text
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have one pod made per spec; a Secret with the agent owns them all, and a session that is a pod owns that."""
+        """Make one pod per spec. The agent's Secret owns them; the session's own pod, if any, owns that Secret."""
         if run_key in self._submitted:
             return self._submitted[run_key]
         defaults = self._defaults()
@@ -267,7 +267,7 @@ class KubernetesPlatform(Platform):
         )
 
     def _make_secret(self, secret: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a Secret, and return it. One that is there was made by a request whose answer was lost: made again."""
+        """Make a Secret, and return it. An existing one, from a request whose answer was lost, is replaced."""
         client, path = self._client(), f"/api/v1/namespaces/{self._defaults().namespace}/secrets"
         with asking("A Secret with the workers' agent could not be made", "the agent"):
             try:
@@ -308,7 +308,7 @@ class KubernetesPlatform(Platform):
     def _remove(
         self, client: ApiClient, path: str, names: Sequence[str], made: Sequence[Mapping[str, Any]], run_key: str
     ) -> None:
-        """Delete what a submission that was refused has made."""
+        """Delete the pods and Secrets of a submission that was refused."""
 
         def delete(name: str) -> None:
             pod = self._pod(f"{path}/pods/{name}")
@@ -321,7 +321,7 @@ class KubernetesPlatform(Platform):
                 client.delete(f"{path}/secrets/{secret['metadata']['name']}")
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as one list of pods shows them, which is asked for every two seconds at most."""
+        """Return the workers' states from one list of pods, which is requested every two seconds at most."""
         known = [self._workers.get(handle) or Worker(handle, handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
@@ -331,7 +331,7 @@ class KubernetesPlatform(Platform):
         return [self._workers.get(worker.id) or self._now(worker) for worker in known]
 
     def _look(self, handles: Sequence[str]) -> None:
-        """List the pods, and see what has become of the workers."""
+        """List the pods, and update the states of workers and tunnels."""
         selector = f"{pods.OWNER}={self._owner}" if all(handle in self._own for handle in handles) else pods.OWNER
         spaces = {handle.partition("/")[0] for handle in handles if "/" in handle}
         found = self._listed(spaces, selector, resourceVersion="0")
@@ -339,7 +339,7 @@ class KubernetesPlatform(Platform):
             handle for handle in handles
             if "/" in handle and handle not in found and not self._workers.get(handle, NOBODY).status.is_final
         }  # fmt: skip
-        if expected:  # what a server remembers may be older than the pod: only its store knows that there is none
+        if expected:  # the server's cache may be older than the pod: only its store shows that there is none
             found |= self._listed({handle.partition("/")[0] for handle in expected}, selector)
         self._seen = found
         self._looked_for = frozenset(handles)
@@ -352,7 +352,7 @@ class KubernetesPlatform(Platform):
         self._ask_for_a_delay([self._workers[handle] for handle in handles if handle in self._workers])
 
     def _listed(self, namespaces: Iterable[str], selector: str, **query: str) -> dict[str, dict[str, Any]]:
-        """Return the pods of namespaces by handle. Raises PlatformError."""
+        """Return the pods of these namespaces, by handle. Raises PlatformError."""
         found: dict[str, dict[str, Any]] = {}
         for namespace in namespaces:
             with asking("The pods could not be listed"):
@@ -377,7 +377,7 @@ class KubernetesPlatform(Platform):
         return now if cause is None else states.explained(now, cause)
 
     def _ask_for_a_delay(self, workers: Sequence[Worker]) -> None:
-        """Learn what holds up one of the pods that wait, and is not told by the pod: each of them in its turn."""
+        """Read the events of one waiting pod, each of them in turn, for a delay that its status does not tell."""
         late = time.time() - DELAY_SECONDS
         waiting = [each.id for each in workers if each.status in WAITING and (each.created_at or late) <= late]
         if not waiting or time.monotonic() < self._delays_asked_at + DELAY_SECONDS:
@@ -389,7 +389,7 @@ class KubernetesPlatform(Platform):
         try:
             self._delays[handle] = delay_of_events(self._events_of(handle))
         except (PlatformError, KeyError):
-            self._delays_asked_at = float("inf")  # a user without the right is left alone
+            self._delays_asked_at = float("inf")  # without the right to read events, never ask again
 
     def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
         """Return the events about a pod. Raises PlatformError, KeyError."""
@@ -401,9 +401,9 @@ class KubernetesPlatform(Platform):
         return found
 
     def _ask_events(self, handle: str) -> Cause | None:
-        """Return why a pod is being deleted, as far as events tell, and this user may see them.
+        """Return why a pod is being deleted, from its events; None where they do not tell or may not be read.
 
-        They come with its deletion or a moment later, and so are asked for during this moment only.
+        They appear with its deletion or a moment later, and so are read only for a few seconds.
         """
         now = time.monotonic()
         if now > self._events_until.setdefault(handle, now + self.explain_seconds):
@@ -411,7 +411,7 @@ class KubernetesPlatform(Platform):
         try:
             listed = self._events_of(handle)
         except (PlatformError, KeyError):
-            self._events_until[handle] = now  # a user without the right, and a cluster that is busy, are left alone
+            self._events_until[handle] = now  # without the right, or from a busy cluster, do not ask again
             return None
         cause = end_of_events(listed)
         if cause is not None:
@@ -419,13 +419,13 @@ class KubernetesPlatform(Platform):
         return cause
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Delete the pods of workers: their agents end their processes, and then themselves."""
+        """Delete the pods of workers, so that their agents end their processes, and then themselves."""
 
         def stop(handle: str) -> None:
             known = self._workers.get(handle)
             if "/" not in handle or (known is not None and known.status.is_final) or handle in self._deleted:
                 return
-            self._told_to_stop.add(handle)  # before: it may happen although the answer is lost
+            self._told_to_stop.add(handle)  # before the request, which may succeed although its answer is lost
             self._delete(handle)
             self._deleted.add(handle)
 
@@ -444,11 +444,11 @@ class KubernetesPlatform(Platform):
         return found
 
     def list(self) -> list[Worker]:
-        """All workers that this object has launched or taken over, oldest first."""
+        """Return all workers that this object has launched or taken over, oldest first."""
         return sorted(self.poll([*self._workers]), key=lambda worker: worker.created_at or 0.0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log, once its pod has ended and as long as that is there; else a session has them."""
+        """Yield the lines of an ended worker's log while its pod exists; at other times only a session has them."""
         namespace, _, name = handle.partition("/")
         if not name:
             return iter(())
@@ -463,7 +463,7 @@ class KubernetesPlatform(Platform):
         """Delete all pods and Secrets that this object has made, and wait until their processes have ended.
 
         Raises:
-            PlatformError: the cluster does not do so; the guard goes on to try.
+            PlatformError: the cluster fails to; the guard keeps trying.
         """
         if self._process != owner() or self._asked is None:  # a forked child's copy
             return
@@ -483,7 +483,7 @@ class KubernetesPlatform(Platform):
         self._asked.close()
 
     def _end_all(self) -> None:
-        """Delete everything, and wait. Raises PlatformError."""
+        """Delete all pods and Secrets, and wait for the pods' ends. Raises PlatformError."""
         client = self._client()
         living = [handle for handle, worker in self._workers.items() if not worker.status.is_final]
         with asking("The workers could not be deleted"):
@@ -503,7 +503,7 @@ class KubernetesPlatform(Platform):
 
     @staticmethod
     def _sweep(client: ApiClient, namespace: str) -> None:
-        """Remove what sessions have left that were killed together with their guards."""
+        """Delete the pods and Secrets of sessions that were killed together with their guards."""
         with asking("The pods could not be listed"):
             listed = client.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=pods.OWNER)["items"]
             left: dict[str, set[str]] = {}
@@ -514,13 +514,13 @@ class KubernetesPlatform(Platform):
             if (facts.get("server"), facts.get("namespace")) == (client.access.server, namespace):
                 left.setdefault(facts["owner"], set()).update(facts["secrets"])
         for label, names in left.items():
-            with contextlib.suppress(PlatformError):  # no reason not to submit: the next session tries again
+            with contextlib.suppress(PlatformError):  # the next session tries again
                 remove_everything(client, namespace, label, names)
                 notes.remove(label)
 
 
 def _no_way(refusal: ApiRefused) -> dict[str, str]:
-    """Return the reason for which a worker that cannot dial the session does not come to it, and what to try."""
+    """Return the reason and the advice for a worker that can neither dial the session nor have a tunnel."""
     lacks = rights.refused(refusal.said)
     reason = "Its agent cannot dial this session, and the cluster does not let the session come to it"
     return {
@@ -530,19 +530,19 @@ def _no_way(refusal: ApiRefused) -> dict[str, str]:
 
 
 def _is_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a pod is the one of this very submission, made by a request whose answer was lost."""
+    """Return whether an existing pod is of this submission, from a request whose answer was lost."""
     there, here = found["metadata"], wanted["metadata"]
     is_ours = there.get("labels", {}).get(pods.OWNER) == here["labels"][pods.OWNER]
     return bool(is_ours and there.get("annotations", {}).get(pods.SUBMISSION) == here["annotations"][pods.SUBMISSION])
 
 
 def _at_once(call: Callable[[Any], object], items: Sequence[Any], *, goes_on: bool = False) -> None:
-    """Call ``call`` for each item, some at the same time, and wait for those that have begun. Raises the first error.
+    """Call ``call`` for each item, several at the same time, wait for all calls, and raise the first error.
 
     Args:
-        call: raises PlatformError.
-        items: what it is called with.
-        goes_on: whether others are begun after a refusal; after ClusterGone none are.
+        call: the function; raises PlatformError.
+        items: its arguments.
+        goes_on: whether further calls are made after an error; after ClusterGone none are.
     """
     errors: list[Exception] = []
 

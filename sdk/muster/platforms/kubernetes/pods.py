@@ -1,6 +1,6 @@
-"""Workers as Kubernetes gets them: pods, and Secrets with their agents. Plain data, which `kubectl create` takes, too.
+"""The manifests of workers: pods, and Secrets with their agents. Plain data, as ``kubectl create`` takes it.
 
-The pods pass the "restricted" pod security standard: no root, no privilege, no way to either.
+The pods meet the "restricted" pod security standard: no root, no privileges, and no means to gain either.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from muster.platforms.agents import agent_config
 from muster.platforms.workbench.agent_files import packed_agent
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
-HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: what its worker writes to, and what it reads first
-NEWS = "/dev/termination-log"  # what an agent tells of its end: Kubernetes reads it when the container has ended
-LARGEST_NAME = 63  # letters of a pod's name that are its host's name, too, and of a label's value
-LARGEST_SECRET = 700_000  # bytes of configs in one Secret, which may have 1 MiB
-AGENT_MEMORY = 64 << 20  # bytes that a pod has beyond what its worker was given
-GRACE_SECONDS = 5  # that an agent gets for ending its processes and itself
+HOME, SECRETS = "/muster", "/var/run/muster"  # in a pod: a folder that its worker may write to, and its Secrets
+NEWS = "/dev/termination-log"  # an agent reports its end here: Kubernetes reads it when the container has ended
+LARGEST_NAME = 63  # characters of a host name, which a pod's name becomes, and of a label's value
+LARGEST_SECRET = 700_000  # bytes of configs in one Secret, whose limit is 1 MiB
+AGENT_MEMORY = 64 << 20  # bytes that a pod gets for the agent, on top of the worker's memory
+GRACE_SECONDS = 5  # that an agent may take to end its processes and itself
 CONTAINER = "worker"
 OWNER, WORKER, RUN = "muster/owner", "muster/worker", "muster/run"  # labels
 SESSION, SUBMISSION = "muster/session", "muster/submission"  # annotations
@@ -34,21 +34,21 @@ VARIABLES = {"id": "HOSTNAME", "address": "MUSTER_ADDRESS", "session": "MUSTER_S
 
 @dataclass(frozen=True)
 class PodSetting:
-    """Everything that the pods of one submission have in common.
+    """The settings that the pods of one submission share.
 
     Attributes:
         owner: label of everything that a platform object has made.
-        session: name of its process, as ``muster.platforms.owners`` has it.
+        session: label of its process, from ``session_guard.owner()``.
         submission: the submission's key.
         image: the image of the pods.
         python: the interpreter that runs the agent.
-        user: user and group id of their processes; None for what the image or the cluster says.
+        user: user and group id of their processes; None for those of the image or the cluster.
         log_cap: largest size of a worker's log in bytes.
         seconds: how long a pod may live; None for no limit.
-        queue: Kueue's queue that they wait in; empty without Kueue.
-        has_tunnel: whether agents that cannot dial the session come through a tunnel.
-        spec: what the pods' ``spec`` has beside what is the same everywhere.
-        overlay: what is laid over each pod in the end.
+        queue: queue of Kueue that they wait in; empty without Kueue.
+        has_tunnel: whether agents that cannot dial the session reach it through a tunnel.
+        spec: further fields of the pods' ``spec``.
+        overlay: the user's overlay, which is merged into each pod last.
     """
 
     owner: str
@@ -66,7 +66,7 @@ class PodSetting:
 
 
 def slug(text: str, largest: int = LARGEST_NAME) -> str:
-    """Return a text as a part of names that Kubernetes takes; two texts never become the same one.
+    """Return a text as a part of a name that Kubernetes accepts; different texts give different names.
 
     >>> slug("train-3")
     'train-3'
@@ -81,42 +81,42 @@ def slug(text: str, largest: int = LARGEST_NAME) -> str:
 
 
 def pod_name(spec: WorkerSpec) -> str:
-    """The name of a worker's pod, which no other one has had."""
+    """Return the name of a worker's pod, which no other worker's pod has had."""
     generation = f"-{spec.generation}" if spec.generation else ""
     worker = slug(spec.name, 30) + generation
     return f"muster-{slug(spec.run_id, LARGEST_NAME - len(worker) - 8)}-{worker}"
 
 
 def secret_names(owner: str, submission: str, specs: Sequence[WorkerSpec], setting: PodSetting) -> list[str]:
-    """Names of the Secrets of a submission: of the agent first, which owns all the rest, then of the configs."""
+    """Return the names of a submission's Secrets: that of the agent, which owns the others, then those of configs."""
     return [name_of_agent(owner, submission), *(name for name, _ in _shares(specs, setting))]
 
 
 def name_of_agent(owner: str, submission: str) -> str:
-    """The name of the Secret with a submission's agent."""
+    """Return the name of the Secret with a submission's agent."""
     return f"muster-{owner}-{hashlib.sha256(submission.encode()).hexdigest()[:8]}"
 
 
 def agent_secret(setting: PodSetting) -> dict[str, Any]:
-    """The Secret with the agent, compiled, too. All else of its submission is owned by it, and goes with it."""
+    """Return the Secret with the agent and its bytecode; it owns all else of its submission, for removal with it."""
     packed = base64.b64decode(packed_agent(has_bytecode=True))
     data = {"agent.zip": packed, "pod.py": (AGENT / "pod.py").read_bytes()}
     return _secret(name_of_agent(setting.owner, setting.submission), data, setting)
 
 
 def config_secrets(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[dict[str, Any]]:
-    """The Secrets with the agents' configs; each pod sees its own only. Few have room for many."""
+    """Return the Secrets with the agents' configs, many in each; a pod is shown only its own config."""
     return [_secret(name, data, setting) for name, data in _shares(specs, setting)]
 
 
 def pods(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[dict[str, Any]]:
-    """The pods of a submission, in the order of their workers."""
+    """Return the pods of a submission, in the order of their workers."""
     secret_of = {key: name for name, data in _shares(specs, setting) for key in data}
     return [_pod(spec, setting, secret_of[spec.name], len(specs)) for spec in specs]
 
 
 def owned_by(made: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object with an owner, with which it is removed."""
+    """Return an object with an owner, with which Kubernetes removes it."""
     reference = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -127,14 +127,14 @@ def owned_by(made: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any
 
 
 def shown(made: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """The same object as a person is shown it: with its namespace, and without a Secret's content."""
+    """Return an object for display: with its namespace, and without a Secret's content."""
     name, *marks = made["metadata"].items()
     placed = {**made, "metadata": dict([name, ("namespace", namespace), *marks])}
     return {**placed, "data": dict.fromkeys(made["data"], "")} if made["kind"] == "Secret" else placed
 
 
 def merged(below: Any, above: Any) -> Any:
-    """Return data with other data laid over it: mappings by their keys, lists of named things by their names.
+    """Return data merged with other data: mappings by key, lists of named entries by name; else ``above`` counts.
 
     >>> merged({"a": 1, "b": [{"name": "x", "v": 1}]}, {"b": [{"name": "x", "v": 2}, {"name": "y"}]})
     {'a': 1, 'b': [{'name': 'x', 'v': 2}, {'name': 'y'}]}
@@ -156,7 +156,7 @@ def merged(below: Any, above: Any) -> Any:
 
 
 def _shares(specs: Sequence[WorkerSpec], setting: PodSetting) -> list[tuple[str, dict[str, bytes]]]:
-    """The configs of the workers, by Secret and worker."""
+    """Return the Secrets with the workers' configs: the name of each, and its configs by worker."""
     shares: list[tuple[str, dict[str, bytes]]] = []
     size = LARGEST_SECRET
     for spec in specs:
@@ -206,7 +206,7 @@ def _pod(spec: WorkerSpec, setting: PodSetting, config: str, workers: int) -> di
         "muster/index": str(spec.index),
     }
     annotations = {**marks["annotations"], WORKER: spec.name, "sidecar.istio.io/inject": "false"}
-    labels["sidecar.istio.io/inject"] = "false"  # whose proxy lets pods talk through it alone
+    labels["sidecar.istio.io/inject"] = "false"  # Istio's proxy would carry all traffic of the pod
     if setting.queue:
         labels |= {"kueue.x-k8s.io/queue-name": setting.queue, "kueue.x-k8s.io/pod-group-name": _group(setting)}
         annotations |= {

@@ -1,4 +1,4 @@
-"""The proxy on the way to a cluster's API: the kubeconfig's, or else the environment's, as ``kubectl`` takes them."""
+"""The proxy to a cluster's API: the kubeconfig's, or else the environment's, as ``kubectl`` chooses it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 def proxy_of(server: str, named: str, environ: Mapping[str, str]) -> str:
-    """Return the address of the proxy for a server; empty where there is none on the way.
+    """Return the URL of the proxy for a server; empty for a direct connection.
 
     Args:
         server: address of the cluster's API.
-        named: ``proxy-url`` of the kubeconfig, which counts before the environment, exceptions there included.
-        environ: the environment: ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY``, in small letters, too.
+        named: ``proxy-url`` of the kubeconfig, which overrides all variables of the environment, ``NO_PROXY`` too.
+        environ: the environment, with ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY`` in upper or lower case.
     """
     scheme = urlsplit(server).scheme
     found = named or _either(environ, f"{scheme}_proxy")
@@ -26,7 +26,7 @@ def proxy_of(server: str, named: str, environ: Mapping[str, str]) -> str:
 
 
 def credentials_of(proxy: str) -> str:
-    """Return name and password of a proxy's address, as ``name:password``; empty where it has none.
+    """Return the ``name:password`` in a proxy's URL, unquoted; empty where it has none.
 
     >>> credentials_of("http://me:a%40b@proxy:3128")
     'me:a@b'
@@ -40,7 +40,7 @@ def _either(environ: Mapping[str, str], name: str) -> str:
 
 
 def _is_direct(server: str, exceptions: str) -> bool:
-    """Return whether the environment's proxy is not for this server: loopback, or one of the exceptions."""
+    """Return whether a server is reached without the environment's proxy: a loopback address, or an exception."""
     parts = urlsplit(server)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
@@ -53,7 +53,7 @@ def _is_direct(server: str, exceptions: str) -> bool:
 
 
 def _is_meant(entry: str, host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address | None, port: int) -> bool:
-    """Return whether an exception means this server: an address, a network, or a domain with what is below it."""
+    """Return whether an entry of ``NO_PROXY`` covers this server: an address, a network, or a domain and subdomains."""
     if entry in ("", "*"):
         return entry == "*"
     if address is not None and "/" in entry:

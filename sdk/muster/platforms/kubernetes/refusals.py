@@ -1,4 +1,4 @@
-"""The words in which a cluster refuses, what they mean, and what to try, as Muster's errors."""
+"""Refusals by a cluster: how each is recognized, what it means, and what to try, as Muster's errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.text.arguments import Argument, ArgumentText
 
 ROLE = "ask for the Role of docs/kubernetes.md in that namespace; `muster doctor -p kubernetes` says what is missing"
 
-# The first that fits counts.
+# The first that matches counts.
 REFUSALS = (
     Refusal(
         r"exceeded quota", "the namespace's quota does not allow it",
@@ -64,14 +64,14 @@ REFUSALS = (
 
 @contextlib.contextmanager
 def asking(what: str, worker: str | None = None) -> Iterator[None]:
-    """Turn refusals of requests made inside into errors that say more.
+    """Turn refusals of requests made inside into errors with their meaning and advice.
 
     Args:
-        what: what could not be done where the cluster says no, such as ``The pods could not be listed``.
-        worker: whom it concerns; the error is LaunchRefused then.
+        what: what could not be done if the cluster refuses, such as ``The pods could not be listed``.
+        worker: the worker that is being launched; a refusal is then raised as LaunchRefused.
 
     Raises:
-        LaunchRefused, PlatformError: it says no.
+        LaunchRefused, PlatformError: the cluster refuses.
     """
     try:
         yield

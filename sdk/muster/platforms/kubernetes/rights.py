@@ -1,4 +1,4 @@
-"""The rights that the platform needs of a cluster: the Role of docs/kubernetes.md."""
+"""The rights that the platform needs in a cluster: the Role of docs/kubernetes.md."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from muster.platforms.kubernetes.client import ApiClient
 Rights = Mapping[str, Sequence[str]]  # verbs by resource
 
 RUNS: Rights = {"pods": ("get", "list", "create", "delete"), "secrets": ("create", "delete")}
-# Logs of workers that have ended without a session; why a pod was deleted, on clusters older than 1.26.
+# For the logs of workers that ended without a session; for the causes of deletions on clusters older than 1.26.
 TOLD: Rights = {"pods/log": ("get",), "events": ("list",)}
-TUNNELS: Rights = {"pods/exec": ("get", "create")}  # create since Kubernetes 1.35, get before
-TUNNELS_BEFORE_LAUNCH: Rights = {"pods/exec": ("get",)}  # only the doctor asks for both: older Roles have just this one
+TUNNELS: Rights = {"pods/exec": ("get", "create")}  # ``create`` since Kubernetes 1.35, ``get`` before
+TUNNELS_BEFORE_LAUNCH: Rights = {"pods/exec": ("get",)}  # all that older Roles have: only the doctor checks both
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 FORBIDDEN = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group ""')
 
 
 def review(namespace: str, resource: str, verb: str) -> dict[str, Any]:
-    """The question to a cluster whether its user has a right."""
+    """Return the request that asks a cluster whether this user has a right."""
     kind, _, part = resource.partition("/")
     asked = {"namespace": namespace, "verb": verb, "resource": kind, **({"subresource": part} if part else {})}
     return {
@@ -31,10 +31,10 @@ def review(namespace: str, resource: str, verb: str) -> dict[str, Any]:
 
 
 def missing(client: ApiClient, namespace: str, wanted: Rights) -> dict[str, list[str]]:
-    """Ask the cluster which of these rights its user does not have.
+    """Return those of these rights that this user lacks according to the cluster.
 
     Raises:
-        PlatformError: it cannot be asked.
+        PlatformError: the cluster cannot be asked.
     """
     found: dict[str, list[str]] = {}
     for resource, verbs in wanted.items():
@@ -55,7 +55,7 @@ def in_words(rights: Rights) -> str:
 
 
 def rules(rights: Rights) -> str:
-    """Return the rules of a Role that give these rights.
+    """Return the rules of a Role that grant these rights.
 
     >>> rules({"pods": ["list"]})
     '- {apiGroups: [""], resources: [pods], verbs: [list]}'
@@ -67,12 +67,12 @@ def rules(rights: Rights) -> str:
 
 
 def advice(rights: Rights, namespace: str = "") -> str:
-    """Return what to ask for where these rights are missing."""
+    """Return advice for a user who lacks these rights."""
     where = f" of the namespace {namespace}" if namespace else ""
     return f"add to your Role{where}: {rules(rights)} (docs/kubernetes.md has all of it)"
 
 
 def refused(said: str) -> dict[str, list[str]]:
-    """Return the right that a cluster's words say is missing; nothing where they are about something else."""
+    """Return the missing right that a cluster's message names; empty for messages about something else."""
     found = FORBIDDEN.search(said)
     return {found["resource"]: [found["verb"]]} if found else {}

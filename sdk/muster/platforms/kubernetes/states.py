@@ -1,4 +1,4 @@
-"""The state of a worker, as its pod and its agent tell it. Pure functions."""
+"""The state of a worker, from its pod and its agent's report. Pure functions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ CAUSES = {
 
 
 def is_unexplained(worker: Worker) -> bool:
-    """Return whether a worker's pod is being deleted, or is gone, and nobody has said why."""
+    """Return whether a worker's pod is being deleted, or is gone, for an unknown reason."""
     return worker.reason in (GONE, DELETED)
 
 
 def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said: str = "") -> Worker:
-    """Return a worker as its pod shows it now.
+    """Return a worker's current state, from its pod.
 
     Args:
-        worker: as it was known.
+        worker: the worker's last known state.
         pod: its pod; None where there is none.
-        was_stopped: whether it was told to end.
-        said: what pulling its image has failed with before.
+        was_stopped: whether ``stop`` was called for it.
+        said: an earlier error of pulling its image.
     """
     if worker.status.is_final:
         return worker
@@ -61,7 +61,7 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
         since = max(seconds(started) or 0.0, worker.placed_at or 0.0, worker.created_at or 0.0)
         worker = worker.moved(Status.RUNNING, running_at=worker.running_at or since)
     if metadata.get("deletionTimestamp"):
-        if was_stopped and not is_running:  # it never did
+        if was_stopped and not is_running:  # it has never run
             return worker.moved(Status.STOPPED, reason=None, finished_at=time.time())
         return replace(worker.moved(Status.STOPPING), reason=None if was_stopped else DELETED)
     if is_running:
@@ -73,7 +73,7 @@ def seen(worker: Worker, pod: Mapping[str, Any] | None, was_stopped: bool, said:
 
 
 def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
-    """Return a worker whose container has ended, or whose pod Kubernetes has given up."""
+    """Return the end of a worker whose container has ended, or whose pod has failed."""
     ended = causes.terminated(pod)
     finished = max(seconds(ended.get("finishedAt")) or time.time(), worker.running_at or 0.0)
     if was_stopped:
@@ -81,7 +81,7 @@ def _ended(worker: Worker, pod: Mapping[str, Any], was_stopped: bool) -> Worker:
     told = outcome_of(str(ended.get("message") or "").encode())
     cause = causes.end_of(pod)
     if pod["metadata"].get("deletionTimestamp") and cause is not None and cause.kind in ("killed", "failed"):
-        cause = None  # the agent took longer for its end than it was given, or had just begun
+        cause = None  # the agent was killed as it took longer than the grace period, or had only just started
     if told and told["status"] is not Status.STOPPED and (cause is None or cause.kind in ("failed", "killed")):
         return worker.moved(**{"reason": None, **told}, finished_at=finished)
     if cause is not None and not (told and cause.kind == "failed"):
@@ -108,13 +108,13 @@ def _failed(worker: Worker, cause: causes.Cause, finished: float) -> Worker:
 
 
 def explained(worker: Worker, cause: causes.Cause) -> Worker:
-    """Return a worker of which ``is_unexplained`` is true with what events tell of it."""
+    """Return a worker for which ``is_unexplained`` is true, with the cause that events tell."""
     worker = replace(worker, reason=cause.text, cause=CAUSES.get(cause.kind), advice=cause.advice or None)
     return replace(worker, status=Status.FAILED) if worker.status.is_final else worker
 
 
 def seconds(text: object) -> float | None:
-    """A time as Kubernetes writes it, in seconds since the epoch; None where it is none."""
+    """Return a time as Kubernetes writes it in seconds since the epoch; None for any other text."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:

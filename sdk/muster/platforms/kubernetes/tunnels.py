@@ -1,7 +1,7 @@
-"""The session's end of the tunnels to agents that cannot dial it: one stream through the cluster's exec for each.
+"""The session's side of tunnels to agents that cannot dial it: a stream through the cluster's exec for each.
 
-One thread serves all of them. In a pod ``muster/agent/pod_tunnel.py`` is at the other end, and says how a connection
-travels. What breaks is made again as long as the pod runs: its agent dials again until its lease has ended.
+One thread serves all tunnels. The other end, in the pod, is ``muster/agent/pod_tunnel.py``, which documents the format.
+A broken stream is opened again as long as the pod runs, and its agent dials again until its lease has ended.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from muster.platforms.kubernetes.pods import pod_name
 logger = logging.getLogger("muster")
 
 AT_ONCE = 8  # streams that are opened at the same time
-TURN_SECONDS = 0.1  # between two looks at what is due
-DIALS_SECONDS = 5.0  # that a pod's agent gets for reaching the session by itself, where it may be able to
-PAUSES = (0.1, 0.3, 0.6, 1.0, 2.0)  # seconds until a stream is opened again, and the last of them from then on
+TURN_SECONDS = 0.1  # between two checks of what is due
+DIALS_SECONDS = 5.0  # in which a pod's agent may reach the session by dialling, before a tunnel is opened
+PAUSES = (0.1, 0.3, 0.6, 1.0, 2.0)  # seconds until a stream is opened again; the last one repeats
 
-Opener = Callable[[str], ExecStream]  # given a pod's name; as ``open_exec``
+Opener = Callable[[str], ExecStream]  # given a pod's name; raises what ``open_exec`` raises
 
 
 class Tunnels(Relay):
-    """Carries the connections of one pool's agents through a cluster's exec, as far as they need that.
+    """The relay of one pool's agents: tunnels through a cluster's exec for those that cannot dial the session.
 
     Args:
-        open_stream: has the cluster run the program at the other end in a pod, whose name it is given.
+        open_stream: given the name of a pod, starts the program at the other end there.
         session: host and port that the session listens on.
-        always: whether all of them need it; else those that have not reached the session after a moment.
+        always: whether all agents need a tunnel; else it is for those that do not reach the session within seconds.
     """
 
     def __init__(self, open_stream: Opener, session: tuple[str, int], *, always: bool) -> None:
@@ -64,13 +64,13 @@ class Tunnels(Relay):
         self._process = os.getpid()
 
     def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
-        """Return the session's own address, which each agent dials where it can."""
+        """Return the session's address for each worker, or where all use tunnels, that of the tunnel in the pod."""
         with self._lock:
             self._pods.update((pod_name(spec), _Pod(pod_name(spec), spec.name)) for spec in specs)
         return [(HERE, self._session[1]) if self._always else self._session] * len(specs)
 
     def has(self, pod: str) -> bool:
-        """Return whether a pod's agent comes through here, where it cannot dial the session."""
+        """Return whether this relay has a pod's agent, which may come through a tunnel."""
         return pod in self._pods
 
     def connected(self, worker: str) -> None:
@@ -81,10 +81,10 @@ class Tunnels(Relay):
                     pod.has_come = True
 
     def refusal(self, pod: str) -> ApiRefused | None:
-        """Return the cluster's refusal to let the session into a pod that needs it; None where there is none.
+        """Return the cluster's refusal of a tunnel that a pod needs; None where there is none.
 
-        An agent that may be able to dial the session by itself is given as long as its pod waits for a tunnel: on a
-        busy machine it takes its time.
+        An agent that may be able to dial the session gets as long for that as its pod waits for a tunnel, as dialling
+        may take long on a busy machine.
         """
         known = self._pods.get(pod)
         if known is None or known.refusal is None or self._always:
@@ -92,10 +92,10 @@ class Tunnels(Relay):
         if known.runs_since is None or known.has_come:
             return None
         is_late = time.monotonic() - known.runs_since > PATIENCE
-        return known.refusal if is_late or not known.is_running else None  # it may have ended when its own time was up
+        return known.refusal if is_late or not known.is_running else None  # it may have ended at its own time limit
 
     def see(self, seen: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in how pods are, by their names, and open streams to running ones that need one."""
+        """Update the states of pods, by name, and start to open streams to running ones that need one."""
         now = time.monotonic()
         with self._lock:
             for name, pod in self._pods.items():
@@ -168,7 +168,7 @@ class Tunnels(Relay):
                     self._openers.submit(self._open, pod)
 
     def _open(self, pod: _Pod) -> None:
-        """Open a pod's stream; runs on a thread of the openers."""
+        """Open a pod's stream, on a thread of the openers."""
         stream = None
         try:
             stream = self._open_stream(pod.name)
@@ -180,9 +180,9 @@ class Tunnels(Relay):
             pod.trouble = str(error)
         except MusterError as error:
             pod.trouble = str(error)
-        except Exception as error:  # of a library's: it is tried again, as others are
+        except Exception as error:  # from a library; the stream is opened again, as after other errors
             pod.trouble = repr(error)
-        with self._lock:  # what is put once it is closed would stay there
+        with self._lock:  # nothing would close a stream that is put into the queue after ``close``
             if not self._is_closed:
                 self._opened.put((pod, stream))
                 stream = None
@@ -206,16 +206,16 @@ class Tunnels(Relay):
 
 
 class _Pod:
-    """A pod, as far as it is known, and its tunnel."""
+    """The known state of a pod, and its tunnel."""
 
     def __init__(self, name: str, worker: str) -> None:
         self.name = name
         self.worker = worker
-        self.has_come = False  # its agent has been connected, in whichever way
-        self.was_carried = False  # its agent has come through a tunnel
+        self.has_come = False  # its agent has reached the session, by any route
+        self.was_carried = False  # its agent has reached the session through a tunnel
         self.is_running = False
         self.runs_since: float | None = None
-        self.is_busy = False  # a stream is being opened, or carries
+        self.is_busy = False  # a stream is being opened, or is open
         self.tunnel: _Tunnel | None = None
         self.refusal: ApiRefused | None = None
         self.trouble = ""
@@ -223,7 +223,7 @@ class _Pod:
         self._due_at = 0.0
 
     def is_due(self, now: float, needs_all: bool) -> bool:
-        """Return whether its stream is to be opened now."""
+        """Return whether the pod's stream is to be opened now."""
         if not self.is_running or self.is_busy or self.refusal is not None or now < self._due_at:
             return False
         if self.was_carried:
@@ -231,7 +231,7 @@ class _Pod:
         return not self.has_come and (needs_all or (self.runs_since or now) + DIALS_SECONDS <= now)
 
     def ended(self, now: float) -> None:
-        """Note that its stream has ended, or could not be opened."""
+        """Note that the pod's stream has ended, or could not be opened."""
         if self.tunnel is not None and self.tunnel.has_carried:
             self._tries = 0
         if self.tunnel is not None and self.tunnel.trouble:
@@ -266,7 +266,7 @@ class _Tunnel:
         self._turn(self._stream.transmit)
 
     def serve(self, side: Any, events: int) -> None:
-        """Carry what one side has, or takes."""
+        """Read from and write to one side, the stream or the session, as it is ready."""
         if side is self._stream:
             if events & selectors.EVENT_WRITE:
                 self._turn(self._stream.transmit)
@@ -279,11 +279,11 @@ class _Tunnel:
                 self._turn(self._read_session)
 
     def beat(self, now: float) -> None:
-        """Beat where nothing else is sent, and end where nothing has come for too long."""
+        """Send a heartbeat if nothing else was sent, and end the tunnel if nothing was received for too long."""
         if self.is_over:
             return
         if len(self._to_session) >= ROOM:
-            self._heard_at = now  # it is not read, and so not to blame
+            self._heard_at = now  # the stream is not being read, so its silence means nothing
         elif now - self._heard_at > SILENCE:
             self.trouble = f"nothing has come through it for {SILENCE:g} s"
             self.end()
@@ -294,7 +294,7 @@ class _Tunnel:
             self._turn(self._stream.transmit)
 
     def end(self) -> None:
-        """End both sides."""
+        """Close the stream and the connection to the session."""
         if self.is_over:
             return
         self.is_over = True
@@ -309,7 +309,7 @@ class _Tunnel:
         self._stream.close()
 
     def _turn(self, step: Callable[[], None]) -> None:
-        """Make a step, and then watch for what can be done next."""
+        """Run a step, and then select the events that are waited for next."""
         try:
             step()
         except (OSError, ValueError) as error:
@@ -337,7 +337,7 @@ class _Tunnel:
             del self._watched[side]
 
     def _hear(self) -> None:
-        """Take in what has come from the pod."""
+        """Read from the pod, and pass its data on to the session."""
         for channel, data in self._stream.receive():
             self._heard_at = time.monotonic()
             if channel == exec_stream.OUTPUT:
@@ -378,5 +378,5 @@ class _Tunnel:
 
 
 def command_of(python: str, home: str) -> Sequence[str]:
-    """Return the command of the program at the other end."""
+    """Return the command of the program at the other end, in a pod."""
     return [python, "-I", "-S", f"{home}/agent/pod_tunnel.py", f"{home}/tunnel"]
