@@ -1,1 +1,1 @@
-"""Workers of a pool on another platform: its runs find them as a platform of their own."""
+"""The workers of a pool on another platform, as a platform for the runs on that pool."""

@@ -1,7 +1,7 @@
-"""The session's end of the guard in one worker of a pool (:mod:`muster.agent.worker_guard`): starts it, and asks it.
+"""The guard in one worker of a pool (:mod:`muster.agent.worker_guard`), as the session starts and asks it.
 
-The guard is a command in the worker, which the run that holds the worker opens at its control socket. Requests and
-answers go over the command's input and output, within the credit that each side of a stream has.
+The guard is a command in the worker, started through the control socket of the run that holds the worker. Requests and
+answers go over the command's input and output, within the stream's flow-control credit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from muster.text.cleaning import clean
 
 OUTPUT, ERRORS = 1, 2  # channels of the command
 ANSWER_SECONDS = 20.0
-LATE_SECONDS = 0.2  # that a guard is waited for which owes answers already
-CLOSE_SECONDS = 10.0  # in which it ends everything that it has forked
+LATE_SECONDS = 0.2  # to wait for a guard that owes earlier answers
+CLOSE_SECONDS = 10.0  # for the guard to end the agents that it has forked
 PIECE = 1 << 15  # bytes that are sent at once
-TAKEN_SECONDS = 20.0  # in which the run that holds the worker takes a message
-OPENED_AT_ONCE = 4  # a control socket cuts off who comes while many others ask
-MOST_SAID = 4096  # bytes, or characters, that are kept of what it complains of
+TAKEN_SECONDS = 20.0  # for the run that holds the worker to accept a message
+OPENED_AT_ONCE = 4  # a control socket refuses further connections while many are open
+MOST_SAID = 4096  # bytes or characters that are kept of the guard's errors
 _openings = threading.Semaphore(OPENED_AT_ONCE)
 
 
 class GuardLost(PlatformError):
-    """The guard in a worker of a pool is gone, and the agents that it had forked with it."""
+    """The guard in a worker of a pool is gone, and with it the agents that it had forked."""
 
 
 class GuardSilent(PlatformError):
@@ -48,11 +48,11 @@ class GuardStream:
         worker: the worker, as that run knows it.
 
     Raises:
-        PlatformError: it cannot be started.
+        PlatformError: the guard cannot be started.
 
     Attributes:
-        is_lost: whether it is gone.
-        handle: of the worker that it is in; one that takes that worker's place has another.
+        is_lost: whether the guard is gone.
+        handle: handle of its worker; a replacement of that worker has another.
     """
 
     def __init__(self, run_dir: Path, worker: Worker) -> None:
@@ -63,7 +63,7 @@ class GuardStream:
         self._decoder = frames.Decoder()
         self._answers = frames.Decoder()
         self._received: list[dict[str, Any]] = []
-        self._unanswered = 0  # requests, those included whose answers nobody waits for any more
+        self._unanswered = 0  # requests, including those whose answers nobody waits for any more
         self._credit = wire.WINDOW
         self._complaint = b""
         argv = [symbol("python"), "-I", "-S", symbol("agent"), "pool", worker.address]
@@ -81,15 +81,15 @@ class GuardStream:
         """Send one request and return its answer.
 
         Raises:
-            GuardLost: it is gone, or talks nonsense.
+            GuardLost: the guard is gone, or its answer is malformed.
             GuardSilent: it does not answer in time.
-            PlatformError: it could not do it.
+            PlatformError: the request failed there.
         """
         with self._lock:
             if self.is_lost:
                 raise self._lost("its worker has gone")
             try:
-                owed_until = time.monotonic() + LATE_SECONDS  # who owes answers will not give another sooner
+                owed_until = time.monotonic() + LATE_SECONDS  # answers come in order
                 while self._unanswered:
                     self._next(owed_until)
                     self._unanswered -= 1
@@ -111,7 +111,7 @@ class GuardStream:
         return answer
 
     def close(self) -> None:
-        """Have it end everything that it has forked, and wait until it is gone."""
+        """Have the guard end the agents that it has forked, and wait until it is gone."""
         if not self.is_lost:
             with contextlib.suppress(PlatformError):
                 self.ask("close")
@@ -123,9 +123,9 @@ class GuardStream:
         self._connection.close()
 
     def give_up(self) -> None:
-        """Forget it: the worker that it was in is gone."""
+        """Mark the guard as lost, because its worker is gone."""
         self.is_lost = True
-        with contextlib.suppress(OSError):  # whoever waits for an answer is told
+        with contextlib.suppress(OSError):  # a thread that waits for an answer is woken
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def _lost(self, why: str) -> GuardLost:
@@ -138,7 +138,7 @@ class GuardStream:
         return GuardLost(text, worker=self._worker, details=said or None)
 
     def _send(self, data: bytes, deadline: float) -> None:
-        """Send a request. Raises TimeoutError where nothing of it has been sent in time, or else OSError."""
+        """Send a request. Raises TimeoutError where no part of it was sent in time, and OSError for other failures."""
         size = len(data)
         while data:
             piece = data[:PIECE]
@@ -157,7 +157,7 @@ class GuardStream:
         self._connection.settimeout(TAKEN_SECONDS)
         try:
             self._connection.sendall(wire.encode(message))
-        except TimeoutError:  # a part of the message may have gone
+        except TimeoutError:  # a part of the message may have been sent
             raise ConnectionAbortedError("the run that holds the worker takes nothing") from None
 
     def _next(self, deadline: float) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class GuardStream:
         return answer
 
     def _receive(self, deadline: float) -> None:
-        """Take in what comes next. Raises TimeoutError once the time has passed, or OSError where nothing will come."""
+        """Read what comes next. Raises TimeoutError at the deadline, and OSError where the stream has ended."""
         wait_until(deadline, self._connection)
         data = self._connection.recv(1 << 16)
         if not data:

@@ -1,8 +1,8 @@
-"""A platform whose workers run inside the workers that a pool holds on another: each run has agents of its own there.
+"""A platform whose workers run inside the workers that a pool holds on another platform.
 
-The pool's workers were launched once, waited for once, and stay. In each of them a guard
-(:mod:`muster.agent.worker_guard`) forks the agents of one run after another, and keeps a template of what scripts
-import.
+The pool's workers are launched and waited for once, and stay. In each of them a guard
+(:mod:`muster.agent.worker_guard`) forks the agents of one run after another, and keeps a template with the imports of
+scripts.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from muster.platforms.parallel import for_all
 from muster.platforms.placement import Key, Placement, key_of
 from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardSilent, GuardStream
 
-BACK_SECONDS = 60.0  # that a lost worker of the pool gets for coming back, once a run needs it
+BACK_SECONDS = 60.0  # that a run which needs a lost worker of the pool waits for its return
 BACK_POLL = 0.2
 STOP_SECONDS = 5.0
-POLL_SECONDS = 2.0  # that a guard gets to tell of its agents: one that is silent is asked again
+POLL_SECONDS = 2.0  # that a poll waits for a guard: the next poll asks it again
 WARMTH: dict[str, Check] = {
     "state": one_of("none", "importing", "ready", "unsafe"),
     "why": optional(text(MOST_SAID)),
     "pid": optional(whole(0)),
     "memory": whole(0),
 }
-LAUNCH_SECONDS = 90.0  # in which an agent is forked: what its script needs is looked for before, for a minute at most
+LAUNCH_SECONDS = 90.0  # to fork an agent: looking for its script's requirements before takes up to a minute
 FORGOTTEN = "The guard that had started its agent is gone, and another is in its place."
 STRANGER = "This platform does not know the worker."
 
 
 class PooledPlatform(Platform):
-    """The workers of a pool elsewhere, for one run after another.
+    """The workers of a pool on another platform, for one run after another.
 
     Args:
         inner: the platform that the pool's workers run on.
         run_dir: folder of the run that holds them.
-        held: returns the pool's workers as they are now, in launch order; None once that run has ended.
+        held: returns the current states of the pool's workers, in launch order; None once that run has ended.
     """
 
     poll_seconds = (0.2, 1.0)
@@ -62,7 +62,7 @@ class PooledPlatform(Platform):
         self._run_dir = run_dir
         self._held = held
         self._guards: dict[str, GuardStream] = {}  # by the pool's worker
-        self._pool_worker_of: dict[str, str] = {}  # the pool's worker that each worker of a run is in, by handle
+        self._pool_worker_of: dict[str, str] = {}  # name of the pool's worker, by the handle of a run's worker in it
         self._handle_of: dict[Key, str] = {}
         self._workers: dict[str, Worker] = {}
         self._placement = Placement({worker.name: 1 for worker in held() or ()}, self._status_of, _refusal)
@@ -71,7 +71,7 @@ class PooledPlatform(Platform):
     # -- before a launch ----------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """Return which pool it is, and where that is."""
+        """Return, in words, the pool and its platform."""
         return f"pool {self._run_dir.name} on {self._inner.describe()}"
 
     def check(self) -> None:
@@ -83,35 +83,35 @@ class PooledPlatform(Platform):
             )
 
     def check_sshd(self) -> None:
-        """Raise PlatformUnsupported as the platform below does."""
+        """Raise PlatformUnsupported where the pool's platform does."""
         self._inner.check_sshd()
 
     def try_command(self, argv: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Run a short command where the platform below can."""
+        """Run a short command as the pool's platform does."""
         return self._inner.try_command(argv)
 
     def shortages(self, wanted: Sequence[Resources]) -> list[str]:
-        """Return nothing: each worker has what the pool's own was given."""
+        """Return nothing: each worker has the resources of the pool's worker that it runs in."""
         return []
 
     def reach(self) -> Reach:
-        """Return how the platform below reaches the session.
+        """Return how agents in the pool's workers reach the session.
 
         Raises:
-            PlatformUnsupported: its workers cannot dial the session.
+            PlatformUnsupported: they cannot dial the session.
         """
         return self._inner.reach_of_pool()
 
     def open_relay(self, host: str, port: int) -> Relay:
-        """Make what carries the connections of agents, which are where the pool's own are."""
+        """Return a relay of the agents' connections by the routes of the pool's own agents."""
         return _RelayOfPool(self._inner.open_relay(host, port), self._run_dir.name, self._placement)
 
     def is_warming(self) -> bool:
-        """Return whether a guard's template imports."""
+        """Return whether the template of some guard is still importing."""
         return any(state["state"] == "importing" for state in self.warmth().values())
 
     def warmth(self) -> dict[str, dict[str, Any]]:
-        """State of the template of each guard, why it is so, and its process id; by the pool's worker."""
+        """Return the state of each guard's template, the reason for it, and its process id, by pool worker."""
 
         def warmth(pool_worker: str) -> dict[str, Any]:
             return checked(self._guards[pool_worker].ask("warmth"), WARMTH, pool_worker)
@@ -121,11 +121,11 @@ class PooledPlatform(Platform):
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have the guard of a free worker of the pool fork an agent for each spec, all or none."""
+        """Have the guards of free workers of the pool fork an agent per spec, all or none."""
         if run_key in self._submitted:
             return self._submitted[run_key]
         self.check()
-        with contextlib.suppress(PlatformError):  # some may have ended whose guard was silent before
+        with contextlib.suppress(PlatformError):  # workers may have ended whose guard did not answer before
             self.poll(list(self._workers))
         try:
             placed = dict(zip(self._placement.place(specs), specs, strict=True))
@@ -177,7 +177,7 @@ class PooledPlatform(Platform):
         return None if handle is None else self._workers[handle].status
 
     def _guard_of(self, pool_worker: str) -> GuardStream:
-        """Return the guard in a worker of the pool, which is started where there is none. Waits for a lost worker."""
+        """Return the guard in a worker of the pool, after starting it if needed. Waits for a lost worker to return."""
         deadline = time.monotonic() + BACK_SECONDS
         while True:
             known = self._guards.get(pool_worker)
@@ -190,7 +190,7 @@ class PooledPlatform(Platform):
                 if worker is not None and worker.status is Status.RUNNING:
                     self._guards[pool_worker] = GuardStream(self._run_dir, worker)
                     return self._guards[pool_worker]
-            except GuardSilent:  # another is started in its place, and its agents end with it
+            except GuardSilent:  # its agents end with it, and another guard is started
                 if known is not None:
                     known.give_up()
             except MusterError:
@@ -203,17 +203,17 @@ class PooledPlatform(Platform):
             time.sleep(BACK_POLL)
 
     def _held_worker(self, pool_worker: str) -> Worker | None:
-        """Return the pool's worker, as it is now; None where nothing is known of it for the moment."""
+        """Return the current state of the pool's worker; None where that is not known at the moment."""
         return next((worker for worker in self._held() or () if worker.name == pool_worker), None)
 
     def _look_after(self, pool_worker: str) -> None:
-        """Give up the guard of a worker of the pool that has ended, or whose place another has taken."""
+        """Give up the guard of a worker of the pool that has ended or has been replaced."""
         guard, worker = self._guards.get(pool_worker), self._held_worker(pool_worker)
         if guard is not None and worker is not None and (worker.status.is_final or worker.id != guard.handle):
             guard.give_up()
 
     def _config(self, spec: WorkerSpec, pool_worker: str) -> dict[str, Any]:
-        """A worker as its agent needs it; its guard adds where it is."""
+        """Return the config of a worker's agent, to which the guard adds addresses and folders."""
         generation = f".{spec.generation}" if spec.generation else ""
         return {
             **agent_config(spec, default_log_cap()),
@@ -225,7 +225,7 @@ class PooledPlatform(Platform):
         }
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as their guards know them."""
+        """Return the workers as their guards report them."""
         living = [handle for handle in handles if handle in self._workers and not self._workers[handle].status.is_final]
         by_pool_worker: dict[str, list[str]] = {}
         for handle in living:
@@ -251,7 +251,7 @@ class PooledPlatform(Platform):
         return [self._workers.get(handle) or _stranger(handle) for handle in handles]
 
     def _lost(self, worker: Worker, pool_worker: str, why: str) -> Worker:
-        """The worker, whose place in the pool is gone, with what the platform below says of that."""
+        """Return a worker whose pool worker is gone as failed, for the reason that the pool's platform gives."""
         held, known = self._held_worker(pool_worker), {}
         if held is not None and held.status.is_final:
             why = held.reason or why
@@ -264,33 +264,33 @@ class PooledPlatform(Platform):
         for handle in handles:
             if handle in self._workers and not self._workers[handle].status.is_final:
                 by_pool_worker.setdefault(self._pool_worker_of[handle], []).append(handle)
-        # One that is silent is not waited for: its agents end with it, or when the lease that they have has passed.
+        # A silent guard is not waited for: its agents end with it, or once their lease has passed.
         for_all(
             lambda pool_worker: self._guards[pool_worker].ask("stop", STOP_SECONDS, ids=by_pool_worker[pool_worker]),
             list(by_pool_worker),
         )
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as this object knows them: no other could have launched any."""
+        """Return the workers as ``poll`` does: no other object can have launched any."""
         return self.poll(handles)
 
     def list(self) -> list[Worker]:
-        """All workers that runs on the pool have had, oldest first."""
+        """Return the workers of all runs on the pool, oldest first."""
         return sorted(self.poll(list(self._workers)), key=lambda worker: worker.created_at or 0.0)
 
     def logs(self, handle: str) -> Iterator[str]:
-        """Return nothing: the session writes down what they print."""
+        """Return nothing: the session writes the workers' logs."""
         return iter(())
 
     def close(self) -> None:
-        """End the guards, and with them the agents that they have forked. The pool's own workers stay."""
+        """End the guards, and with them the agents that they have forked. The pool's workers stay."""
         for handle, worker in self._workers.items():
             self._workers[handle] = worker.moved(Status.STOPPED, finished_at=time.time())
         for_all(lambda pool_worker: self._guards[pool_worker].close(), list(self._guards))
 
 
 class _RelayOfPool(Relay):
-    """The relay of the platform below, which knows only the pool's own workers, those of the run ``run_id``."""
+    """A relay through that of the pool's platform, which knows only the pool's workers, those of the run ``run_id``."""
 
     def __init__(self, inner: Relay, run_id: str, placement: Placement) -> None:
         self._inner = inner
@@ -298,7 +298,7 @@ class _RelayOfPool(Relay):
         self._placement = placement
 
     def addresses_for(self, specs: Sequence[WorkerSpec]) -> list[tuple[str, int]]:
-        """Return what the agents dial: what those of the pool's own workers would dial there."""
+        """Return the addresses that the agents dial: those for the pool workers that they run in."""
         placed = self._placement.place(specs)
         own = [
             replace(spec, run_id=self._run_id, name=pool_worker)
@@ -311,7 +311,7 @@ class _RelayOfPool(Relay):
             raise
 
     def close(self) -> None:
-        """Close the relay below."""
+        """Close the inner relay."""
         self._inner.close()
 
 
@@ -324,7 +324,7 @@ def _refusal(worker: str) -> LaunchRefused:
 
 
 def _changes(worker: Worker) -> Mapping[str, Any]:
-    """Return all facts of a worker that may be new."""
+    """Return the facts of a worker that a poll may change."""
     return {name: value for name, value in vars(worker).items() if name not in {"id", "name", "status", "created_at"}}
 
 

@@ -1,7 +1,7 @@
-"""The request for one worker to the workbench, and the files by which session and agent exchange facts about it.
+"""The workbench's launch request for one worker, and the files through which session and agent exchange facts.
 
 The files lie beside the worker's log, in a folder that the session and its workers share: ``<log>.launch`` is the
-agent's config, which the agent takes away; ``<log>.news`` is what it tells the platform.
+agent's config, which the agent removes when it has read it; ``<log>.news`` holds its messages to the platform.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ ELSEWHERE = (
     "host_guard.py",
     "runner.py",
     "mpi_rank.py",
-)  # files of the agent's package that no worker needs
-VARIABLES = {  # variables in which the workbench tells a worker who it is
+)  # files of the agent's package that no worker of the workbench needs
+VARIABLES = {  # the workbench's environment variables that identify a worker
     "id": "CDSW_ENGINE_ID",
     "address": "CDSW_IP_ADDRESS",
     "session": "CDSW_MASTER_IP",
     "own": "CDSW_",
 }
-UNCHECKED = b"\1\0\0\0"  # in a file of bytecode: there is a hash of its source, which is not compared
+UNCHECKED = b"\1\0\0\0"  # flags of a .pyc file with its source's hash, which is not checked (PEP 552)
 LINE = 100  # characters of a line of packed source
 
 
 def launch_request(spec: WorkerSpec) -> dict[str, Any]:
-    """The worker as the workbench wants to have it described. There are no secrets in it, as the workbench shows it."""
+    """Return the workbench's request for a worker. It holds no secrets, as the workbench shows it to users."""
     return {
         "kernel": "python3",
         "cpu": spec.resources.cpu,
@@ -59,13 +59,13 @@ def launch_request(spec: WorkerSpec) -> dict[str, Any]:
 
 
 def program(bootstrap: str, *arguments: str, has_bytecode: bool = False) -> str:
-    """Return a program that makes a worker of the process that runs it.
+    """Return the source of a program that turns the process that runs it into a worker.
 
     Args:
-        bootstrap: the file with the function ``become_worker`` that does so.
-        arguments: of that, beside the first, which unpacks the agent.
-        has_bytecode: whether to send what this interpreter has compiled along: three times as much, but where the same
-            one runs it needs half the time to start.
+        bootstrap: name of the agent's file that defines ``become_worker``.
+        arguments: arguments of ``become_worker`` after the first, the context manager that unpacks the agent.
+        has_bytecode: whether to include bytecode of this interpreter: three times as much data, but workers with the
+            same interpreter start in half the time.
     """
     package = f"unpacked(base64.b64decode('''\n{packed_agent(has_bytecode)}'''), {UNPACKED!r})"
     call = f"become_worker({', '.join([package, *map(repr, arguments)])})\n"
@@ -79,7 +79,7 @@ def _text(name: str) -> str:
 
 @functools.lru_cache
 def packed_agent(has_bytecode: bool = False) -> str:
-    """The agent's package as the base64 of a zip, in lines: its source travels with each worker."""
+    """Return the agent's package, which travels with each worker, as a zip in lines of base64."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(AGENT.glob("*.py")):
@@ -92,7 +92,7 @@ def packed_agent(has_bytecode: bool = False) -> str:
 
 
 def _bytecode(path: Path) -> dict[str, bytes]:
-    """Return the bytecode of a file of the agent's, by its name in the package; nothing compares it to the source."""
+    """Return the unchecked bytecode of one of the agent's files, by its name in the package."""
     loader = importlib.machinery.SourceFileLoader(f"agent.{path.stem}", str(path))
     code = loader.get_code(loader.name)
     head = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(path.read_bytes())
@@ -105,18 +105,18 @@ def config_path(spec: WorkerSpec) -> Path:
 
 
 def status_path(spec: WorkerSpec) -> Path:
-    """Return the path of the file in which the agent writes its news for the platform."""
+    """Return the path of the file into which the agent writes its messages to the platform."""
     return spec.log.with_name(spec.log.name + ".news")
 
 
 def write_config(spec: WorkerSpec) -> None:
-    """Leave the agent's config for it. Raises OSError."""
+    """Write the agent's config, for this user only. Raises OSError."""
     config = {**agent_config(spec, default_log_cap()), "news": str(status_path(spec)), "variables": VARIABLES}
     write_private(config_path(spec), json.dumps(config))
 
 
 def withdraw(spec: WorkerSpec) -> list[str]:
-    """Take back what the agent was to know. Returns the ids of the containers that had taken it before; mostly none."""
+    """Remove the agent's config. Returns the ids of the containers that have already taken it; usually none."""
     try:
         config_path(spec).unlink()
     except OSError:
@@ -125,9 +125,9 @@ def withdraw(spec: WorkerSpec) -> list[str]:
 
 
 def remove_files(spec: WorkerSpec) -> None:
-    """Remove what was left for the agent and by it."""
+    """Remove the files that session and agent have written for each other."""
     for path in (config_path(spec), status_path(spec)):
-        with contextlib.suppress(OSError):  # not written, or read by the agent
+        with contextlib.suppress(OSError):  # never written, or removed by the agent
             path.unlink()
 
 

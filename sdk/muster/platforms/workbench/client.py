@@ -1,15 +1,15 @@
-"""The workbench's calls as the platform makes them, whatever carries them. Needs nothing but the standard library."""
+"""The interface of clients of the workbench's API. Needs only the standard library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-CONNECTIONS = 16  # that are kept open
+CONNECTIONS = 16  # to the workbench that are kept open
 
 
 class WorkbenchClient(Protocol):
-    """The part of the workbench's API that the platform uses. Workers are dicts, as the workbench describes them."""
+    """A client for the part of the workbench's API that the platform uses. Workers are dicts, as it sends them."""
 
     def launch(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Launch one worker.
@@ -18,13 +18,13 @@ class WorkbenchClient(Protocol):
             request: ``cpu``, ``memory``, ``nvidia_gpu``, ``kernel``, ``script``, ``code``, ``env``.
 
         Raises:
-            LaunchRefused: the workbench says no.
-            PlatformError: there is no answer that says whether it was launched.
+            LaunchRefused: the workbench refuses, and has launched nothing.
+            PlatformError: it is not known whether the worker was launched.
         """
         ...
 
     def list(self) -> list[dict[str, Any]]:
-        """The session's workers. Raises PlatformError."""
+        """Return the session's workers. Raises PlatformError."""
         ...
 
     def stop(self, worker_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The workbench's own calls: through its client library where the session has one, else over REST."""
+"""Clients of the workbench's API: its own client library where the session has one, else REST."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ with extra("workbench"):
     from urllib3.exceptions import MaxRetryError, ProtocolError
     from urllib3.util import Retry
 
-TIMEOUT = (5.0, 10.0)  # seconds for connecting, and for each part of an answer
-LAUNCH_TIMEOUT = (5.0, 30.0)  # the same of a launch, which cannot be asked for again
-SERVER_ERROR = 500  # from this status on, what was asked for may have happened
+TIMEOUT = (5.0, 10.0)  # seconds for connecting, and for each read of an answer
+LAUNCH_TIMEOUT = (5.0, 30.0)  # the same for a launch, which cannot be repeated
+SERVER_ERROR = 500  # with this status or a higher one, a request may have been carried out all the same
 EXCERPT = 200  # characters of an answer that an error shows
 
 T = TypeVar("T")
-TORN = (  # an answer that broke off, or is not what was asked for
+TORN = (  # errors of an answer that broke off, or does not have the expected form
     requests.exceptions.ChunkedEncodingError,
     requests.exceptions.ContentDecodingError,
     requests.exceptions.InvalidJSONError,
 )
 
-# Listing and stopping may be repeated whatever happened. A launch may be only where it has certainly not begun: nobody
-# was reached, or the workbench says that it has too much to do.
+# Listing and stopping may always be repeated. A launch may be repeated only if it has certainly not begun: there was no
+# connection, or the workbench answered 429 (too many requests).
 SAFE = Retry(
     total=5,
-    read=2,  # a workbench that is silent is not waited for without end
+    read=2,  # fewer, as each waits for the whole timeout
     allowed_methods=None,
     status_forcelist=(429, 500, 502, 503, 504),
     backoff_factor=0.5,
@@ -50,17 +50,17 @@ LAUNCH = SAFE.new(total=3, read=0, other=0, status_forcelist=(429,), respect_ret
 
 
 def find_client(environ: Mapping[str, str]) -> WorkbenchClient:
-    """The client for the session with this environment.
+    """Return the client for a session with this environment.
 
     Raises:
-        PlatformUnsupported: this is no session of a workbench.
+        PlatformUnsupported: this is not a session of the workbench.
     """
     name = find_library()
     return LibraryClient(importlib.import_module(name)) if name else RestClient.of_session(environ)
 
 
 class LibraryClient:
-    """The client library that the workbench itself provides.
+    """A client through the Python library that the workbench itself provides.
 
     Args:
         library: the module, with ``launch_workers``, ``list_workers`` and ``stop_workers``.
@@ -76,7 +76,7 @@ class LibraryClient:
         return _launched(worker)
 
     def list(self) -> list[dict[str, Any]]:
-        """The session's workers; see :class:`WorkbenchClient`."""
+        """Return the session's workers; see :class:`WorkbenchClient`."""
         with self._translated("list_workers"):
             return _checked(self._library.list_workers())
 
@@ -92,12 +92,12 @@ class LibraryClient:
     def _translated(self, call: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever the library and what is below it raise
+        except Exception as error:  # the library may raise anything
             raise PlatformError(f"The workbench's {self._library.__name__}.{call} failed: {error!r}.") from error
 
 
 class RestClient:
-    """The workbench's REST interface.
+    """A client of the workbench's REST API.
 
     Args:
         project_url, engine_url: addresses of the project and of the session, as the workbench gives them.
@@ -114,7 +114,7 @@ class RestClient:
 
     @classmethod
     def of_session(cls, environ: Mapping[str, str]) -> RestClient:
-        """The one for the session with this environment.
+        """Return the client for a session with this environment.
 
         Raises:
             PlatformUnsupported: the environment does not name a workbench.
@@ -143,15 +143,15 @@ class RestClient:
             raise _refusal(response, is_launch=True)
 
     def list(self) -> list[dict[str, Any]]:
-        """The session's workers; see :class:`WorkbenchClient`."""
+        """Return the session's workers; see :class:`WorkbenchClient`."""
         return self._ask("GET", self._workers, _workers)
 
     def stop(self, worker_id: str) -> None:
-        """Ask a worker to end; see :class:`WorkbenchClient`. One that is not there has ended."""
+        """Ask a worker to end; see :class:`WorkbenchClient`. One that the workbench does not know has ended."""
         self._ask("PUT", f"{self._dashboards}/{worker_id}/stop", _check_stopped)
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
-        """Send a request and return what ``read`` makes of the answer; again where it breaks off or makes no sense."""
+        """Send a request and return what ``read`` makes of the answer; retry where that is incomplete or malformed."""
         retries = SAFE
         while True:
             with _translated():
@@ -172,7 +172,7 @@ def _session(api_key: str, retries: Retry) -> requests.Session:
 
 
 def _launched(worker: Any) -> dict[str, Any]:
-    """The answer to a launch, if it is a worker."""
+    """Return the answer to a launch if it is a worker; raise LaunchRefused or PlatformError otherwise."""
     if isinstance(worker, dict) and worker.get("id"):
         return worker
     if isinstance(worker, dict) and "message" in worker:
@@ -187,7 +187,7 @@ def _workers(response: requests.Response) -> list[dict[str, Any]]:
 
 
 def _checked(found: Any) -> list[dict[str, Any]]:
-    """A listing, if it is one."""
+    """Return an answer if it is a list of workers; raise InvalidJSONError otherwise."""
     if not isinstance(found, list) or not all(isinstance(worker, dict) and "id" in worker for worker in found):
         raise requests.exceptions.InvalidJSONError(f"no list of workers: {str(found)[:EXCERPT]}")
     return found
@@ -199,7 +199,7 @@ def _check_stopped(response: requests.Response) -> None:
 
 
 def _refusal(response: requests.Response, is_launch: bool = False) -> PlatformError:
-    """Return the error for an answer that is no success: LaunchRefused only where nothing can have been launched."""
+    """Return the error for an unsuccessful answer: LaunchRefused only where nothing can have been launched."""
     said = f"HTTP {response.status_code} {response.reason}"
     try:
         message = dict(response.json())
@@ -219,7 +219,7 @@ def _refusal(response: requests.Response, is_launch: bool = False) -> PlatformEr
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what requests raises into Muster's errors."""
+    """Translate exceptions of requests into Muster's errors."""
     try:
         yield
     except (*TORN, MaxRetryError) as error:
@@ -232,7 +232,7 @@ def _translated() -> Iterator[None]:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the message of the innermost error: errors of requests wrap those of urllib3, and these others."""
+    """Return the message of the innermost error: those of requests wrap those of urllib3, which wrap others."""
     wrapped = [getattr(error, "reason", None), *error.args]
     inner = next((part for part in wrapped if isinstance(part, Exception)), None)
     return _innermost(inner) if inner else str(error).rstrip(".")

@@ -1,4 +1,4 @@
-"""Detection of a session of the workbench, and of the interfaces of it that can be used."""
+"""Detection of a session of the workbench, and of its client library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 from collections.abc import Mapping
 
-LIBRARIES = ("cml.workers_v1", "cdsw")  # newer runtimes, older engines
+LIBRARIES = ("cml.workers_v1", "cdsw")  # of newer runtimes, and of older engines
 REST_VARIABLES = ("CDSW_API_KEY", "CDSW_PROJECT_URL", "CDSW_ENGINE_URL")
 
 
@@ -18,10 +18,10 @@ def is_session(environ: Mapping[str, str]) -> bool:
 
 
 def find_library() -> str | None:
-    """The name of the workbench's client library, where there is one."""
+    """Return the name of the workbench's client library; None where there is none."""
     for name in LIBRARIES:
-        with contextlib.suppress(ImportError, ValueError):  # of the package around it; of a module without a spec
+        with contextlib.suppress(ImportError, ValueError):  # no parent package; a module without a spec
             spec = importlib.util.find_spec(name)
-            if spec and spec.name == name:  # and not Muster's own stand-in for it
+            if spec and spec.name == name:  # not Muster's own stand-in for it
                 return name
     return None

@@ -1,4 +1,4 @@
-"""Several workers launched at the same time, all or nothing."""
+"""The launch of several workers of the workbench at the same time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class WorkbenchLaunch:
 
     Attributes:
         specs: the workers.
-        started: what the workbench says of each worker that was launched, by name.
-        failed: why another was not, by name: LaunchRefused, or PlatformError where it may have been all the same.
+        started: the workbench's description of each launched worker, by name.
+        failed: the errors of other workers, by name: LaunchRefused, or PlatformError where the worker may have been
+            launched all the same.
     """
 
     def __init__(self, client: WorkbenchClient, specs: Sequence[WorkerSpec]) -> None:
@@ -32,21 +33,21 @@ class WorkbenchLaunch:
         self.failed: dict[str, PlatformError] = {}
 
     def run(self) -> None:
-        """Launch them. No more are tried once one has failed; returns when all that were tried are answered."""
+        """Launch the workers; begin no further launch once one has failed, and return when all begun are answered."""
         with ThreadPoolExecutor(min(len(self.specs), CONNECTIONS), "muster-launch") as pool:
             try:
                 for answered in [pool.submit(self._launch, spec) for spec in self.specs]:
                     answered.result()
             finally:
-                # After an interrupt no more are tried. Waiting for those that have been cannot be left to the pool,
-                # which forgets a thread if the interrupt came while that was being started.
+                # After an interrupt no further launch is begun. The pool does not always wait for those begun:
+                # it forgets a thread if the interrupt came while that was being started.
                 with self._changed:
                     self._is_over = True
                     self._changed.wait_for(lambda: not self._under_way)
 
     @property
     def may_have_started(self) -> bool:
-        """True if there may be workers whose id nobody has."""
+        """True if there may be launched workers whose id is unknown."""
         return any(not isinstance(error, LaunchRefused) for error in self.failed.values())
 
     def _launch(self, spec: WorkerSpec) -> None:

@@ -1,4 +1,4 @@
-"""The platform interface over the workbench's calls."""
+"""The platform ``workbench``: workers of Cloudera's workbench."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from muster.platforms.workbench.client import WorkbenchClient
 from muster.platforms.workbench.launch import WorkbenchLaunch
 from muster.text.arguments import Argument, ArgumentText
 
-STOP_SECONDS = 10.0  # after which no more are stopped where the workbench has failed to
-LAG_SECONDS = 10.0  # that a worker may take to be listed once it has been launched
-GONE_SECONDS = 20.0  # that workers may take to be gone once they have been stopped
-GONE_LOOK = 0.25  # seconds between two polls meanwhile
-NO_ADDRESS = ("unknown", "", None)  # how the workbench says that it does not know a worker's address yet
+STOP_SECONDS = 10.0  # after which, once the workbench has failed to stop one, no more are tried
+LAG_SECONDS = 10.0  # that a launched worker may take to appear in the workbench's list
+GONE_SECONDS = 20.0  # that stopped workers may take to end
+GONE_LOOK = 0.25  # seconds between two polls while they end
+NO_ADDRESS = ("unknown", "", None)  # the workbench's values for an address that it does not know yet
 REASONS = {
     Status.FAILED: "The workbench says that it has failed; its log there may say why.",
     Status.TIMEDOUT: "The workbench has ended it, because it ran for too long or its session was idle.",
@@ -38,16 +38,16 @@ class WorkbenchPlatform(Platform):
     """Workers of Cloudera's workbench, launched from one of its sessions.
 
     The session and its workers share the project's files, where runs and logs are kept. The agent's source travels
-    with each launch, so the workers' image need not have Muster; what it must know, secrets included, lies in a
-    private file until it has read it.
+    with each launch, so the workers' image need not have Muster; the agent's config, secrets included, lies in a
+    private file until the agent has read it.
 
     Args:
-        client: what speaks to the workbench; None for the workbench's own library where the session has it, else REST.
-        lease_seconds: how long a worker that has lost the session goes on until it ends; should the session be reached
-            again by then, nothing has happened. 0: it ends at once.
+        client: client of the workbench; None for the workbench's own library where the session has it, else REST.
+        lease_seconds: how long a worker that has lost the session keeps running; if it reaches the session again by
+            then, it goes on as if nothing had happened. 0: it ends at once.
 
     Raises:
-        PlatformUnsupported: this is no session of a workbench.
+        PlatformUnsupported: this is not a session of the workbench.
     """
 
     name = "workbench"
@@ -82,10 +82,10 @@ class WorkbenchPlatform(Platform):
         return Reach(address, address)
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Launch all of them at the same time.
+        """Launch all workers at the same time.
 
-        A launch that the workbench has not answered is not repeated, and counts as failed. Should that worker have
-        started all the same it is stopped, and should it start later it finds nothing to do.
+        A launch that the workbench has not answered is not repeated, and counts as failed. If its worker has started
+        all the same, it is stopped; if it starts later, it finds no config and ends.
         """
         if run_key in self._submitted:
             return self._submitted[run_key]
@@ -106,7 +106,7 @@ class WorkbenchPlatform(Platform):
         return self._submitted[run_key]
 
     def launch(self, specs: Sequence[WorkerSpec], run_key: str = "") -> list[Worker]:
-        """Submit workers, and return them as the workbench's answers describe them."""
+        """Submit workers, and return their states from the workbench's answers."""
         return [self._workers[handle] for handle in self.submit(specs, run_key or secrets.token_hex(8))]
 
     def _note(self, spec: WorkerSpec, entry: Mapping[str, Any]) -> Worker:
@@ -117,7 +117,7 @@ class WorkbenchPlatform(Platform):
         return worker
 
     def _undo(self, launch: WorkbenchLaunch, workers: Sequence[Worker]) -> str:
-        """Stop what an incomplete launch has started, and keep the rest from starting. Returns how that went."""
+        """Stop the workers of an incomplete launch, keep the others from starting, and return the outcome in words."""
         late = []
         for spec in launch.specs:
             taken = agent_files.withdraw(spec)
@@ -138,7 +138,7 @@ class WorkbenchPlatform(Platform):
         return " ".join(said)
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return the workers as the workbench lists them, and those that have ended as their agents told."""
+        """Return the workers as the workbench lists them, and those that have ended as their agents reported it."""
         known = [self._known(handle) for handle in handles]
         if all(worker.status.is_final for worker in known):
             return known
@@ -148,12 +148,12 @@ class WorkbenchPlatform(Platform):
         return self._workers.get(handle) or self._others.get(handle) or Worker(handle, handle)
 
     def stop(self, handles: Sequence[str]) -> None:
-        """Ask the workbench to end each of them, whatever it says about the others, while it answers in time."""
+        """Ask the workbench to end each worker, also after an error; within a time limit then."""
         deadline = time.monotonic() + STOP_SECONDS
         failures: list[PlatformError] = []
         for handle in handles:
             known = self._known(handle)
-            if known.status.is_final and known.reason != VANISHED:  # which may live all the same
+            if known.status.is_final and known.reason != VANISHED:  # it may still run all the same
                 continue
             if failures and time.monotonic() > deadline:
                 break
@@ -165,13 +165,13 @@ class WorkbenchPlatform(Platform):
             raise failures[0]
 
     def reattach(self, handles: Sequence[str]) -> list[Worker]:
-        """Take over workers of this session that another object has launched; the workbench tells nothing of others."""
+        """Take over workers of this session that another object has launched; the workbench lists no others."""
         found = self.poll(handles)
         self._workers.update((worker.id, worker) for worker in found)
         return found
 
     def logs(self, handle: str) -> Iterator[str]:
-        """The lines of a worker's log, which is among the project's files; none of workers that others launched."""
+        """Yield the lines of a worker's log, from the project's files; none of workers that other objects launched."""
         spec = self._specs.get(handle)
         return read_log(spec.log) if spec else iter(())
 
@@ -179,12 +179,12 @@ class WorkbenchPlatform(Platform):
         """Stop all workers that this object has launched, and wait until the workbench says that they have ended.
 
         Raises:
-            PlatformError: some have not, or the workbench cannot be asked.
+            PlatformError: some have not ended in time, or the workbench cannot be asked.
         """
         trouble = ""
         try:
             self.stop([*self._workers])
-        except PlatformError as error:  # which does not matter where they end by themselves
+        except PlatformError as error:  # it only matters if they do not end by themselves
             trouble = f" {error.message}"
         deadline = time.monotonic() + GONE_SECONDS
         while living := [worker for worker in self.poll([*self._workers]) if not worker.status.is_final]:
@@ -193,10 +193,10 @@ class WorkbenchPlatform(Platform):
                 raise PlatformError(f"{left} did not end within {GONE_SECONDS:g} s of being stopped.{trouble}")
             time.sleep(GONE_LOOK)
         for spec in self._specs.values():
-            remove_folder(spec.scratch)  # left by agents that were killed on this very machine
+            remove_folder(spec.scratch)  # an agent that was killed leaves it, if it ran on this machine
 
     def _as_listed(self, workers: Sequence[Worker], listed: Sequence[Mapping[str, Any]]) -> list[Worker]:
-        """The given workers as the workbench lists them, and as their agents say where they have ended."""
+        """Return workers as the workbench lists them, and those that have ended as their agents reported it."""
         entries = {entry["id"]: entry for entry in listed}
         return [self._with_entry(worker, entries.get(worker.id)) for worker in workers]
 
@@ -211,13 +211,13 @@ class WorkbenchPlatform(Platform):
             return now
         if now.status.is_final and not worker.status.is_final:
             if now.status in (Status.SUCCEEDED, Status.FAILED):
-                now = replace(now, **agent_files.outcome(spec))  # it knows better than the container that it ran in
+                now = replace(now, **agent_files.outcome(spec))  # the agent knows more than its container's state tells
             agent_files.remove_files(spec)
         self._workers[worker.id] = now
         return now
 
     def list(self) -> list[Worker]:
-        """All workers of the session, whoever launched them, oldest first."""
+        """Return all workers of the session, also those that other objects launched, oldest first."""
         listed = self._client.list()
         own = self._as_listed([*self._workers.values()], listed)
         others = [entry for entry in listed if entry["id"] not in self._workers]
@@ -232,7 +232,7 @@ def _find_client() -> WorkbenchClient:
 
 
 def _prepare(spec: WorkerSpec) -> None:
-    """Leave for the agent what it needs. Raises LaunchRefused."""
+    """Make the log's folder and write the agent's config. Raises LaunchRefused."""
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         agent_files.write_config(spec)
@@ -241,14 +241,14 @@ def _prepare(spec: WorkerSpec) -> None:
 
 
 def _refusal(launch: WorkbenchLaunch, undone: str) -> PlatformError:
-    """The error for a launch in which at least one worker failed, the refused before those without an answer."""
+    """Return the error for a failed launch: of a worker that was refused, or else of one without an answer."""
     name, cause = min(launch.failed.items(), key=lambda item: not isinstance(item[1], LaunchRefused))
     what = "was refused" if isinstance(cause, LaunchRefused) else "could not be launched"
     return LaunchRefused(f"{name} {what}: {cause.message} {undone}".rstrip(), worker=name, advice=cause.advice)
 
 
 def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
-    """The worker as the workbench describes it now; a status that Muster does not know changes nothing."""
+    """Return a worker as the workbench describes it now; a status that Muster does not know leaves the old one."""
     status = STATUSES.get(entry.get("status", ""), worker.status)
     changes = {name: _seconds(entry.get(name)) for name in ("created_at", "running_at", "finished_at")}
     if status is not Status.SCHEDULING and worker.placed_at is None:
@@ -265,7 +265,7 @@ def _as_listed(worker: Worker, entry: Mapping[str, Any]) -> Worker:
 
 
 def _seconds(text: str | None) -> float | None:
-    """A time as the workbench writes it, in seconds since the epoch; None where there is none."""
+    """Return a time as the workbench writes it in seconds since the epoch; None where the text is no time."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:
