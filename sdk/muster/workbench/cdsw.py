@@ -26,11 +26,11 @@ def launch_workers(
     env: Mapping[str, str] | None = None,
     name: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Launch workers as :func:`muster.launch_workers` does, called as either version of the workbench has it.
+    """Launch workers as :func:`muster.launch_workers` does, with the arguments of either version of the workbench.
 
     Args:
-        accelerator_label_id, resource_profile_id, resource_group_id: choose among the workbench's hardware, and are
-            ignored with a warning. In the place of the first, older scripts have ``env``.
+        accelerator_label_id, resource_profile_id, resource_group_id: these choose among the workbench's hardware, and
+            are ignored with a warning. Older scripts have ``env`` at the position of the first.
     """
     if isinstance(accelerator_label_id, Mapping):
         accelerator_label_id, env = None, accelerator_label_id

@@ -1,4 +1,4 @@
-"""Runs a file of Python in IPython, as the workbench's containers do.
+"""Run a Python file in IPython, as the workbench's containers do.
 
     ipython_runner.py FILE
 
@@ -29,23 +29,23 @@ class CommandFailed(Exception):
 
 
 class FileCompiler(CachingCompiler):
-    """Compiles under the name of the file, so that tracebacks show that rather than a cell."""
+    """A compiler that compiles under the file's name, so that tracebacks show that rather than a cell."""
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """The file's name."""
+        """Return the file's name."""
         return sys.argv[0]
 
     def format_code_name(self, name: str) -> None:
-        """Show the file as any other."""
+        """Return None, so that tracebacks show the file like any other."""
 
 
 class WorkerShell(InteractiveShell):
-    """IPython with nobody at the keyboard."""
+    """A non-interactive IPython shell."""
 
     compiler_class = FileCompiler
 
     def system(self, cmd: str) -> None:
-        """Run a ``!command``, whose output goes where the worker's goes. Raises CommandFailed where it fails."""
+        """Run a ``!command``, whose output goes to that of the worker. Raises CommandFailed where it fails."""
         command = self.var_expand(cmd, depth=1)
         sys.stdout.flush()
         status = subprocess.call(command, shell=True, executable=shutil.which("bash"))
@@ -54,13 +54,13 @@ class WorkerShell(InteractiveShell):
             raise CommandFailed(command, status)
 
     def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """Show an exception, unless it is a way of ending the program."""
+        """Print an exception's traceback, unless it is SystemExit."""
         if not isinstance(sys.exc_info()[1], SystemExit):
             super().showtraceback(*args, **kwargs)
 
 
 def run(path: str) -> None:
-    """Run the file as the main program. Raises SystemExit where it fails or asks for that."""
+    """Run the file as the main program. Raises SystemExit where it fails or exits."""
     sys.argv = [path]
     sys.path[:1] = [os.path.dirname(path), os.getcwd()]
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -74,7 +74,7 @@ def run(path: str) -> None:
         raise
     except CommandFailed as failure:
         sys.exit(failure.status if failure.status > 0 else 128 - failure.status)
-    except BaseException:  # IPython has shown it
+    except BaseException:  # IPython has printed it
         sys.exit(1)
 
 

@@ -1,7 +1,7 @@
-"""Workers by themselves, in the shapes that users of the workbench know: launched, awaited, listed and stopped.
+"""The workbench's calls for single workers: to launch, await, list and stop them, with its arguments and results.
 
-Thin over :class:`~muster.platforms.base.Platform`. For a training cluster use :func:`muster.run_cluster`, whose workers
-are not among these: its runs are listed by :func:`muster.list_runs`, and each is ended by its own ``stop()``.
+A thin layer over :class:`~muster.platforms.base.Platform`. For a training cluster use :func:`muster.run_cluster`, whose
+workers are not among these: its runs are listed by :func:`muster.list_runs`, and each is ended by its own ``stop()``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from muster.runtime.forks import in_forked_children
 
 LOG_TAIL = 20  # lines
 IPYTHON_RUNNER = Path(__file__).with_name("ipython_runner.py")
-SHELL_LINE = re.compile(r"^\s*[!%]", re.MULTILINE)  # what only IPython understands
+SHELL_LINE = re.compile(r"^\s*[!%]", re.MULTILINE)  # lines that only IPython understands
 
 Workers = str | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
 
@@ -54,13 +54,13 @@ def launch_workers(
     """Launch ``n`` workers that each run a script or some code, and return at once.
 
     Args:
-        n: how many.
-        cpu, memory, nvidia_gpu: what each is given: cores, GB, devices.
+        n: number of workers.
+        cpu, memory, nvidia_gpu: resources of each worker: cores, GB, devices.
         kernel: ``python3``; there is no other.
-        script: path of the script to run; wins over ``code``.
+        script: path of the script to run; it overrides ``code``.
         code: the code to run; a line that starts with ``!`` is a shell command.
         env: environment variables of the workers.
-        name: what their ids start with.
+        name: beginning of their names.
 
     Returns:
         One dict per worker, in launch order, with ``id``, ``status``, ``created_at``, ``running_at``,
@@ -98,9 +98,9 @@ def launch_workers(
 
 
 def list_workers() -> list[dict[str, Any]]:
-    """All workers that this session has launched by ``launch_workers``, ended ones included, oldest first.
+    """Return all workers that this session has launched by ``launch_workers``, also ended ones, oldest first.
 
-    Those of ``run_cluster`` are not among them: ``muster.list_runs()`` lists its runs.
+    Workers of ``run_cluster`` are not among them: ``muster.list_runs()`` lists its runs.
     """
     return [describe(worker) for worker in session_platform().list()]
 
@@ -114,16 +114,16 @@ def await_workers(
 
     Args:
         ids: ids, or the dicts that ``launch_workers`` and ``list_workers`` return.
-        wait_for_completion: wait for success; if not, for a running worker with a known address.
-        timeout_seconds: how long; 0 for any time.
+        wait_for_completion: whether to wait until workers succeed, rather than until they run and have an address.
+        timeout_seconds: how long to wait; 0 for any time.
 
     Returns:
-        ``workers``, those for which it came true, and ``failures``: those that failed, were stopped or refused, are
-        unknown, or are not there yet at the deadline. Failures carry a ``reason`` and a ``log_tail``.
+        ``workers``, for which the wait succeeded, and ``failures``, which failed, were stopped or refused, are unknown,
+        or were not ready at the deadline. Failures have a ``reason`` and a ``log_tail``.
 
     Raises:
         JobError: ``timeout_seconds`` is no number of seconds.
-        PlatformError: the platform cannot be asked how they are; the workers themselves go on.
+        PlatformError: the platform cannot be asked for their states; the workers themselves keep running.
     """
     given = _several(ids)
     limit = Limits.checked(timeout_seconds=timeout_seconds).start
@@ -147,10 +147,13 @@ def await_workers(
 
 
 def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
-    """Ask workers to end: those given by id, dict or a list of them, or all that ``list_workers`` lists.
+    """Ask workers to end: those given by id, dict or a list of these, or all that ``list_workers`` returns.
 
-    Returns them as they were before. Runs of ``run_cluster`` go on; without ids, a line on standard error names those
-    of this session and what ends them.
+    Runs of ``run_cluster`` are not ended; without ids, a line on standard error names those of this session and the
+    calls that end them.
+
+    Returns:
+        The workers, as they were before.
     """
     platform = session_platform()
     wanted = {_id(item) for several in ids for item in _several(several)}
@@ -162,8 +165,8 @@ def stop_workers(*ids: Workers) -> list[dict[str, Any]]:
 
 
 def _tell_what_goes_on() -> None:
-    """Say which runs of this session are not ended by ``stop_workers``, and what ends them."""
-    from muster.run.cluster import running_clusters  # which takes long to import, for those who have none
+    """Print the runs of this session, which ``stop_workers`` does not end, and the calls that end them."""
+    from muster.run.cluster import running_clusters  # imported here, as that takes long
 
     ways = [f"muster.open_run({cluster.run_id!r}).stop()" for cluster in running_clusters()]
     if ways:
@@ -171,7 +174,7 @@ def _tell_what_goes_on() -> None:
 
 
 def describe(worker: Worker) -> dict[str, Any]:
-    """A worker as users of the workbench know it: times as ISO 8601, ``duration`` in seconds."""
+    """Return a worker in the workbench's form: times as ISO 8601, ``duration`` in seconds."""
     ended = worker.finished_at or time.time()
     return {
         "id": worker.id,
@@ -191,16 +194,16 @@ def _several(ids: Workers) -> list[str | Mapping[str, Any]]:
 
 
 def _id(item: str | Mapping[str, Any]) -> str | None:
-    """The id of a worker; None of one whose launch was refused: its dict has no id, but a message."""
+    """Return the id of a worker; None for one whose launch was refused: its dict has a message instead."""
     return item if isinstance(item, str) else item.get("id")
 
 
 def _verdict(worker: Worker | None, wait_for_completion: bool) -> bool | None:
-    """Return True if the wait for a worker is over well, False if badly, None while it is not over."""
+    """Return True if the wait for a worker has succeeded, False if it has failed, and None until then."""
     if worker is None or worker.status in (Status.FAILED, Status.STOPPED, Status.TIMEDOUT):
         return False
     if worker.status is Status.SUCCEEDED:
-        return wait_for_completion  # it will never run again, so nobody can reach it any more
+        return wait_for_completion  # a worker that has ended can no longer be reached
     if not wait_for_completion and worker.status is Status.RUNNING and worker.address:
         return True
     return None
@@ -223,9 +226,9 @@ def _failure(platform: Platform, item: str | Mapping[str, Any], worker: Worker |
 
 
 def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
-    """Return the command that runs the script or the code, which is kept beside the logs in ``folder``.
+    """Return the command that runs the script or the code; code is written to a file in ``folder``, beside the logs.
 
-    Plain Python runs what plain Python understands, IPython the rest.
+    IPython runs scripts and code with lines that only it understands, and plain Python runs the others.
     """
     path = Path(script).expanduser().absolute()
     if script and not path.is_file():
@@ -247,14 +250,14 @@ def _command(script: str, code: str, folder: Path) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _session_scratch() -> Path:
-    """The one scratch folder of all workers of this session."""
+    """Return the scratch folder that all workers of this session share."""
     path = make_scratch()
     atexit.register(_remove_scratch, path, os.getpid())
     return path
 
 
 def _remove_scratch(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child inherits what runs at exit
+    if os.getpid() == pid:  # a forked child inherits the exit handlers
         try:
             session_platform().close()
         finally:
@@ -262,7 +265,7 @@ def _remove_scratch(path: Path, pid: int) -> None:
 
 
 def session_platform() -> Platform:
-    """The one platform that all workers of this session share."""
+    """Return the platform that all workers of this session share."""
     global _platform
     if _platform is None:
         _platform = get_platform(None)
@@ -274,7 +277,7 @@ def _iso(seconds: float | None) -> str | None:
 
 
 def _forget_platform() -> None:
-    """Forget the platform in a forked child, which launches workers of its own."""
+    """Forget the platform in a forked child, so that the child makes its own."""
     global _platform
     _platform = None
     _session_scratch.cache_clear()
