@@ -1,4 +1,4 @@
 """``muster serve``: the workbench's REST interface over any Muster platform.
 
-Only the ``muster serve`` command imports this package: it needs what the extra ``serve`` brings.
+Only the ``muster serve`` command imports this package: it needs the packages of the extra ``serve``.
 """

@@ -1,4 +1,4 @@
-"""The REST interface itself: from HTTP to :class:`~muster.serve.engines.Engines` and back."""
+"""The REST interface: the HTTP application over :class:`~muster.serve.engines.Engines`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from muster.serve.models import ENGINE_ID, Order, Refusal, WorkerFacts
 from muster.serve.site import ENGINES_PATH, PROJECT_PATH
 
 LARGEST_BODY = 4 << 20  # bytes
-LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way,
-LARGEST_OF_ONE = 16 << 20  # and of those of one caller: others, too, are to get something through
+LARGEST_BODIES = 32 << 20  # bytes of all requests that are under way
+LARGEST_OF_ONE = 16 << 20  # bytes of those of one caller, which leaves room for others
 DESCRIPTION = "/openapi.json"  # needs no key
 WRONG_KEY = JSONResponse(
     {"message": "The API key is wrong. It goes into the user of HTTP basic authentication.", "engineId": ""},
@@ -50,7 +50,7 @@ BASIC = HTTPBasic(auto_error=False, description="The user is the API key; the pa
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the refusals that an operation may answer with, for its description."""
+    """Return the descriptions of the refusals that an operation may answer with."""
     return {status: {"model": Refusal, "description": REFUSALS[status]} for status in statuses}
 
 
@@ -60,7 +60,7 @@ router = APIRouter(responses=refusals(401, 422, 503))
 async def authenticated(
     request: Request, credentials: Annotated[HTTPBasicCredentials | None, Depends(BASIC)]
 ) -> Caller:
-    """Return the caller, as :class:`RequestBounds` has found out. The credentials are for the description alone."""
+    """Return the caller that :class:`RequestBounds` has found. The credentials are only for the API's description."""
     caller: Caller = request.state.caller
     return caller
 
@@ -101,19 +101,19 @@ def engines_of(request: Request) -> Engines:
 
 
 async def in_turn(request: Request, work: Callable[[], Result]) -> Result:
-    """Call what may take its time in the one thread for such calls."""
+    """Call ``work``, which may take long, in the single thread for such calls."""
     return await asyncio.get_running_loop().run_in_executor(request.app.state.executor, work)
 
 
 class RequestBounds:
-    """Bounds requests: without a key no more than a header, with one no more than there is room for.
+    """Middleware that checks API keys and bounds the sizes of requests.
 
-    Refuses a request that has no key before any of its body is read; one whose body turns out to be longer than
-    ``LARGEST_BODY``, or too much beside those of others; and one that outlasts the service.
+    It refuses a request without a key before any of its body is read; one whose body is longer than ``LARGEST_BODY``,
+    or too long together with those of other requests; and one that is unanswered when the service ends.
 
     Args:
-        app: what the others go to.
-        engines: who knows the keys.
+        app: the application that gets the other requests.
+        engines: the engines, which know the keys.
     """
 
     def __init__(self, app: ASGIApp, engines: Engines) -> None:
@@ -123,7 +123,7 @@ class RequestBounds:
         self._held_of: Counter[Caller | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, and its body as far as it may go."""
+        """Pass a request on to the application, with its body up to the limits."""
         if scope["type"] != "http":
             return
         caller: Caller | None = None
@@ -165,7 +165,7 @@ class RequestBounds:
 
 
 def api_key(scope: Scope) -> str:
-    """The user of HTTP basic authentication; empty where there is none."""
+    """Return the user of HTTP basic authentication, which is the API key; empty where there is none."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, encoded = given.partition(b" ")
     try:
@@ -175,7 +175,7 @@ def api_key(scope: Scope) -> str:
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:
-    """The answer to what cannot be done, in the platform's shape."""
+    """Return the answer to a request that failed, in the workbench's form."""
     headers: Any = None
     engine_id = getattr(request.state, "engine_id", "")
     message = str(error)
@@ -193,23 +193,23 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
 
 
 def encodable(text: str) -> str:
-    """The text without lone surrogates, which JSON may bring and UTF-8 cannot take."""
+    """Return the text with lone surrogates escaped: JSON can hold them, but UTF-8 cannot encode them."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def make_app(engines: Engines, executor: ThreadPoolExecutor) -> FastAPI:
-    """The application.
+    """Return the application.
 
     Args:
-        engines: what it serves.
-        executor: one thread, in which ``engines`` is called.
+        engines: the engines that it serves.
+        executor: an executor with one thread, in which ``engines`` is called.
     """
     app = FastAPI(
         title="muster serve",
         version=__version__,
         description="The workbench's workers, over any Muster platform.",
         openapi_url=DESCRIPTION,
-        docs_url=None,  # pages that would load scripts from elsewhere
+        docs_url=None,  # these pages would load scripts from other sites
         redoc_url=None,
     )
     app.state.engines = engines

@@ -1,7 +1,7 @@
-"""Sessions and their workers over a platform: who may launch, see and stop what, and how many.
+"""Sessions of clients and their workers on a platform: which callers may launch, list and stop them, and how many.
 
-A *session* is what a client calls its engine id. It belongs to the API key that first launched a worker in it, and
-ends when it is told to, or with the service. Its workers have a credential that is good for this session only.
+A *session* is identified by its client's engine id. It belongs to the API key that first launched a worker in it, and
+ends on request or with the service. Its workers have a credential that is valid for this session only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from muster.serve.record import ServiceRecord
 from muster.serve.site import ServiceSite
 from muster.workbench.workers import IPYTHON_RUNNER, describe
 
-KEPT = 1000  # workers that have ended and are still listed
+KEPT = 1000  # ended workers that are still listed
 
 
 class RequestRefused(Exception):
-    """A request that the caller may not make, or that cannot be met."""
+    """The caller may not make this request, or it cannot be met."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Launched:
-    """One worker: its id here, what its platform says of it, its session, and where its log is."""
+    """One worker: its id in the service, its state on the platform, its session, and the path of its log."""
 
     id: str
     worker: Worker
@@ -68,28 +68,28 @@ class Launched:
         return self.worker.status.is_final
 
     def describe(self) -> dict[str, Any]:
-        """The worker as clients know it."""
+        """Return the worker as clients get it."""
         return {**describe(self.worker), "id": self.id, "reason": self.worker.reason, "log": str(self.log)}
 
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Largest number of workers at once: in all, and in one session."""
+    """The largest numbers of workers at the same time: in all, and in one session."""
 
     workers: int
     session_workers: int
 
 
 class Engines:
-    """All sessions of a service. Its calls may come from one thread at a time, but for ``authenticate``.
+    """All sessions of a service. Calls may come from one thread at a time, except for ``authenticate``.
 
     Args:
-        platform: where workers run.
+        platform: the platform of the workers.
         project: the folder that they run in.
-        record: where they are noted, and their code and logs kept.
-        site: where the service is found.
+        record: the service's record, with the workers' ids, code and logs.
+        site: the service's addresses.
         keys: the API keys.
-        limits: how many workers there may be.
+        limits: the limits on workers.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Engines:
         self._launched: dict[str, Launched] = {}
 
     def authenticate(self, credential: str) -> Caller | None:
-        """Return the caller with this credential, compared in constant time; None for nobody."""
+        """Return the caller with this credential, comparing in constant time; None where there is none."""
         engine_id, is_workers, _ = credential.partition(".")
         session = self._sessions.get(engine_id) if is_workers else None
         if session is not None:
@@ -124,13 +124,13 @@ class Engines:
         """Launch one worker.
 
         Args:
-            caller: who asks.
-            order: what for.
-            address: where the caller is.
+            caller: the sender of the request.
+            order: the worker to launch.
+            address: the caller's address.
 
         Raises:
-            RequestRefused: the caller may not, or there is nothing to run, or there are too many workers.
-            MusterError: the platform cannot.
+            RequestRefused: the session is not the caller's, there is nothing to run, or there are too many workers.
+            MusterError: the platform cannot launch it.
         """
         known = self._session(caller, order.master_id)
         session = known or Session(
@@ -155,13 +155,13 @@ class Engines:
         return launched.describe()
 
     def workers(self, caller: Caller, engine_id: str) -> list[dict[str, Any]]:
-        """All workers of a session, oldest first. Raises RequestRefused where it is not the caller's."""
+        """Return all workers of a session, oldest first. Raises RequestRefused where it is not the caller's."""
         session = self._session(caller, engine_id)
         self._refresh()
         return [launched.describe() for launched in self._launched.values() if launched.session is session]
 
     def stop(self, caller: Caller, worker_id: str) -> dict[str, Any]:
-        """Ask a worker to end. Raises RequestRefused where the caller has none of that id."""
+        """Ask a worker to end, and return it. Raises RequestRefused where the caller has none of that id."""
         launched = self._launched.get(worker_id)
         if launched is None or not _may_use(caller, launched.session):
             raise RequestRefused(HTTPStatus.NOT_FOUND, f"There is no worker {worker_id}.")
@@ -176,7 +176,7 @@ class Engines:
             self._platform.stop(
                 [launched.worker.id for launched in self._launched.values() if launched.session is session]
             )
-            del self._sessions[engine_id]  # not before: where they could not be stopped it can be ended again
+            del self._sessions[engine_id]  # last, so that ending it can be repeated where they could not be stopped
 
     def close(self) -> None:
         """End all workers and wait until they are gone."""
@@ -186,7 +186,7 @@ class Engines:
             remove_folder(self._scratch)
 
     def _session(self, caller: Caller, engine_id: str) -> Session | None:
-        """The session of that name; None where nothing has been launched in it. Raises RequestRefused as said above."""
+        """Return the session, None if nothing was launched in it. Raises RequestRefused if it is not the caller's."""
         session = self._sessions.get(engine_id)
         if session is None and caller.engine_id is None:
             return None
@@ -195,7 +195,7 @@ class Engines:
         return session
 
     def _refresh(self) -> None:
-        """Learn how the workers are, and forget the oldest of those that have ended."""
+        """Update the states of the workers, and forget the oldest of those that have ended."""
         alive = [launched for launched in self._launched.values() if not launched.is_over]
         polled = self._platform.poll([launched.worker.id for launched in alive])
         for launched, worker in zip(alive, polled, strict=True):
@@ -247,7 +247,7 @@ class Engines:
         try:
             path = (self._project / script).resolve()
             is_there = path.is_relative_to(self._project) and path.is_file()
-        except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a null character
+        except (OSError, RuntimeError, ValueError):  # a path that is too long, has a loop of links, or a null character
             is_there = False
         if not is_there:
             raise RequestRefused(HTTPStatus.CONFLICT, f"There is no script {script!r} in the project {self._project}.")

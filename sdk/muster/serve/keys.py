@@ -1,4 +1,4 @@
-"""The file of API keys: one key a line, readable by its owner only."""
+"""The file of API keys: one key per line, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KEY = re.compile(r"[A-Za-z0-9_-]{32,}")
 
 
 def make_key(path: Path) -> str:
-    """A new key, which is also all that is in the file. Raises OSError where that cannot be made."""
+    """Make a new key, write it as the only one to a file, and return it. Raises OSError."""
     key = secrets.token_urlsafe(32)
     write_private(path, key + "\n")
     return key
 
 
 def make_key_file(path: Path) -> bool:
-    """Make the file with one new key in it, and return True; False where there is such a file already.
+    """Make a file with one new key, and return True; return False where the file exists already.
 
     Raises:
-        JobError: it cannot be made.
+        JobError: the file cannot be made.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,10 +39,10 @@ def make_key_file(path: Path) -> bool:
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys in the file.
+    """Return the keys in a file.
 
     Raises:
-        JobError: it cannot be read, others can read it, too, or it holds something that is no key.
+        JobError: the file cannot be read, others can read it, too, or a line is no key.
     """
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,10 +1,10 @@
-"""The connections of a service: how many there may be, and for how long, before they have shown a key.
+"""The connections of a service, with limits on their number and on the time that requests take.
 
-Whoever reaches the port may connect, and say nothing, or half of something, as slowly as they like. So those without a
-key are few; where there are more, the oldest of the address that has most of them goes first. Of those with keys, which
-workers have, too, there is a limit as well, and the oldest of whoever has most goes first. A request must be complete
-within a time, its header and its body. Both hold before and during the handshake of TLS as well, which is why
-connections are accepted here.
+Any client that reaches the port may connect and send nothing, or a part of a request, as slowly as it likes. So few
+connections without a key are allowed: where there are more, the oldest one is ended of the address that has the most.
+All connections together, also those with keys, which workers have, too, have a limit as well: the oldest one is ended
+of the caller that has the most. A request's header and body must be complete within a time limit. All limits also hold
+before and during the TLS handshake, which is why connections are accepted here rather than by uvicorn.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ logger = logging.getLogger("uvicorn.error")
 
 MOST_UNIDENTIFIED = 128  # connections that have not shown a key
 MOST = 512  # connections in all
-RECEIVE_SECONDS = 10.0  # for a handshake, and for a request without a key
+RECEIVE_SECONDS = 10.0  # for a TLS handshake, and for a request without a key
 BODY_SECONDS = 60.0  # for a request with a key
-SEND_SECONDS = 60.0  # for a client to take what is sent to it
+SEND_SECONDS = 60.0  # for a client to receive what is sent to it
 ACCEPTED_AT_ONCE = 32
-PAUSE = 0.1  # seconds without accepting where the system has no more descriptors
+PAUSE = 0.1  # seconds without accepting where no more descriptors are left
 MESSAGES_A_MINUTE = 20
 
 
@@ -38,11 +38,11 @@ class Connection:
     """One connection.
 
     Attributes:
-        peer: the address that it comes from.
-        caller: whose key a request of it has shown; None as long as none has.
+        peer: the client's address.
+        caller: the caller whose key a request has shown; None until one has.
         is_over: whether it is to end.
-        transport: what it is written to, once TLS has been agreed on.
-        handshake: the task that does so.
+        transport: its transport, after the TLS handshake.
+        handshake: the task of the handshake.
     """
 
     def __init__(self, peer: str) -> None:
@@ -53,20 +53,20 @@ class Connection:
         self.handshake: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """Hang up at once."""
+        """Close the connection at once."""
         self.is_over = True
         if self.transport is not None:
             self.transport.abort()
-        elif self.handshake is not None:  # otherwise it has not begun, and will not
+        elif self.handshake is not None:  # a handshake that has not begun never will
             self.handshake.cancel()
 
 
 class Listener:
-    """Accepts connections. Has the part of an ``asyncio.Server`` that uvicorn needs.
+    """Accepts connections, with the part of the interface of ``asyncio.Server`` that uvicorn uses.
 
     Args:
-        server: whose connections they are.
-        listener: where they come from.
+        server: the server that serves the connections.
+        listener: the listening socket.
     """
 
     def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
@@ -84,7 +84,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Accept no more connections, and end those that are in their handshake."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listener)
@@ -93,7 +93,7 @@ class Listener:
                     connection.end()
 
     async def wait_closed(self) -> None:
-        """Return at once: nothing is left to wait for."""
+        """Return at once, as there is nothing to wait for."""
 
     def _resume(self) -> None:
         if self._is_open:
@@ -127,7 +127,7 @@ class Listener:
         return sum(connection.caller is None for connection in self._connections)
 
     def _end_one(self, may_go: Callable[[Connection], bool]) -> None:
-        """End the oldest of those that may go, of the caller, or without a key the address, that has most of them."""
+        """End one of the connections that may go: the oldest of the caller, or else the address, that has the most."""
         ending = [connection for connection in self._connections if may_go(connection)]
         if ending:
             ((busiest, _),) = collections.Counter(
@@ -152,13 +152,13 @@ class Listener:
                 raise ConnectionAbortedError
             connection.handshake = asyncio.current_task()
             await self._loop.connect_accepted_socket(protocol, accepted, ssl=config.ssl, **timeout)
-        except (OSError, asyncio.CancelledError):  # it is gone, speaks no TLS, not fast enough, or is to end
+        except (OSError, asyncio.CancelledError):  # it has ended, its handshake failed, or it is to end
             accepted.close()
             self._connections.pop(connection, None)
 
 
 class HttpConnection(H11Protocol):
-    """uvicorn's side of one connection, with a limit to the time that each request takes to come."""
+    """uvicorn's protocol of one connection, with a time limit for receiving each request."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -168,41 +168,41 @@ class HttpConnection(H11Protocol):
         self._send_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start a time limit for the first request."""
+        """Start the time limit of the first request."""
         self.app_state["connection"].transport = transport
         super().connection_made(transport)
         self._expect_request()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
+        """Receive a part of a request."""
         if self._deadline is None:
             self._expect_request()
         super().data_received(data)
         state = self.conn.their_state
         if state not in (IDLE, SEND_BODY) or (state is IDLE and not self.conn.trailing_data[0]):
             self._forget_deadline()
-        if state is IDLE and self._deadline is None:  # the rest has come of a request that is answered already
+        if state is IDLE and self._deadline is None:  # the rest of a request that was answered early has come
             self._expect_request()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request. What has come of it already counts as its beginning."""
+        """Go on with the next request, whose time limit already runs if a part of it has come."""
         super().on_response_complete()
         if self.conn.their_state not in (IDLE, SEND_BODY):
             self._forget_deadline()
 
     def pause_writing(self) -> None:
-        """Start a time limit: the client does not take what is sent."""
+        """Start a time limit, as the client does not receive what is sent."""
         super().pause_writing()
         self._send_deadline = self.loop.call_later(SEND_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Lift the time limit: the client takes what is sent again."""
+        """Cancel the time limit, as the client receives again."""
         super().resume_writing()
         if self._send_deadline is not None:
             self._send_deadline.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when the connection has ended."""
+        """Cancel the time limits of a connection that has ended."""
         self._forget_deadline()
         if self._send_deadline is not None:
             self._send_deadline.cancel()
@@ -227,16 +227,16 @@ class HttpConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a listener of its own."""
+    """uvicorn's server with this module's listener."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
+        """Begin to accept connections."""
         self.servers = [Listener(self, listener) for listener in sockets or ()]  # type: ignore[misc]
         self.started = True
 
 
 class RateLimit(logging.Filter):
-    """Lets so many messages a minute pass, and says how many there were beside them."""
+    """A filter that passes a limited number of messages per minute, and then tells how many it has dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class RateLimit(logging.Filter):
         self._passed = self._left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message is to be shown."""
+        """Return whether the message passes."""
         now = time.monotonic()
         if now - self._since >= 60:
             if self._left_out:

@@ -1,4 +1,4 @@
-"""Requests and answers on the wire, in the workbench's words."""
+"""The models of requests and answers, with the workbench's field names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Text = Annotated[str, Field(pattern=r"^[^\u0000]*$")]
 
 
 def whole(value: Any) -> Any:
-    """A float that is a whole number as an integer: JSON makes no difference between the two."""
+    """Return a float that is a whole number as an integer, as JSON does not distinguish them; others unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -1,12 +1,12 @@
 """Records of running services, in ``serve/<service>`` of :func:`~muster.records.folders.muster_home`.
 
-    keys             its API key, unless it was given a file of keys; gone with the service, and void
-    service.json     who serves, where and with which platform; gone once the service has ended in order
-    workers          the platform's ids of all workers that it launched, one a line
-    <worker>.py      the code that a worker was given
-    <worker>.log     what it printed
+    keys             its API key, unless it was given a file of keys; removed, and void, when the service ends
+    service.json     its session, addresses and platform; removed when the service ends in order
+    workers          the platform's ids of all workers that it has launched, one per line
+    <worker>.py      the code of a worker
+    <worker>.log     the log of a worker
 
-From this ``--print-env`` knows where clients find a service, and the next one what one that was killed has left.
+``--print-env`` reads from it where clients find a service, and the next service reads what a killed one has left.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from muster.records.sessions import is_alive, is_out_of_sight, this_session
 from muster.serve.site import ServiceSite
 from muster.text.reading import read_json
 
-KEPT = 10  # services that have ended, whose workers' logs are still there
+KEPT = 10  # ended services whose workers' logs are kept
 
 
 class ServiceRecord:
     """The folder of a service, which only its owner can read.
 
     Attributes:
-        id: the service's name; it marks the processes of its workers.
-        folder: where it is.
-        keys: where its own API key is, if it has one.
+        id: the service's name, which also marks the processes of its workers.
+        folder: path of the folder.
+        keys: path of the file with its own API key, if it has one.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class ServiceRecord:
         self._owner = self.folder / "service.json"
 
     def announce(self, platform: str, site: ServiceSite, keys: Path) -> None:
-        """Record who serves, with which platform, where, and where its keys are."""
+        """Record the service's session, platform, addresses and key file."""
         who = {"session": this_session(), "host": socket.gethostname()}
         write_json(self._owner, {**who, "platform": platform, "site": vars(site), "keys": str(keys)})
 
     def add(self, worker: Worker) -> None:
-        """Note a worker that has been launched."""
+        """Record a worker that has been launched."""
         with (self.folder / "workers").open("a") as file:
             file.write(worker.id + "\n")
 
@@ -71,47 +71,48 @@ class ServiceRecord:
     def forget(self, worker_id: str) -> None:
         """Delete a worker's code and log."""
         for path in self.folder.glob(f"{worker_id}.*"):
-            with contextlib.suppress(OSError):  # what cannot be tidied up is no reason to refuse anything
+            with contextlib.suppress(OSError):  # a file that cannot be removed must not fail a request
                 path.unlink()
 
     def close(self) -> None:
         """Record that the service has ended, and all its workers with it."""
         self.keys.unlink(missing_ok=True)
         self._owner.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # logs of workers are in it, which are kept
+        with contextlib.suppress(OSError):  # not empty: the logs of workers are kept
             self.folder.rmdir()
 
 
 def clean_up() -> list[str]:
-    """End the workers of services that were killed on this machine; forget all but the last few that have ended.
+    """End the workers of services that were killed on this machine; remove all but the last few ended services.
 
-    Returns what could not be done, and why; the next start tries it again.
+    Returns:
+        What could not be done and why, in words; the next service tries it again.
     """
     troubles = []
     for owner, facts in _records():
         is_elsewhere = facts["host"] != socket.gethostname() or is_out_of_sight(facts["session"])
-        if not is_alive(facts["session"]) and not is_elsewhere:  # whose home this is, too
+        if not is_alive(facts["session"]) and not is_elsewhere:  # other machines may share the home folder
             try:
                 _end_workers(owner.parent, facts["platform"])
                 (owner.parent / "keys").unlink(missing_ok=True)
-                owner.unlink(missing_ok=True)  # another service that starts now may be doing the same
+                owner.unlink(missing_ok=True)  # another service that is starting may do the same
             except MusterError as error:
                 troubles.append(f"What {owner.parent.name}, which was killed, left cannot be ended: {error.message}")
     ended = [path for path in (muster_home() / "serve").glob("serve-*") if not (path / "service.json").exists()]
-    with contextlib.suppress(FileNotFoundError):  # another service that starts now is doing the same
+    with contextlib.suppress(FileNotFoundError):  # another service that is starting does the same
         for folder in sorted(ended, key=lambda path: path.stat().st_mtime)[:-KEPT]:
             remove_folder(folder)
     return troubles
 
 
 def client_environment(port: int | None) -> str:
-    """Lines for a shell that point a client at the service of this machine, in a session of its own.
+    """Return shell lines with the environment of a client of this machine's service, in a new session.
 
     Args:
-        port: which service, where there are several.
+        port: port of the service, where there are several; None where there is one.
 
     Raises:
-        JobError: none runs, or several do.
+        JobError: no service runs, or several do.
     """
     running = [facts for _, facts in _records() if is_alive(facts["session"])]
     found = [facts for facts in running if port is None or facts["site"]["url"].endswith(f":{port}")]
@@ -134,10 +135,10 @@ def client_environment(port: int | None) -> str:
 
 
 def _records() -> list[tuple[Path, dict[str, Any]]]:
-    """Return the records of this machine's services that have not ended in order, and the files that hold them."""
+    """Return the records of this machine's services that run or were killed, each with its file."""
     found = []
     for owner in sorted((muster_home() / "serve").glob("serve-*/service.json")):
-        with contextlib.suppress(OSError, ValueError):  # it ends at this moment
+        with contextlib.suppress(OSError, ValueError):  # the service is just ending
             facts = read_json(owner)
             if facts["host"] == socket.gethostname():  # a home may be shared among machines
                 found.append((owner, facts))
@@ -145,7 +146,7 @@ def _records() -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _end_workers(folder: Path, platform: str) -> None:
-    """End what a service that was killed has left, where its platform has not done so already."""
+    """End the workers and processes of a killed service that its platform has not ended already."""
     launched = folder / "workers"
     ids = launched.read_text().splitlines() if launched.exists() else []
     get_platform(platform).stop(ids)

@@ -1,4 +1,4 @@
-"""The service as a process: where it listens, until when, and what it leaves, which is nothing but logs."""
+"""The process of a service: it listens, serves until a signal, and leaves nothing but the logs of workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from muster.serve.record import ServiceRecord, clean_up
 from muster.serve.site import ServiceSite
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 3  # seconds that requests under way get at the end
+GRACE = 3  # seconds that requests under way may take when the service ends
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tls:
     key: Path
 
     def check(self) -> None:
-        """Raise JobError where they cannot be used."""
+        """Raise JobError where the files cannot be used."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, password=lambda: "")
         except OSError as error:
@@ -48,7 +48,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of ``muster serve``. Without a file of keys it makes a key, for as long as it lives."""
+    """Options of ``muster serve``. Without a file of keys, a key is made that is valid until the service ends."""
 
     host: str
     port: int
@@ -63,8 +63,8 @@ def serve(options: ServeOptions) -> None:
     """Serve until a signal comes; then end all workers.
 
     Raises:
-        JobError: it cannot be done as asked.
-        PlatformError: this system cannot host the platform.
+        JobError: an option cannot be used.
+        PlatformError: this system cannot use the platform.
     """
     platform = get_platform(options.platform)
     platform.check()
@@ -104,7 +104,7 @@ def serve(options: ServeOptions) -> None:
 
 
 def make_server(options: ServeOptions, app: FastAPI) -> uvicorn.Server:
-    """A server that ends in order when a signal comes."""
+    """Return a server that ends in order when a signal comes."""
     config = uvicorn.Config(
         app,
         ssl_certfile=options.tls.certificate if options.tls else None,
@@ -112,7 +112,7 @@ def make_server(options: ServeOptions, app: FastAPI) -> uvicorn.Server:
         lifespan="off",
         log_level="warning",
         server_header=False,
-        proxy_headers=False,  # nobody is taken for somewhere else because they say so
+        proxy_headers=False,  # any client could forge its address in them
         ws="none",
         timeout_graceful_shutdown=GRACE,
     )
@@ -121,17 +121,17 @@ def make_server(options: ServeOptions, app: FastAPI) -> uvicorn.Server:
     logging.getLogger("asyncio").addFilter(RateLimit())
     server = Server(config)
     for signum in SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-            # Also for after its end: it then takes its own handlers away, and raises once more what it has got.
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+            # Needed after the server's end, too: it then removes its own handlers, and raises the signal again.
             signal.signal(signum, server.handle_exit)
     return server
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """A socket on the host and port of the options.
+    """Return a socket that listens on the host and port of the options.
 
     Raises:
-        JobError: others could listen in, or the address cannot be had.
+        JobError: other machines could read the traffic as there is no TLS, or the address cannot be listened on.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
@@ -149,17 +149,17 @@ def listen(options: ServeOptions) -> socket.socket:
 
 
 def url_of(options: ServeOptions, listener: socket.socket) -> str:
-    """Return the address where clients find the service."""
+    """Return the URL at which clients reach the service."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = socket.getfqdn()
     elif options.tls:
-        host = options.host  # as the certificate has it
+        host = options.host  # the name in the certificate
     return f"{'https' if options.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def trust(tls: Tls, folder: Path) -> Path:
-    """A file of the usual authorities and the service's certificate, for clients that go elsewhere as well."""
+    """Write a file with the default authorities and the service's certificate, for all requests of clients."""
     authorities = folder / "authorities.pem"
     authorities.write_bytes(Path(DEFAULT_CA_BUNDLE_PATH).read_bytes() + tls.certificate.read_bytes())
     return authorities

@@ -1,23 +1,23 @@
-"""The site of a service: where it is, and the environment that sessions and their workers get from that."""
+"""The addresses of a service, and the environment that sessions and their workers get from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-APP_PORT = 8100  # where workers may serve pages, each on its own address
+APP_PORT = 8100  # port on which workers may serve pages, each at its own address
 PROJECT_PATH = "/api/v1/project"
 ENGINES_PATH = "/api/v1/engines"
 
 
 @dataclass(frozen=True)
 class ServiceSite:
-    """The site of a service, as its clients and its sessions' workers reach it.
+    """The addresses at which clients and workers reach a service.
 
     Attributes:
-        url: where it listens, such as ``http://127.0.0.1:8765``.
+        url: where the service listens, such as ``http://127.0.0.1:8765``.
         project: name of the project.
-        address: where workers reach sessions on the service's machine.
-        authorities: file of the certificates that clients trust; None for the usual ones.
+        address: address at which workers reach sessions on the service's machine.
+        authorities: file of the certificates that clients trust; None for the default ones.
     """
 
     url: str
