@@ -1,10 +1,10 @@
-"""TensorBoard in a process that ends when its session does, however that happens.
+"""TensorBoard in a process that ends with its session, however that ends.
 
     process.py SESSION_PID private|public ARGUMENT...     the arguments are TensorBoard's own
 
-Prints the address that it serves on. Where it is private nobody gets anything who does not know that address:
-TensorBoard itself knows no users, and any user of the machine can reach its port. Imports nothing of Muster, whose
-folder is therefore taken off the path again.
+It prints the address that it serves on. A private one has a secret in its path, without which it serves nothing:
+TensorBoard has no users of its own, and any user of the machine can reach its port. It imports nothing of Muster, whose
+folder is therefore removed from ``sys.path``.
 """
 
 import ctypes
@@ -13,18 +13,18 @@ import secrets
 import signal
 import sys
 
-SILENCE = 10.0  # seconds after which a connection that says nothing is closed
+SILENCE = 10.0  # seconds after which a silent connection is closed
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve until told to end."""
+    """Serve until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # an exit, unlike the signal, removes temporary folders
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the session has ended")
     del sys.path[0]
-    os.environ["no_grpc_proxy"] = "localhost,127.0.0.1"  # else it would reach its own helper through a proxy, or not
+    os.environ["no_grpc_proxy"] = "localhost,127.0.0.1"  # else it may reach its own helper through a proxy
 
     from tensorboard import program
     from werkzeug.serving import WSGIRequestHandler
@@ -32,12 +32,12 @@ def main() -> None:
     WSGIRequestHandler.timeout = SILENCE
     arguments = sys.argv[3:]
     if sys.argv[2] == "private":
-        # Made here, so that it is on no command line. The loader that is faster serves anybody on a port of its own.
+        # The secret is made here, so that no command line shows it. The fast loader serves anybody on its own port.
         arguments += ["--path_prefix", f"/{secrets.token_urlsafe(24)}", "--load_fast", "false"]
     board = program.TensorBoard()
     board.configure(argv=["tensorboard", *arguments])
     print(board.launch(), flush=True)
-    os.dup2(2, 1)  # nobody reads the first any more
+    os.dup2(2, 1)  # nothing reads standard output any more
     while True:
         signal.pause()
 

@@ -1,4 +1,4 @@
-"""TensorBoard beside the session: started for a folder of event files, and gone with the session at the latest."""
+"""TensorBoard beside the session: started for a folder of event files, and ended with the session at the latest."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from muster.runtime.background import call_in_background
 from muster.runtime.forks import in_forked_children
 
 PROGRAM = Path(__file__).with_name("process.py")
-LOG_END = 3000  # characters of its log that an error shows
-CLOSE_SECONDS = 5.0  # between asking it to end and ending it
+LOG_END = 3000  # characters of the end of its log in errors
+CLOSE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
 class TensorBoard(tuple[str, int]):
-    """``(url, pid)`` of a TensorBoard that runs; as a context manager it ends with its block."""
+    """``(url, pid)`` of a running TensorBoard; as a context manager it ends with its block."""
 
     _process: subprocess.Popen[bytes]
 
     def __new__(cls, url: str, process: subprocess.Popen[bytes]) -> TensorBoard:
-        """Make the pair that it is known by."""
+        """Make the pair of URL and process id."""
         board = super().__new__(cls, (url, process.pid))
         board._process = process
         return board
@@ -45,7 +45,7 @@ class TensorBoard(tuple[str, int]):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of TensorBoard."""
         return self[1]
 
     @property
@@ -54,7 +54,7 @@ class TensorBoard(tuple[str, int]):
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and wait until it is gone. Idempotent."""
+        """End TensorBoard, and wait until it is gone. Idempotent."""
         _end(self._process)
         _running.discard(self)
 
@@ -73,21 +73,21 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
     """Start TensorBoard for a folder, and return once it answers.
 
     In a session of the workbench it serves on the application port, which the workbench shows to those who may see the
-    session. Elsewhere it serves on a free port of this machine, which other machines cannot reach, and other users of
-    this one get nothing from without the URL: it holds a secret. It ends with the session, or when it is closed:
+    session. Elsewhere it serves on a free port of this machine, which other machines cannot reach; other users of this
+    machine need the URL, which holds a secret. It ends with the session, or when it is closed:
 
     >>> with tensorboard("logs") as board:
     ...     board.is_running, board.url.startswith("http")
     (True, True)
 
-    It is a pair, too: ``url, pid = muster.tensorboard("logs")``.
+    The result is also a pair: ``url, pid = muster.tensorboard("logs")``.
 
     Args:
-        logdir: the folder with the event files, which may come later.
+        logdir: the folder of event files, which need not exist yet.
         timeout_seconds: how long it may take to answer; it imports TensorFlow first.
 
     Raises:
-        TensorBoardFailed: it is not installed, does not come up, or its port is taken.
+        TensorBoardFailed: TensorBoard is not installed, does not start in time, or its port is taken.
     """
     if not interpreter.probe(sys.executable, ["tensorboard"]).has("tensorboard"):
         raise TensorBoardFailed(
@@ -109,21 +109,21 @@ def tensorboard(logdir: str | Path, *, timeout_seconds: float = 60) -> TensorBoa
 
 
 def _absolute(logdir: str | Path) -> str:
-    """Folders relative to this one; addresses such as ``gs://bucket/logs`` as they are."""
+    """Return the absolute path of a folder; URLs such as ``gs://bucket/logs`` are returned as they are."""
     is_address = isinstance(logdir, str) and "://" in logdir
     return str(logdir) if is_address else str(Path(logdir).expanduser().absolute())
 
 
 def _start(access: str, arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(PROGRAM), str(os.getpid()), access, *arguments]
-    # In a session of its own, so that interrupting a cell does not reach it.
+    # In its own process session, so that interrupting a cell does not reach it.
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, bufsize=0, start_new_session=True
     )
 
 
 def _await_address(process: subprocess.Popen[bytes], log: IO[bytes], port: int, deadline: float) -> str:
-    """Wait until it serves and answers; return its address."""
+    """Wait until TensorBoard answers, and return its address."""
     assert process.stdout is not None
     with process.stdout:
         poll = select.poll()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import ipaddress
 
-# Agents pin the certificate, and its key dies with the run: what the clocks of machines show must not matter.
+# Agents pin the certificate, and its key is gone after the run, so validity must not depend on machines' clocks.
 NOT_BEFORE = datetime.datetime(1970, 1, 1)
 NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59)
 
 
 def make_certificate(host: str) -> tuple[str, str]:
-    """A new self-signed certificate and its private key, both PEM, for agents to pin."""
+    """Return a new self-signed certificate and its private key, both PEM, for agents to pin."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""Key pairs, such as a run's identity and the host keys of its workers, and logins with them."""
+"""Key pairs, such as a run's identity and its workers' host keys, and logins with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SSH_PORT = 2222
 IDENTITY = "identity"  # file with a run's private key
 CONNECT_SECONDS = 10.0  # for each step of a login
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it complains of is raised as well
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors are raised as well
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class KeyPair:
 
 
 def generate_key_pair() -> KeyPair:
-    """A new key pair, made in this process so that eight of them take a millisecond and none touches a disk."""
+    """Return a new key pair, made in this process: eight take a millisecond, and none is written to a disk."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -47,7 +47,7 @@ def write_private(path: Path, text: str) -> Path:
 
 
 def log_in(client: Any, host: str, port: int, user: str, *, allow_agent: bool = False, **proof: Any) -> None:
-    """Have a ``paramiko.SSHClient`` log in with what is given as ``proof`` alone. Raises what that raises."""
+    """Have a ``paramiko.SSHClient`` log in with nothing but ``proof``. Raises what its ``connect`` raises."""
     client.connect(
         host, port, user, allow_agent=allow_agent, look_for_keys=False,
         timeout=CONNECT_SECONDS, banner_timeout=CONNECT_SECONDS, auth_timeout=CONNECT_SECONDS, **proof,
@@ -55,5 +55,5 @@ def log_in(client: Any, host: str, port: int, user: str, *, allow_agent: bool = 
 
 
 def ssh_client() -> str | None:
-    """Path of the ssh client; None where there is none."""
+    """Return the path of the ssh client; None where there is none."""
     return shutil.which("ssh")

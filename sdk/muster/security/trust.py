@@ -1,6 +1,7 @@
-"""Logins to hosts that ask nothing, as ``mpirun`` needs them: a key pair, checked host keys, and ssh's configuration.
+"""Set-up of logins without prompts, as ``mpirun`` needs them: key pairs, host keys and ssh's configuration.
 
-What is there is never overwritten, no host key is accepted unseen, and passwords are used once and kept nowhere.
+Existing keys and the user's settings are never overwritten, no host key is accepted unchecked, and passwords are used
+once and not stored.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from muster.security.ssh import CONNECT_SECONDS, SSH_PORT, generate_key_pair, lo
 with extra("trust"):
     import paramiko
 
-Accept = Callable[[str, str], bool]  # of a host and the fingerprint of its key: whether that is the right one
+Accept = Callable[[str, str], bool]  # given a host and its key's fingerprint, tells whether to accept the key
 
 TEST_SECONDS = 60.0
 IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -39,7 +40,7 @@ printf '%s\\n' {key} >> authorized_keys
 
 
 def accept_known_only(host: str, fingerprint: str) -> bool:
-    """Accept no key that is not known already."""
+    """Return False, so that only known host keys are accepted."""
     return False
 
 
@@ -52,25 +53,26 @@ def trust(
     ask_password: Callable[[str], str] | None = None,
     folder: Path | None = None,
 ) -> bool:
-    """Have ``ssh HOST`` log in without a prompt from now on, and make sure that it does.
+    """Set up ``ssh HOST`` to log in without a prompt, and check that it does.
 
-    The host's key must be known or accepted. Where the host does not let us in yet, our public key is installed there,
-    by a login with the agent, with another key, or with a password. ``~/.ssh/config`` comes to include the host's port.
+    The host's key must be known or accepted. Where the host refuses our key, our public key is installed there, by a
+    login with the ssh agent, with another key, or with a password. ``~/.ssh/config`` is made to include the settings
+    for the host, such as its port.
 
     Args:
-        host: name or address.
-        user: whom to log in as there; None for the user's name here.
-        port: where its sshd listens.
-        accept: asked about a key that is not known yet.
-        ask_password: asked for the password of ``user@host`` if nothing else lets us in; None: there is no password.
-        folder: where ssh's files are; None for ``~/.ssh``.
+        host: name or address of the host.
+        user: user to log in as; None for this user's name.
+        port: port of its sshd.
+        accept: called for a host key that is not known yet.
+        ask_password: called for the password of ``user@host`` where no key is accepted; None for no password.
+        folder: folder of ssh's files; None for ``~/.ssh``.
 
     Returns:
         Whether the key had to be installed.
 
     Raises:
         HostKeyUnknown, HostKeyChanged, LoginRefused: see :mod:`muster.errors`.
-        TrustError: the host cannot be reached, or something on the way there failed.
+        TrustError: the host cannot be reached, or a step failed.
     """
     if not HOST.fullmatch(host):
         raise JobError(f"{host!r} is no name or address of a host.")
@@ -89,15 +91,15 @@ def trust(
 
 
 def check_login(host: str, folder: Path | None = None, *, user: str | None = None, port: int | None = None) -> None:
-    """Log in as ``mpirun`` would: by the ssh client and its configuration, with nobody there to answer a prompt.
+    """Log in as ``mpirun`` would: by the ssh client and its configuration, without prompts.
 
     Args:
-        host: name or address.
-        folder: where ssh's files are; None for ``~/.ssh``.
-        user, port: whom to log in as, and where sshd listens; None for what the configuration says.
+        host: name or address of the host.
+        folder: folder of ssh's files; None for ``~/.ssh``.
+        user, port: user to log in as, and port of its sshd; None for those of the configuration.
 
     Raises:
-        TrustError: it does not work; ``details`` has what ssh says.
+        TrustError: the login fails; ``details`` has the output of ssh.
     """
     client = ssh_client()
     if client is None:
@@ -121,7 +123,7 @@ def check_login(host: str, folder: Path | None = None, *, user: str | None = Non
 
 
 def _advice_on_login(host: str, said: str, port: int) -> str:
-    """Return what to try where ssh does not log in: trust helps against a refusal, and not where nobody answers."""
+    """Return what to try where ssh does not log in: ``muster trust`` only helps where the host answers."""
     again = f"`ssh -v -p {port} {host}`, which shows each step"
     if re.search("Permission denied|Too many authentication|Host key|host key|REMOTE HOST", said):
         return f"muster trust {host} -p {port}; or {again}"
@@ -141,28 +143,28 @@ class SshFolder:
     """The files of the ssh client, by default those in ``~/.ssh``."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"  # where ssh looks, whatever HOME says
+        self.path = path or Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"  # ssh looks there, whatever HOME is
         self.known_hosts = self.path / "known_hosts"
         self.config = self.path / "config"
 
     def identity(self) -> tuple[Path, str]:
-        """The private key to log in with, and its public key. An Ed25519 pair is made where there is none."""
+        """Return the path of the private key to log in with, and its public key; make an Ed25519 pair if needed."""
         existing = [self.path / name for name in IDENTITIES if (self.path / name).exists()]
         private = existing[0] if existing else self._make_identity()
-        private.chmod(0o600)  # ssh ignores one that others can read
+        private.chmod(0o600)  # ssh ignores a private key that others can read
         public = private.with_name(f"{private.name}.pub")
         return private, public.read_text().strip() if public.exists() else _public_part(private)
 
     def keys_beside(self, identity: Path) -> list[Path]:
-        """The other private keys."""
+        """Return the paths of the other private keys."""
         return [path for path in sorted(self.path.glob("id_*")) if path.suffix != ".pub" and path != identity]
 
     def remember(self, entry: str) -> None:
-        """Add a line to the known hosts."""
+        """Add a line to the file of known hosts."""
         _append_line(self.known_hosts, entry)
 
     def write_config(self, host: str, port: int, user: str | None, identity: Path) -> None:
-        """Tell ssh how to reach a host, in a file of its own that ``config`` includes ahead of everything else."""
+        """Write ssh's settings for a host to a file of its own, which ``config`` includes before everything else."""
         folder = self.path / "muster.d"
         settings = {"Port": port, "User": user, "IdentityFile": f'"{identity}"', "IdentitiesOnly": "yes"}
         settings["UserKnownHostsFile"] = f'"{self.known_hosts}"'
@@ -171,7 +173,7 @@ class SshFolder:
         include = f'Include "{folder}/*"\n'
         before = self.config.read_text() if self.config.exists() else ""
         if include not in before:
-            target = self.config.resolve()  # it may be a link to where somebody keeps such files
+            target = self.config.resolve()  # it may be a link to a file elsewhere
             write_private(target.with_name(f"{target.name}.muster"), include + before).replace(target)
 
     def _make_identity(self) -> Path:
@@ -195,10 +197,10 @@ class TrustedLogin(paramiko.MissingHostKeyPolicy):
         self._files = files
 
     def attempt(self, *, allow_agent: bool = False, **proof: Any) -> paramiko.SSHClient:
-        """Log in with what is given as ``proof`` and nothing else.
+        """Log in with nothing but ``proof``, and return the client.
 
         Raises:
-            TrustError: it did not work; see :func:`trust`.
+            TrustError: the login failed; see :func:`trust`.
         """
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(self)
@@ -215,7 +217,7 @@ class TrustedLogin(paramiko.MissingHostKeyPolicy):
         return client
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Record a key that is accepted, and refuse any other."""
+        """Add an accepted host key to the known hosts, and raise HostKeyUnknown for any other."""
         if not self._accept(self.host, key.fingerprint):
             raise HostKeyUnknown(
                 f"{self.host}, port {self.port}, proves itself by a key that is not known here: "
@@ -249,7 +251,7 @@ class TrustedLogin(paramiko.MissingHostKeyPolicy):
 def _first_login(
     login: TrustedLogin, keys: list[Path], ask_password: Callable[[str], str] | None, refused: LoginRefused
 ) -> paramiko.SSHClient:
-    """A login by whatever else there is: the agent, other keys, a password."""
+    """Log in by other means than the identity: the ssh agent, other keys, or a password; return the client."""
     try:
         return login.attempt(allow_agent=True, key_filename=[str(key) for key in keys])
     except LoginRefused:
@@ -259,7 +261,7 @@ def _first_login(
 
 
 def _install(login: TrustedLogin, public: str, client: paramiko.SSHClient) -> None:
-    """Have the host accept the public key, beside those that it accepts already."""
+    """Add the public key to the host's authorized keys."""
     problem = f"The key could not be installed on {login.host}"
     try:
         with client:
@@ -285,7 +287,7 @@ def _public_part(private: Path) -> str:
 
 
 def _append_line(path: Path, line: str) -> None:
-    """Add a line to a file that only its owner can read, which may lack the end of its last line."""
+    """Add a line to a file, which may lack its last newline; a new file is readable by its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+b") as file:
         file.seek(0)
