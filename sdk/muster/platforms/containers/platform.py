@@ -45,7 +45,7 @@ from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
 AT_ONCE = 8  # requests to the engine at the same time
-STOP_SECONDS = 4.0  # that an agent may take to end its processes and itself
+STOP_SECONDS = 4.0  # time that an agent may take to end its processes and itself
 GONE = "The engine knows no container of that name; somebody has removed it."
 
 

@@ -17,7 +17,7 @@ from muster.platforms.containers.engine import Engine
 from muster.platforms.containers.refusals import asking
 
 LARGEST_LINE = 16 << 10  # bytes that are read of a container's last line
-WORDS_SECONDS = 1.0  # that an engine may take to store the last output of a container that has ended
+WORDS_SECONDS = 1.0  # time that an engine may take to store the last output of a container that has ended
 CANNOT_EXECUTE = "failed to exec"  # printed by Podman's init, which then exits with status 1
 NOT_EXECUTABLE, NO_PROGRAM = 126, 127  # exit statuses of an init that cannot start the program
 SIGTERM_STATUS, SIGKILL_STATUS = 128 + signal.SIGTERM, 128 + signal.SIGKILL

@@ -26,7 +26,7 @@ from muster.security.ssh import CONNECT_SECONDS, ssh_client
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 READY = b"\0muster guard\n"
 LOADER = "python3 -I -S -c 'import sys;exec(sys.stdin.buffer.raw.readline())'"
-READY_SECONDS = 60.0  # that a login may take, including the startup files of the host's shell
+READY_SECONDS = 60.0  # time that a login may take, including the startup files of the host's shell
 ANSWER_SECONDS = 20.0
 LONGEST = 1 << 25  # bytes of an answer without its payload
 MOST_SAID = 1 << 16  # bytes that are read of the errors of ssh, or of the host's shell

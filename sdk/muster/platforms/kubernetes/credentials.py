@@ -17,7 +17,7 @@ from muster.errors import PlatformUnsupported
 from muster.platforms.kubernetes.kubeconfig import Access, content_of
 
 TOKEN_FILE_SECONDS = 60.0  # after which a token file is read again, as other programs renew it
-PROGRAM_SECONDS = 60.0  # that a program may take to print its credential
+PROGRAM_SECONDS = 60.0  # time that a program may take to print its credential
 LAST_WORDS = 1000  # characters of its error output in errors
 EARLY_SECONDS = 30.0  # before its expiration at which a token is no longer used
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")

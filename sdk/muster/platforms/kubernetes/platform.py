@@ -34,8 +34,8 @@ from muster.runtime.extras import extra
 AT_ONCE = 8  # requests to the cluster at the same time
 POLL_SECONDS = 2.0  # between two polls of the pods
 IDLE_POLL_SECONDS = 6.0  # the same while nothing changes: connected agents report their ends themselves
-DELAY_SECONDS = 10.0  # that a pod may wait before its events are read, and between two such requests
-CLOSE_SECONDS = 15.0  # that pods may take to end
+DELAY_SECONDS = 10.0  # time that a pod may wait before its events are read, and between two such requests
+CLOSE_SECONDS = 15.0  # time that pods may take to end
 CLOSING_POLL_SECONDS = 0.5  # between two polls while they end
 TAKEN_SECONDS = 30.0  # for which a pod that is being deleted may still have the same name
 NOBODY = Worker("", "")

@@ -24,10 +24,10 @@ from muster.platforms.parallel import for_all
 from muster.platforms.placement import Key, Placement, key_of
 from muster.platforms.pooled.guard_stream import MOST_SAID, GuardLost, GuardSilent, GuardStream
 
-BACK_SECONDS = 60.0  # that a run which needs a lost worker of the pool waits for its return
+BACK_SECONDS = 60.0  # time that a run waits for the return of a lost worker of the pool
 BACK_POLL = 0.2
 STOP_SECONDS = 5.0
-POLL_SECONDS = 2.0  # that a poll waits for a guard: the next poll asks it again
+POLL_SECONDS = 2.0  # time that a poll waits for a guard: the next poll asks it again
 WARMTH: dict[str, Check] = {
     "state": one_of("none", "importing", "ready", "unsafe"),
     "why": optional(text(MOST_SAID)),

@@ -12,7 +12,7 @@ from muster.errors import LaunchRefused, PlatformError, PlatformUnsupported
 from muster.platforms.refusals import Refusal, find_refusal, in_words
 from muster.text.arguments import Argument, ArgumentText
 
-SECONDS = 60.0  # that a command may take, as a busy controller answers late
+SECONDS = 60.0  # time that a command may take, as a busy controller answers late
 PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 TOLD = re.compile(rf"^(?:{'|'.join(PROGRAMS)}|allocation failure)(?:: error)?: ", re.MULTILINE)
 ENDED = r"already|invalid job|not found|no such"  # in the output of scancel for jobs that have ended

@@ -21,7 +21,7 @@ from muster.platforms.slurm import commands
 from muster.platforms.slurm.submissions import Submission
 
 AGAIN_SECONDS = 2.0  # between two attempts
-STEP_SECONDS = 5.0  # that agents may take to end their processes and remove their files
+STEP_SECONDS = 5.0  # time that agents may take to end their processes and remove their files
 LATE_SECONDS = 10.0  # for which attempts go on, as a job's submission may have been under way when the session ended
 
 

@@ -30,8 +30,8 @@ from muster.platforms.slurm.submissions import HANDLE, Submission, Task, left_be
 from muster.records.folders import muster_home
 from muster.text.arguments import Argument, ArgumentText
 
-END_SECONDS = 10.0  # that cancelled jobs may take to end
-KILL_SECONDS = 15.0  # that a step may take which signals the tasks on a node to end
+END_SECONDS = 10.0  # time that cancelled jobs may take to end
+KILL_SECONDS = 15.0  # time that the step may take that signals the tasks on a node to end
 AT_ONCE = 8  # such steps at the same time
 CHECK_SECONDS = 0.05  # between two checks whether cancelled tasks have ended
 STRANGER = "This platform does not know the worker."

@@ -21,8 +21,8 @@ from muster.platforms.workbench.launch import WorkbenchLaunch
 from muster.text.arguments import Argument, ArgumentText
 
 STOP_SECONDS = 10.0  # after which, once the workbench has failed to stop one, no more are tried
-LAG_SECONDS = 10.0  # that a launched worker may take to appear in the workbench's list
-GONE_SECONDS = 20.0  # that stopped workers may take to end
+LAG_SECONDS = 10.0  # time that a launched worker may take to appear in the workbench's list
+GONE_SECONDS = 20.0  # time that stopped workers may take to end
 GONE_LOOK = 0.25  # seconds between two polls while they end
 NO_ADDRESS = ("unknown", "", None)  # the workbench's values for an address that it does not know yet
 REASONS = {
