@@ -199,3 +199,27 @@ def test_what_a_script_has_written_to_files_that_it_leaves_open_is_there(tmp_pat
     )
     subprocess.run([sys.executable, runner.__file__, "program", str(script)], cwd=tmp_path, check=True)
     assert [(tmp_path / name).read_text() for name in ("text", "binary")] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def interrupt(path): raise KeyboardInterrupt\nos.listdir = interrupt\nos._exit(7)",  # as Ctrl-C may
+        "os._exit('a word')",
+        "import pickle\nassert pickle.loads(pickle.dumps(os._exit)) is os._exit\nos._exit(7)",
+        "import cloudpickle\nassert cloudpickle.loads(cloudpickle.dumps(os._exit)) is os._exit\nos._exit(7)",
+    ],
+)
+def test_os_exit_ends_a_script_whatever_becomes_of_its_report(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    lines = [
+        "import os",
+        "try:",
+        *(f"    {line}" for line in text.splitlines()),
+        "except TypeError:",
+        "    os._exit(7)",
+    ]
+    script.write_text("\n".join(lines))
+    environment = {**os.environ, "MUSTER_REPORT": str(tmp_path / "nobody")}
+    command = [sys.executable, runner.__file__, "program", str(script)]
+    assert subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=False).returncode == 7

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 
@@ -64,3 +66,29 @@ def test_no_more_than_so_many_are_watched_at_a_time(
     end(processes[2])
     assert watched.place_of(processes[2].pid) == 1
     watched.close()
+
+
+def test_where_the_kernel_tells_nothing_there_is_no_order_and_nothing_is_left_open(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullQueue:
+        """An epoll whose user watches as much as they may."""
+
+        def register(self, descriptor: int, events: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    def forbid(pid: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    before = set(os.listdir("/proc/self/fd"))
+    for owner, name, value in ((os, "pidfd_open", None), (os, "pidfd_open", forbid), (select, "epoll", FullQueue)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value) if value else patch.delattr(owner, name)
+            watched = Ends(RUN)
+            watched.watch(processes[0].pid)
+            assert watched.place_of(processes[0].pid) is None
+            watched.close()
+        assert set(os.listdir("/proc/self/fd")) == before

@@ -521,17 +521,21 @@ def _tell_of_exits():
     # type: () -> None
     """Have ``os._exit`` tell the agent of its call, as ``sys.exit`` does: a peer that had gone may be the reason.
 
-    Forks of this process leave without that.
+    Forks of this process leave without that. Whatever interrupts it, the process ends; and it is pickled by its name,
+    as the original is.
     """
     leave, own = os._exit, os.getpid()
 
     def tell_and_leave(status):
         # type: (int) -> None
-        if os.getpid() == own and isinstance(status, int) and status & 0xFF:
-            with contextlib.suppress(Exception):  # whatever it is: the process is to end
-                _report_exception(SystemExit(status))
-        leave(status)
+        try:
+            if os.getpid() == own and isinstance(status, int) and status & 0xFF:
+                with contextlib.suppress(Exception):
+                    _report_exception(SystemExit(status))
+        finally:  # also where a handler of a signal raises KeyboardInterrupt or SystemExit meanwhile
+            leave(status)
 
+    tell_and_leave.__module__, tell_and_leave.__name__, tell_and_leave.__qualname__ = "os", "_exit", "_exit"
     os._exit = tell_and_leave  # type: ignore[assignment]
 
 

@@ -34,11 +34,17 @@ class Ends:
         self._places.pop(pid, None)
         if len(self._watched) >= MOST or self._mark not in linux.environment_of(pid):
             return
-        with contextlib.suppress(OSError):  # of old kernels, or for want of descriptors
+        # There is no order for want of descriptors, on old kernels and Pythons built for them, and where a container
+        # forbids it.
+        with contextlib.suppress(OSError, AttributeError):
             self._queue = self._queue or select.epoll()
             descriptor = os.pidfd_open(pid)
+            try:
+                self._queue.register(descriptor, select.EPOLLIN | select.EPOLLET)
+            except OSError:
+                os.close(descriptor)
+                raise
             self._watched[descriptor] = pid
-            self._queue.register(descriptor, select.EPOLLIN | select.EPOLLET)
             now = select.poll()
             now.register(descriptor, select.POLLIN)
             if now.poll(0):
