@@ -229,6 +229,7 @@ def test_workers_that_are_lost_together_are_told_as_one_loss(tmp_path: Path) -> 
     error = explain(gone, tmp_path, ties=others)
     assert error.message == "worker-0, worker-1 and worker-2 were lost: The guard is gone."
     assert error.worker == "worker-1"
+    assert [other["worker"] for other in error.failure["others"]] == ["worker-2", "worker-0"]
     tie = replace(gone, worker="worker-3", message="Its agent was ended by SIGKILL.")
     assert explain(gone, tmp_path, ties=[*others, tie]).message == (
         "worker-0, worker-1 and worker-2 were lost: The guard is gone. "

@@ -69,8 +69,8 @@ class MusterError(Exception):
     Attributes:
         failure: of a run that has failed, what did, as plain data: ``kind``, ``worker`` and ``rank``; of what is known
             ``type`` (of an exception), ``message`` (why a worker is gone), ``exit_code`` and ``signal``; and as
-            ``others`` the processes that are named besides, which may as well have failed first, or are the other end
-            of a link that is cut. Else empty.
+            ``others`` the processes that are named besides, which may as well have failed first, were lost together
+            with it, or are the other end of a link that is cut. Else empty.
     """
 
     failure: Mapping[str, Any] = MappingProxyType({})

@@ -74,7 +74,8 @@ def explain(
     if together:  # as their guard is gone, which is nobody's own failure
         error.message = _lost_together(failure, together)
     are_named = alike == 1 or failure.kind is not FailureKind.EXCEPTION
-    error.failure = error.failure or failure.to_data(other.source for other in ties if are_named)
+    named = [*together, *(ties if are_named else ())]
+    error.failure = error.failure or failure.to_data(other.source for other in named)
     if ties and are_named:
         error.message = f"{error.message} {_ties_text(failure, ties, alike)}"
     return error
