@@ -188,7 +188,7 @@ def provide_tf1() -> None:
     try:
         make_environment(VENV_TF1, python, key, ["install", *TF1])
     except SetupError as error:
-        shutil.rmtree(VENV_TF1)  # half an environment would make tests fail, rather than skip
+        shutil.rmtree(VENV_TF1, ignore_errors=True)  # half an environment would make tests fail, rather than skip
         print(error)
         say("the tests with TensorFlow 1.15 will be skipped")
 
