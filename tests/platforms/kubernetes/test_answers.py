@@ -210,12 +210,14 @@ def test_what_delays_pods_is_asked_for_one_after_the_other_and_never_where_that_
     assert all(
         'A volume of it cannot be mounted. Kubernetes says: secret "data"' in str(each.reason) for each in workers
     )
-    fake.otherwise = lambda method, path: Answer(403, {"message": "cannot list"}) if "/events" in path else pods
-    fake.asked.clear()
-    for _ in range(50):
-        now[0] += 1.0
-        platform.poll(handles)
-    assert sum("/events" in path for _, path, _ in fake.asked) == 1
+    for code, times in ((400, 5), (403, 1)):  # any other failure may be over the next time
+        refusal = Answer(code, {"message": "cannot list"})
+        fake.otherwise = lambda method, path, refusal=refusal: refusal if "/events" in path else pods  # type: ignore[misc]
+        fake.asked.clear()
+        for _ in range(50):
+            now[0] += 1.0
+            platform.poll(handles)
+        assert sum("/events" in path for _, path, _ in fake.asked) == times
 
 
 @pytest.mark.parametrize(

@@ -388,8 +388,9 @@ class KubernetesPlatform(Platform):
         self._delays.pop(handle, None)
         try:
             self._delays[handle] = delay_of_events(self._events_of(handle))
-        except (PlatformError, KeyError):
-            self._delays_asked_at = float("inf")  # without the right to read events, never ask again
+        except (PlatformError, KeyError) as error:
+            if isinstance(error, ApiRefused) and error.code == 403:  # without the right to read events, never ask again
+                self._delays_asked_at = float("inf")
 
     def _events_of(self, handle: str) -> Sequence[Mapping[str, Any]]:
         """Return the events about a pod. Raises PlatformError, KeyError."""
