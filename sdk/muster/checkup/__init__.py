@@ -9,7 +9,7 @@ from __future__ import annotations
 from muster.checkup.horovod import try_allreduce
 from muster.checkup.report import Finding, Report
 from muster.checkup.session import CHECKS, imported_of_horovod
-from muster.checkup.workers import probe
+from muster.checkup.workers import probe_workers
 from muster.errors import JobError, PlatformError
 from muster.run.cluster import Cluster
 from muster.run.request import CheckedRun, RunRequest, check
@@ -33,4 +33,4 @@ def examine(run: Cluster | RunRequest | CheckedRun, *, launch: bool = True) -> R
     trains_here = checked.strategy.name == "horovod" and not checked.platform.python
     if launch and trains_here and all(finding.level != "error" for finding in findings):
         findings += try_allreduce(checked, imported_of_horovod(checked))
-    return Report([*findings, *(probe(checked) if launch else ())])
+    return Report([*findings, *(probe_workers(checked) if launch else ())])

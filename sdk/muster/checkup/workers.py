@@ -87,7 +87,7 @@ class Inspection(Strategy):
         return Plan(processes=dict.fromkeys(names, probe), completed_by=tuple(names))
 
 
-def probe(checked: CheckedRun) -> list[Finding]:
+def probe_workers(checked: CheckedRun) -> list[Finding]:
     """Launch the workers, find out what they have, and stop them. Nothing is left of it."""
     strategy = Inspection(checked.strategy, needed_of_workers(checked) if checked.platform.python else ())
     began = time.monotonic()

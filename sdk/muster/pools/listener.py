@@ -205,9 +205,8 @@ class Listener:
 
     async def _shake_hands(self, connection: UnidentifiedConnection) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(
-            HELLO_SECONDS, loop.call_soon, self._expire, connection
-        )  # behind a hello that lies in the inbox
+        # By call_soon, so that it comes behind a hello that lies in the inbox.
+        loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, connection)
         try:
             _configure(connection.socket)
             assert self._context is not None

@@ -66,12 +66,12 @@ class Listener:
 
     Args:
         server: the server that serves the connections.
-        listener: the listening socket.
+        listening: the listening socket.
     """
 
-    def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
+    def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
         self._server = server
-        self._listener = listener
+        self._socket = listening
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Connection, None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,15 +79,15 @@ class Listener:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_unidentified = min(MOST_UNIDENTIFIED, descriptors // 4)
         self._most = min(MOST, descriptors // 2)
-        listener.setblocking(False)
-        listener.listen(1024)
+        listening.setblocking(False)
+        listening.listen(1024)
         self._resume()
 
     def close(self) -> None:
         """Accept no more connections, and end those that are in their handshake."""
         if self._is_open:
             self._is_open = False
-            self._loop.remove_reader(self._listener)
+            self._loop.remove_reader(self._socket)
             for connection in self._connections:
                 if connection.transport is None:
                     connection.end()
@@ -97,19 +97,19 @@ class Listener:
 
     def _resume(self) -> None:
         if self._is_open:
-            self._loop.add_reader(self._listener, self._accept)
+            self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                accepted, address = self._listener.accept()
+                accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many files are open
                 logger.warning("connections have to wait: %s", error)
                 for _ in range(ACCEPTED_AT_ONCE):
                     self._end_one(lambda connection: connection.caller is None)
-                self._loop.remove_reader(self._listener)
+                self._loop.remove_reader(self._socket)
                 self._loop.call_later(PAUSE, self._resume)
                 return
             accepted.setblocking(False)
@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        self.servers = [Listener(self, listener) for listener in sockets or ()]  # type: ignore[misc]
+        self.servers = [Listener(self, listening) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
 
