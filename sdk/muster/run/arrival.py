@@ -1,4 +1,4 @@
-"""The arrival of a run's workers: they are submitted or replaced, and have a limit; a run may go on without some."""
+"""The arrival of a run's workers: their launch or replacement, and its time limit; a run may go on without some."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ logger = logging.getLogger("muster")
 
 
 class Arrival:
-    """Launches the workers of a run, and says until when they have to be there.
+    """Launches the workers of a run, and computes the deadline of the start.
 
     Args:
         context: the run, with its limits.
-        pool: launches them.
-        state: what is known of them.
-        watch: asks the platform about them.
+        pool: launches the workers.
+        state: the state of the workers.
+        watch: polls the platform about them.
 
     Attributes:
-        submitted_at: since when the platform has had them, on the monotonic clock.
-        not_counted: seconds that do not count as those of the start.
+        submitted_at: when the workers were submitted to the platform, on the monotonic clock.
+        not_counted: seconds that do not count towards the time limit of the start.
     """
 
     def __init__(self, context: RunContext, pool: AgentPool, state: RunState, watch: PlatformWatch) -> None:
@@ -40,7 +40,7 @@ class Arrival:
         self.not_counted = 0.0
 
     async def launch(self) -> None:
-        """Have the platform launch all workers, or those that are missing where an attempt before has left others.
+        """Have the platform launch all workers, or only the missing ones if some stayed from the attempt before.
 
         Raises:
             PlatformError: it cannot, and the run cannot go on without them.
@@ -56,10 +56,10 @@ class Arrival:
     def deadline(self) -> float | None:
         """Return the time at which the start will have taken too long.
 
-        The limit of each worker that has not said hello counts from when the platform had a place for it; once all
-        have, that of the last counts. It does not begin before the imports of what runs by then have ended, or come no
-        further. Workers that are queued have a limit of their own; but a platform that cannot be asked about them for
-        as long as a start may take counts as lost.
+        The limit of each worker that has not said hello counts from when the platform had a place for it; once all have
+        said hello, it counts from when the last one was placed. It begins anew with each report that a process is
+        importing modules. Workers that are queued have a limit of their own; but if the platform has not answered for
+        as long as a start may take, their start has failed, too.
         """
         state, limits = self._state, self._limits
         queued, missing = set(state.queued), state.missing
@@ -87,12 +87,12 @@ class Arrival:
             self._state.submitted(name, handle, self.submitted_at)
 
     async def _replace_missing(self) -> None:
-        """Launch the next generation of every worker that is not there; the others stay as they are."""
+        """Launch the next generation of every missing worker; the others stay as they are."""
         for name in self._state.missing:
             await self._replace(name)
 
     async def _replace(self, name: str) -> None:
-        """Launch the next generation of a worker, or go on without it where that cannot be, and enough are left."""
+        """Launch the next generation of a worker, or go on without it if that fails and enough workers are left."""
         try:
             handle = await self._pool.replace(name, f"{self._key}.{name}", self._limits.start)
         except (PlatformError, TimeoutError, LeaseHeld) as error:

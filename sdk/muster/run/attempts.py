@@ -15,7 +15,7 @@ from muster.job import Script
 from muster.text.arguments import Argument, ArgumentText
 
 LOST, KILLED, MEMORY, FAILED, CRASHED, STALLED = CAUSES = ("lost", "killed", "memory", "failed", "crashed", "stalled")
-BY_ITSELF = (LOST, KILLED)  # causes that another attempt may well not meet
+BY_ITSELF = (LOST, KILLED)  # the default: causes that another attempt may well not meet
 KINDS = {
     FailureKind.LOST: LOST,
     FailureKind.PREEMPTED: LOST,
@@ -26,7 +26,7 @@ KINDS = {
     FailureKind.EXCEPTION: FAILED,
     FailureKind.EXIT: FAILED,
 }
-SAVES = re.compile(rb"checkpoint|MUSTER_ATTEMPT|BackupAndRestore", re.IGNORECASE)  # as a script says that goes on
+SAVES = re.compile(rb"checkpoint|MUSTER_ATTEMPT|BackupAndRestore", re.IGNORECASE)  # signs of a script that resumes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RestartPolicy:
 
     Attributes:
         restarts: the most attempts after the first.
-        causes: those of ``CAUSES`` after which there is another.
+        causes: those of ``CAUSES`` after which there is another attempt.
     """
 
     restarts: int = 0
@@ -45,10 +45,10 @@ class RestartPolicy:
     def checked(
         cls, restarts: object, restart_on: Iterable[str] | str | None, from_scratch: bool, script: Script | None
     ) -> RestartPolicy:
-        """The policy that a user asked for.
+        """Return the policy that a user asked for.
 
         Raises:
-            JobError: a number or a cause is none, or the script would begin again from nothing.
+            JobError: the number or a cause is not valid, or the script would begin again from nothing.
         """
         count = whole_number("restarts", restarts)
         if count < 0:
@@ -73,7 +73,7 @@ class RestartPolicy:
 
 
 def _saves(script: Script | None) -> bool:
-    """Return whether a script says that it goes on from what it has saved, as far as its text can be read."""
+    """Return whether a script seems to resume from a checkpoint; True where its text cannot be read."""
     if script is None:
         return False
     if script.pickled:
@@ -85,20 +85,20 @@ def _saves(script: Script | None) -> bool:
 
 
 class Attempts:
-    """The attempts of one run. An observer of it, which remembers how far each has come.
+    """The attempts of one run. An observer of the run, which remembers how far each worker has come.
 
     Attributes:
-        policy: when there is another.
-        number: of the present one, from 1.
+        policy: the policy of restarts.
+        number: number of the present attempt, from 1.
     """
 
     def __init__(self, policy: RestartPolicy = RestartPolicy()) -> None:
         self.policy = policy
         self.number = 1
-        self._steps: dict[str | None, int] = {}  # the furthest of each worker, in any attempt
-        self._met: tuple[str | None, str | None, int] | None = None
+        self._steps: dict[str | None, int] = {}  # the furthest step of each worker, in any attempt
+        self._met: tuple[str | None, str | None, int] | None = None  # cause, worker and step of the last failure
         self._alone = 0  # processes that were started again while the others went on
-        self._returning: set[str | None] = set()  # workers of those that are not back yet
+        self._returning: set[str | None] = set()  # workers whose restarted process does not listen yet
 
     def __call__(self, event: Event) -> None:
         """Remember how far each worker has come."""
@@ -109,12 +109,13 @@ class Attempts:
             self._steps[event.worker] = max(step, self._steps.get(event.worker, step))
 
     def another(self, error: MusterError, failure: Failure | None) -> str | None:
-        """Begin another attempt if there is to be one, and return why, in words; None if there is none.
+        """Count another attempt if there is to be one, and return the reason as a text; None if there is none.
 
-        There is none where the same has become of the same worker twice, and it has come no further meanwhile.
+        There is none if the same worker has failed twice from the same cause at the same step.
 
         Args:
-            error, failure: what ended the last one, and its cause, where there is one.
+            error: the error that ended the last attempt.
+            failure: the failure that caused it; None where there was none.
         """
         if failure is not None and failure.kind in OF_WORKER and failure.worker in self._returning:
             self._alone -= 1  # its process was not lost by itself: all of the worker was
@@ -132,10 +133,10 @@ class Attempts:
         return f"{error.message}{stop} Attempt {self.number} of at most {self.number + self._left} begins."
 
     def alone(self, failure: Failure) -> bool:
-        """Count a process as started again while the others go on, and return whether it may be.
+        """Return whether a process may be started again while the others go on; if so, count it.
 
         Args:
-            failure: what has become of it.
+            failure: the failure of the process.
         """
         if _cause_of_failure(failure) not in self.policy.causes or not self._left:
             return False
@@ -145,13 +146,13 @@ class Attempts:
 
     @property
     def _left(self) -> int:
-        """Return the number of restarts that are left."""
+        """Number of restarts that are left."""
         return self.policy.restarts - self._alone - (self.number - 1)
 
 
 def _cause_of(error: MusterError, failure: Failure | None) -> str | None:
-    """The cause of an end, as users name it; None for what has nothing to do with the attempt."""
-    if isinstance(error, LaunchRefused):  # it could not be started, and will hardly be another time
+    """Return the cause of an attempt's end, one of ``CAUSES``; None for an error that another attempt cannot mend."""
+    if isinstance(error, LaunchRefused):  # another attempt would hardly be able to start it either
         return None
     if isinstance(error, RunStalled):
         return STALLED

@@ -1,4 +1,4 @@
-"""Bounds of what agents may tell, since it is kept, and looked through at every change."""
+"""Bounds on what agents may report, since reports are kept, and searched at every change."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 logger = logging.getLogger("muster")
 
-MOST_NOTES = 20  # of what processes say about themselves,
-NOTES_OF_EACH = 8  # and of what those of one worker say: others are to be heard, too
-MOST_METRICS = 1000  # names that are kept of what all processes report
-MOST_STAGES = 16  # that an agent may tell of for each process
-SPARE_PROCESSES = 64  # that an agent may tell of beyond those that its worker is to have
-FAILURES_OF_EACH = 4  # that an agent may tell of for each of them
+MOST_NOTES = 20  # notes about reports of all processes
+NOTES_OF_EACH = 8  # notes about one worker, so that there is room for others
+MOST_METRICS = 1000  # names of metrics that are kept
+MOST_STAGES = 16  # stages that an agent may report for each process
+SPARE_PROCESSES = 64  # processes that an agent may report beyond those that its worker is to have
+FAILURES_OF_EACH = 4  # failures that an agent may report for each process
 
 
 class AgentBounds:
-    """Counts of what each agent of a run has told so far, which say whether it may tell more.
+    """Counts of what each agent of a run has reported so far, which decide whether it may report more.
 
     Args:
         expected: returns how many processes a worker is to have.
@@ -28,39 +28,39 @@ class AgentBounds:
         self._doubted: set[tuple[str, str]] = set()
         self._failures: Counter[str] = Counter()
         self._stages: Counter[str] = Counter()
-        self._reporting: dict[str, set[int | None]] = {}  # ranks that tell of progress
+        self._reporting: dict[str, set[int | None]] = {}  # ranks that report progress
         self._noted: set[str] = set()
         self._notes_of: Counter[str] = Counter()
 
     def doubt(self, worker: str, what: str) -> None:
-        """Log something that makes no sense, once for each worker: whoever says it once may say it without end."""
+        """Log a nonsensical report of a worker, once for each worker and text, as it may be repeated without end."""
         if (worker, what) not in self._doubted:
             self._doubted.add((worker, what))
             logger.warning("%s %s", worker, what)
 
     def most_processes(self, worker: str) -> int:
-        """Return how many processes an agent may tell of."""
+        """Return how many processes an agent may report."""
         return self._expected(worker) + SPARE_PROCESSES
 
     def allow_process(self, worker: str, rank: int | None, known: Collection[int | None]) -> bool:
-        """Return whether an agent may tell that a process has started, beside those that are known of its worker."""
+        """Return whether an agent may report the start of another process, beside its worker's known ones."""
         has_room = rank not in known and len(known) < self.most_processes(worker)
         if not has_room:
             self.doubt(worker, "tells of more processes than anybody has asked for")
         return has_room
 
     def allow_failure(self, worker: str) -> bool:
-        """Count a failure that an agent tells of, and return whether it is recorded."""
+        """Count a failure that an agent reports, and return whether to record it."""
         return self._count(
             self._failures, worker, FAILURES_OF_EACH, "tells of more failures than its processes can have"
         )
 
     def allow_stage(self, worker: str) -> bool:
-        """Count a stage that an agent tells of, and return whether it is told on."""
+        """Count a stage that an agent reports, and return whether to emit it."""
         return self._count(self._stages, worker, MOST_STAGES, "tells of more stages than anybody reads")
 
     def _count(self, told: Counter[str], worker: str, of_each: int, too_much: str) -> bool:
-        """Count one more of a worker's, and return whether its processes may have as many."""
+        """Count one more report of a worker, and return whether that many are allowed for its processes."""
         told[worker] += 1
         has_room = told[worker] <= of_each * self.most_processes(worker)
         if not has_room:
@@ -68,7 +68,7 @@ class AgentBounds:
         return has_room
 
     def allow_progress(self, worker: str, rank: int | None) -> bool:
-        """Return whether the progress of a rank is told on."""
+        """Return whether to emit the progress of a rank."""
         reporting = self._reporting.setdefault(worker, set())
         if rank not in reporting:
             if len(reporting) >= self.most_processes(worker):
@@ -78,7 +78,7 @@ class AgentBounds:
         return True
 
     def allow_note(self, worker: str, subject: str) -> bool:
-        """Return whether the user is told of something about a worker: once for each subject."""
+        """Count a note about a worker, and return whether to emit it: each subject once."""
         has_room = len(self._noted) < MOST_NOTES and self._notes_of[worker] < NOTES_OF_EACH
         if subject in self._noted or not has_room:
             return False
@@ -88,7 +88,7 @@ class AgentBounds:
 
 
 class Metrics:
-    """Values last reported, of the lowest rank that reports each: which of several comes last is chance.
+    """Last reported values of metrics, each of the lowest rank that reports it, as the order of ranks is chance.
 
     Args:
         workers: names of all that may report.
@@ -100,7 +100,7 @@ class Metrics:
     def __init__(self, workers: Iterable[str]) -> None:
         self.values: dict[str, float] = {}
         self._reported_by: dict[str, int] = {}
-        self._names_of: dict[str, list[str]] = {worker: [] for worker in workers}  # that each told of first
+        self._names_of: dict[str, list[str]] = {worker: [] for worker in workers}  # metrics that each reported first
 
     def take(self, worker: str, rank: int, values: Mapping[str, float]) -> None:
         """Keep what a rank of a worker reports."""
@@ -111,7 +111,7 @@ class Metrics:
                 self.values[name] = value
 
     def _has_room(self, worker: str, name: str) -> bool:
-        """Return whether one more name is kept: of a worker with less than its share another's gives way to it."""
+        """Return whether one more name is kept: a worker below its share displaces a name of the one with the most."""
         if len(self.values) >= MOST_METRICS:
             share = max(1, MOST_METRICS // len(self._names_of))
             greediest = max(self._names_of.values(), key=len)

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, without missing a change and without looking again and again."""
+"""Waiting for a condition to become true, without missing a change and without polling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Changes:
-    """Wakes everybody who waits for a condition, so that each of them looks at it again."""
+    """Wakes all tasks that wait for a condition, so that each of them checks it again."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -33,7 +33,7 @@ class Changes:
                 timer.cancel()
 
     async def until(self, is_true: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until ``is_true``, but not beyond the deadline (None: any time), by the clock of the event loop.
+        """Wait until ``is_true`` returns true, but not beyond the deadline (None: any time) by the event loop's clock.
 
         Returns:
             Whether it is true.

@@ -1,6 +1,6 @@
-"""Cluster: a job on a platform in the shape of a strategy, as users hold it in their hands.
+"""The cluster: the object through which users start, watch and end a run.
 
-Synchronous outside; inside, everything happens on the thread of :mod:`muster.runtime.background`.
+Its methods are synchronous; the work is done on the thread of :mod:`muster.runtime.background`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ TAKES_A_JOB = (
     'Cluster(Job(Script("file", "train.py"), n_workers=2), strategy="processes"), with Job and Script of muster.job; '
     'or run_cluster(2, strategy="processes", worker_script="train.py"), which takes a script'
 )
-STEP_SECONDS = 0.5  # how long a wait is deaf to interrupts
+STEP_SECONDS = 0.5  # how long a wait may delay an interrupt
 
 
 def _with_advice(init: Init) -> Init:
-    """Have what ``Cluster`` does not take, such as arguments of ``run_cluster``, refused with advice."""
+    """Wrap ``Cluster.__init__`` to refuse, with advice, unknown arguments such as those of ``run_cluster``."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -153,7 +153,7 @@ class Cluster:
 
     @classmethod
     def of(cls, run: RunRequest | CheckedRun, observers: Iterable[Observer] = ()) -> Cluster:
-        """The cluster for a request, or for one that has been checked already."""
+        """Return the cluster for a request, checked or unchecked."""
         cluster = cls.__new__(cls)
         cluster._set_up(run, observers)
         return cluster
@@ -169,7 +169,7 @@ class Cluster:
 
     @without_inner_frames
     def check(self) -> CheckedRun:
-        """Find out once whether all of this can be run, as ``start`` does before anything else. Starts nothing.
+        """Check, once, whether the job can be run as described, as ``start`` does first. Starts nothing.
 
         Raises:
             JobError: it cannot be run as described.
@@ -237,7 +237,7 @@ class Cluster:
 
     @without_inner_frames
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait until the run has ended, and return what came out.
+        """Wait until the run has ended, and return its result.
 
         Raises:
             RunFailed: naming the worker that failed first, with its traceback or the end of its log.
@@ -279,9 +279,9 @@ class Cluster:
         self._execution.ask_to_stop("interrupted" if number == 1 else AT_ONCE)
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on.
+        """Wait for the end as ``wait`` does, without blocking the event loop.
 
-        Cancelling ends the run, as an interrupt in a notebook does, and comes out once nothing is left of it.
+        Cancelling ends the run, as an interrupt in a notebook does; the cancellation is raised once nothing is left.
         """
         self._refuse_unless_usable()
         return self._await_end().__await__()
@@ -345,9 +345,9 @@ class Cluster:
         return command_line(self.plan)
 
     def when_over(self, call: Callable[[], object]) -> None:
-        """Have something called once nothing of the run is left; at once where it has not been started, or has ended.
+        """Call ``call`` once nothing of the run is left; at once if it has not been started or has ended.
 
-        It is called on the background thread, and must not wait.
+        While the run goes on it is called later, on the background thread, and must not block.
         """
         if self.is_running:
             self._execution.ended.add_done_callback(lambda _: call())
@@ -431,7 +431,7 @@ class Cluster:
         self._exchange_files(worker, lambda orchestrator: orchestrator.put(source, worker, name))
 
     def _recorded(self) -> Run:
-        """Return the run as it is recorded."""
+        """Return the record of the run."""
         from muster.records.runs import Run
 
         return Run(self.run_dir)
@@ -483,7 +483,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _ending_at_interrupt(self) -> Iterator[None]:
-        """Have an interrupt end the run, and raise it once nothing of the run is left."""
+        """Make an interrupt end the run, and raise the interrupt once nothing of the run is left."""
         try:
             with interrupts.held(self.interrupt, self.log_dir):
                 yield
@@ -492,7 +492,10 @@ class Cluster:
             raise
 
     def _block_on(self, wait: Callable[[float], bool], deadline: float | None = None) -> None:
-        """Wait in short steps, which lets interrupts through; until the deadline, unless the run is to end before."""
+        """Wait in short steps, so that interrupts are handled between them; until the deadline, or while the run ends.
+
+        ``wait`` waits for some seconds and returns whether the wait is over.
+        """
         while True:
             remaining = STEP_SECONDS if deadline is None else deadline - time.monotonic()
             if remaining <= 0 and self._execution.stop_reason is None:
@@ -501,7 +504,7 @@ class Cluster:
                 return
 
     def _refuse_unless_usable(self) -> None:
-        """Refuse to wait where the wait would never end."""
+        """Raise JobError where a wait would never end: before the start, or on the wrong thread or process."""
         if on_background_thread():
             raise JobError("The background thread cannot wait for a run.", advice="cluster.stop() only asks there")
         if not self.run_id:
@@ -517,11 +520,11 @@ _live: set[Cluster] = set()
 
 
 def running_clusters(name: str | None = None) -> list[Cluster]:
-    """The clusters of this session which have been started and have not ended: all, or those by that name."""
+    """Return this session's clusters that have been started and have not ended: all, or those whose job has a name."""
     return [cluster for cluster in list(_live) if cluster.is_running and name in (None, cluster.job.name)]
 
 
-in_forked_children(_live.clear)  # they are the parent's, and so is their background thread
+in_forked_children(_live.clear)  # the clusters and their background thread belong to the parent process
 
 
 @atexit.register

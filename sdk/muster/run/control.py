@@ -1,7 +1,7 @@
-"""The control socket of a run: by it other processes of the user ask how a run stands, and to stop it.
+"""The control socket of a run, over which other processes of the user ask for its state, or ask it to stop.
 
-A Unix socket in the scratch folder, since paths of sockets must be short. ``control.json`` in the run's folder says
-where it is, and the token that requests need. Each connection is one request and one answer, both a line of JSON::
+It is a Unix socket in the scratch folder, since paths of sockets must be short. ``control.json`` in the run's folder
+has its path, and the token that requests need. Each connection is one request and one answer, both a line of JSON::
 
     {"token": "...", "ask": "state"}                      -> {"is_up": true, "workers": {"worker-0": "running"}}
     {"token": "...", "ask": "stop", "now": false}         -> {}
@@ -12,8 +12,9 @@ where it is, and the token that requests need. Each connection is one request an
     {"token": "...", "ask": "exec", "worker": "worker-0", "argv": ["ls"]}       -> {"opened": true}, and its streams
     {"token": "...", "ask": "forward", "worker": "worker-0", "port": 6006}      -> {"opened": true}, and the port's
 
-The last two stay open (``streams.py``); what has not even begun is ``{"closed": {"exit_code": 127, "text": "..."}}``.
-What went wrong is ``{"error": "..."}``. The client is ``muster.records.control``.
+The last two stay open (``streams.py``); a stream that could not be opened is answered by
+``{"closed": {"exit_code": 127, "text": "..."}}``, an error by ``{"error": "..."}``. The client is
+``muster.records.control``.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from muster.run.streams import Stream
 from muster.runtime.background import in_thread
 
 MOST_BYTES = 1 << 16  # of a request
-MOST_CONNECTIONS = 8  # at once; for one more the oldest has to go
-MOST_STREAMS = 4096  # connections that stay open, beside those: a pool has one for each of its workers
-SECONDS = 5.0  # that a request may take to come in, and an answer to be read
+MOST_CONNECTIONS = 8  # at a time; one more closes the oldest
+MOST_STREAMS = 4096  # connections of streams, in addition: a pool has one for each of its workers
+SECONDS = 5.0  # how long a request may take to arrive, and an answer to be read
 NO_REQUEST = (
     ValueError, KeyError, TypeError, RecursionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
 )  # fmt: skip
@@ -44,9 +45,9 @@ Answer = Callable[[Mapping[str, Any]], Awaitable["Mapping[str, Any] | Stream"]]
 
 
 class Control:
-    """Serves one run on the background loop, from ``open`` to ``close``; ``answers`` has an answer for each question.
+    """The server of one run's control socket, on the background loop; ``answers`` has a function for each request.
 
-    What comes in may be anything: it is refused, and hurts nobody else.
+    Requests may be malformed: they are refused, and do not affect other connections.
     """
 
     def __init__(self, run_dir: Path, answers: Mapping[str, Answer]) -> None:
@@ -58,10 +59,10 @@ class Control:
         self._relays: set[asyncio.Task[Any]] = set()
 
     async def open(self, scratch: Path) -> None:
-        """Listen in ``scratch``, and say so in the run's folder.
+        """Listen in ``scratch``, and write the socket's path and the token into the run's folder.
 
         Raises:
-            OSError: there can be no socket, or the folder cannot be written to.
+            OSError: the socket cannot be made, or the folder cannot be written to.
         """
         path = scratch / "control"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=MOST_BYTES)
@@ -69,7 +70,7 @@ class Control:
         await in_thread(self._say_where, path)
 
     async def close(self) -> None:
-        """Answer nothing more, and leave nothing behind."""
+        """Close all connections, and remove ``control.json``."""
         if self._server is not None:
             self._server.close()
         for connection in [*self._connections, *self._relays]:
@@ -86,7 +87,7 @@ class Control:
         self._connections[task] = None
         if len(self._connections) > MOST_CONNECTIONS:
             next(iter(self._connections)).cancel()
-        writer.transport.set_write_buffer_limits(0)  # so that what has been drained has been taken
+        writer.transport.set_write_buffer_limits(0)  # so that after drain() the kernel has everything
         try:
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
                 answer = await self._answer(reader)
@@ -97,12 +98,12 @@ class Control:
                 await asyncio.wait_for(writer.drain(), SECONDS)
         finally:
             self._connections.pop(task, None)
-            writer.transport.abort()  # whoever has not read it by now may never do so
+            writer.transport.abort()  # a client that has not read the answer by now may never do so
 
     async def _relay(
         self, task: asyncio.Task[Any], stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Say how a stream has begun, and pass on what goes over it."""
+        """Answer how the opening of a stream went, and relay the stream."""
         self._connections.pop(task, None)
         self._relays.add(task)
         try:

@@ -1,6 +1,6 @@
-"""The controller of a detached run: a process of its own that the run lives in, whatever becomes of who asked for it.
+"""The controller of a detached run: a process that hosts the run, independent of the process that asked for it.
 
-It is given the request on its standard input, goes into the background, says on its standard output which run it has
+It reads the request from its standard input, goes into the background, writes to its standard output which run it has
 begun, and ends with the run: at the end of the script, when somebody stops it, or when its time is over.
 """
 
@@ -34,8 +34,8 @@ PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from muster.run.controll
 LOG = "controller.log"  # in the run's folder: what the controller itself prints, which should be nothing
 INTERRUPTED = "The start of the detached run was interrupted; nothing of it is left."
 SECONDS_TO_BEGIN = 60.0
-SECONDS_TO_END = 10.0  # of one that has not begun in time, until it is killed
-SECONDS_PER_LOOK = 5.0  # at a clock that goes on while a machine sleeps
+SECONDS_TO_END = 10.0  # for a controller that has not begun in time, until it is killed
+SECONDS_PER_LOOK = 5.0  # between two checks of the clock, which goes on while the machine sleeps
 
 
 def start(checked: CheckedRun) -> Run:
@@ -73,9 +73,9 @@ def start(checked: CheckedRun) -> Run:
 
 
 def _end(controller: subprocess.Popen[bytes]) -> None:
-    """End a controller with all that it has started: what has gone into the background is still of its group.
+    """End a controller with everything that it has started: also in the background it stays in its process group.
 
-    Should it have begun meanwhile, it has some time to end the run. What outlives it, such as a guard, ends with it.
+    If it has begun the run meanwhile, it has some time to end it. A guard that outlives the controller ends by itself.
     """
     deadline = time.monotonic() + SECONDS_TO_END
     number: int = signal.SIGTERM
@@ -90,9 +90,9 @@ def _end(controller: subprocess.Popen[bytes]) -> None:
 
 
 def _pickle(checked: CheckedRun) -> bytes:
-    """The request for a run that has been checked: what has been found out is asked for in its place.
+    """Return a pickled request for a checked run, with the script, interpreter and folder that the check found.
 
-    Before it stands a line with the folders in which this process finds modules: a strategy may be of one.
+    A line before it has this process's ``sys.path``: the class of a strategy may come from a module found there.
     """
     import cloudpickle
 
@@ -113,7 +113,7 @@ def _pickle(checked: CheckedRun) -> bytes:
 
 
 def _begun(said: bytes, errors: str) -> Run:
-    """The run that a controller says it has begun. Raises the error that it tells instead."""
+    """Return the run that a controller says it has begun. Raises the error that the controller reports instead."""
     try:
         answer = json.loads(said)
     except ValueError:
@@ -127,13 +127,13 @@ def _begun(said: bytes, errors: str) -> Run:
 
 def main() -> None:
     """Take a request from standard input, go into the background, and live until the run has ended."""
-    if "" in sys.path:  # which it is not with PYTHONSAFEPATH
+    if "" in sys.path:  # it is absent with PYTHONSAFEPATH
         sys.path.remove("")  # no file of the working directory is taken for a module of Muster's or Python's
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever it has inherited
     request = sys.stdin.buffer.read()
     answer = os.dup(1)
     if os.fork():
-        os._exit(0)  # so that nobody has to wait for the other
+        os._exit(0)  # so that nobody has to wait for the child process
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def _say(answer: int, told: dict[str, Any]) -> bool:
-    """Tell whoever has started this process, once; False where nobody listens any more."""
+    """Write the one answer to the process that started this one; return False where it does not listen any more."""
     try:
         with os.fdopen(answer, "w", encoding="utf-8") as said:
             json.dump(told, said)
@@ -159,18 +159,18 @@ def _say(answer: int, told: dict[str, Any]) -> bool:
 
 
 def _begin(request: bytes) -> tuple[Execution, float | None]:
-    """Begin a run, and return it with the seconds that it may live."""
+    """Begin a run; return its execution, and how many seconds it may last (None: any time)."""
     import cloudpickle
 
     paths, _, pickled = request.partition(b"\n")
-    sys.path += [path for path in json.loads(paths) if path not in sys.path]  # behind: see main
+    sys.path += [path for path in json.loads(paths) if path not in sys.path]  # at the end: see main
     wanted: RunRequest = cloudpickle.loads(pickled)
     os.chdir(wanted.cwd)
     checked = check(wanted)
     execution = Execution(Observers())
 
     def stop(number: int, frame: Any) -> None:
-        if not execution.run_id:  # there is nothing to record: whatever hangs here is left where it is
+        if not execution.run_id:  # nothing has begun that could be recorded
             sys.exit(128 + number)
         execution.ask_to_stop(f"its controller was ended by {signal.Signals(number).name}")
 
@@ -190,7 +190,7 @@ def _ignore_the_terminal() -> None:
 
 
 def _live(execution: Execution, seconds: float | None) -> None:
-    """Wait for the end of the run, which comes when its time is over if nothing ends it before."""
+    """Wait for the end of the run, and stop it when its time is over."""
     until = float("inf") if seconds is None else _now() + seconds
     while not execution.ended.done():
         remaining = until - _now()
@@ -201,5 +201,5 @@ def _live(execution: Execution, seconds: float | None) -> None:
 
 
 def _now() -> float:
-    """Seconds since the machine was started, those included in which it slept: nobody can set that clock."""
+    """Return the seconds since the machine was started, including those in which it slept; this clock cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

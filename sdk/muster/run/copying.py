@@ -1,7 +1,7 @@
-"""Copies of files for workers that share those of the session, in both directions.
+"""Copies of files for workers that share files with the session, in both directions.
 
-What lies in a worker's folder may be anything by the time that it is copied. So only regular files are, as long as they
-were when that began, and where there is room for them: neither a device nor a file of holes fills the disk.
+A worker's folder may contain anything by the time it is copied. So only regular files are copied, up to their size at
+the beginning, and only if there is room: neither a device nor a sparse file can fill the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from muster.text.reading import open_regular
 
-AT_ONCE = 1 << 20  # bytes
+AT_ONCE = 1 << 20  # bytes that are read at once
 
 
 def copy(source: Path, target: Path) -> Path:
@@ -30,7 +30,7 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:
-    """Copy a regular file and its permissions, over another if need be. Raises OSError where one of them is none."""
+    """Copy a regular file and its permissions, over another one if need be. Raises OSError if either is not regular."""
     if os.path.exists(target) and not os.path.isfile(target):
         raise OSError(errno.EINVAL, "it is no regular file", str(target))
     with open_regular(Path(source)) as file:

@@ -1,4 +1,4 @@
-"""The end of a run, whatever ended it: of its processes, its agents and its workers, in the order of who needs whom."""
+"""The end of a run, whatever its cause: processes, agents and workers are ended in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from muster.runtime import clock
 
 logger = logging.getLogger("muster")
 
-STOP_GRACE = 1.5  # seconds between asking processes to end and ending them: who stops a run wants it gone
-LEAST_GRACE = 0.5  # seconds of it that are left for those that are asked after others
-KILL_SECONDS = 1.0  # how long the end of a process that has been killed may take to be heard of
+STOP_GRACE = 1.5  # seconds between asking processes to end and killing them; short, as a stop is to be quick
+LEAST_GRACE = 0.5  # least seconds of grace for processes that are asked after others
+KILL_SECONDS = 1.0  # how long to wait for the report that a killed process has ended
 HANG_UP_SECONDS = 1.0  # how long agents may take to leave
-COLLECT_SECONDS = 300.0  # how long it may take to get what workers that share nothing have written
+COLLECT_SECONDS = 300.0  # how long it may take to get the files that workers without shared files have written
 
 
 class Ending:
     """Ends everything of a run.
 
     Args:
-        pool, state, launcher: the run's workers, what is known of them, and what has started or serves their ranks.
+        pool, state, launcher: the run's workers, their state, and the launcher of their ranks.
 
     Attributes:
-        collect: gets what the workers have written, before their agents leave; None where that is not needed.
-        is_urgent: whether processes get no time to end by themselves; may be set while they have it.
+        collect: gets the files that workers have written, before their agents leave; None where that is not needed.
+        is_urgent: whether processes get no time to end by themselves; may also be set while they have that time.
     """
 
     def __init__(self, pool: AgentPool, state: RunState, launcher: RunLauncher) -> None:
@@ -43,10 +43,10 @@ class Ending:
         self._launcher = launcher
 
     async def stop_processes(self, plan: Plan | None) -> None:
-        """Stop whatever runs: first the workers that complete the run, then those they depend on."""
+        """Stop all processes: first those of workers that complete the run, then those that they depend on."""
         self._state.ending = True
         deadline = clock.now() + STOP_GRACE
-        serves = plan is not None and plan.starter is None  # then ranks that lose it would complain
+        serves = plan is not None and plan.starter is None  # ranks depend on such a launcher: it is stopped last
         if not serves:
             await self._stop_launcher(deadline)
         completing = dict.fromkeys((plan.completed_by or plan.processes) if plan else ())  # in order, quick to look up
@@ -56,7 +56,7 @@ class Ending:
             await self._stop_launcher(max(deadline, clock.now() + LEAST_GRACE))
 
     async def dismiss(self) -> None:
-        """Get what the workers have written and printed, and have their agents leave."""
+        """Get the workers' files and remaining output, and have their agents leave."""
         if self.collect is not None and not self.is_urgent:
             await self._collect(self.collect)
         keeps_logs = self.collect is not None and not self.is_urgent
@@ -67,7 +67,7 @@ class Ending:
             await self._hear_out()
 
     async def _hear_out(self) -> None:
-        """Wait for agents as long as they tell what has been printed; report whose logs may lack their ends."""
+        """Wait for agents as long as they send output; report the workers whose logs may lack their ends."""
 
         def is_told() -> bool:
             is_heard = clock.now() - self._state.heard_at() < HANG_UP_SECONDS
@@ -81,7 +81,7 @@ class Ending:
             self._state.emit(events.Note(text))
 
     async def _collect(self, collect: Callable[[], Awaitable[None]]) -> None:
-        """Get what workers have written, as far as they still answer; report what cannot be had."""
+        """Get the files that workers have written, as far as the workers still answer; report failures in a note."""
         collecting = asyncio.ensure_future(collect())
         collecting.add_done_callback(lambda _: self._state.changed.set())
         await self._state.wait_while(lambda: not (collecting.done() or self.is_urgent), COLLECT_SECONDS)
@@ -92,14 +92,14 @@ class Ending:
             else:
                 collecting.result()
                 return
-        except Exception as error:  # whatever it is: how the run has ended does not depend on it
+        except Exception as error:  # no error here changes how the run has ended
             why = str(error) or repr(error)
             if not isinstance(error, (MusterError, OSError)):
                 logger.warning("the results of the workers could not be got", exc_info=error)
         self._state.emit(events.Note(f"Not all results of the workers could be got: {why}"))
 
     async def release(self) -> None:
-        """End the workers, and the platform with them where it is the run's own. Never raises."""
+        """End the workers, and close the platform if the run owns it. Never raises."""
         try:
             await self._pool.close()
         except Exception as error:  # foreign code, and the error that ended the run is the one that counts
@@ -115,9 +115,9 @@ class Ending:
         await self._launcher.kill()
 
     async def _stop_those_of(self, workers: Collection[str], deadline: float) -> None:
-        """End all processes of these workers: politely if there is time, which may be cut short meanwhile."""
+        """End all processes of these workers, with a time of grace unless the end is urgent."""
 
-        def are_running() -> bool:  # as far as anybody would tell: those of a lost agent are gone too
+        def are_running() -> bool:  # as far as is known: processes of a lost agent are gone too
             return self._state.has_running(self._pool.connected.intersection(workers))
 
         grace = max(deadline - clock.now(), LEAST_GRACE)

@@ -1,7 +1,7 @@
-"""The order in which processes of a run end on the session's own machine, as its kernel tells it.
+"""The order in which processes of a run end on the session's own machine, according to its kernel.
 
-Agents notice ends now sooner, now later: by that alone nobody can tell a rank that ended from one that lost it, and
-ended a millisecond after. A queue of the kernel's has the ends in the order in which they came, whenever it is read.
+Agents notice ends with varying delay: from their reports alone a rank that ended cannot be told from one that lost its
+peer and ended a millisecond later. An epoll queue has the ends in their true order, whenever it is read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import select
 
 from muster.agent import linux
 
-MOST = 256  # processes that are watched at a time: each takes a descriptor
+MOST = 256  # processes that are watched at a time, as each takes a descriptor
 
 
 class Ends:
-    """Watches processes of a run that are on this machine; of others it knows nothing.
+    """Watches processes of a run that are on this machine; it knows nothing about others.
 
     Args:
-        run_id: of the run, which its processes have in their environment: an id alone may be another machine's.
+        run_id: id of the run, which its processes have in their environment: a process id may be another machine's.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -30,12 +30,12 @@ class Ends:
         self._count = 0
 
     def watch(self, pid: int) -> None:
-        """Watch a process from now on, unless it is none of this machine, or has ended already: who knows when."""
+        """Watch a process, unless it is not on this machine, or has ended already at an unknown time."""
         self._places.pop(pid, None)
         if len(self._watched) >= MOST or self._mark not in linux.environment_of(pid):
             return
-        # There is no order for want of descriptors, on old kernels and Pythons built for them, and where a container
-        # forbids it.
+        # The order stays unknown on an old kernel, on a Python built for one, in a container that forbids pidfd_open,
+        # and where there are too few descriptors.
         with contextlib.suppress(OSError, AttributeError):
             self._queue = self._queue or select.epoll()
             descriptor = os.pidfd_open(pid)
@@ -51,7 +51,7 @@ class Ends:
                 self._forget(descriptor)
 
     def place_of(self, pid: int) -> int | None:
-        """Its place in the order of ends; None where that is not known."""
+        """Return the place of a process in the order of ends; None where it is not known."""
         if self._queue is not None and self._watched:
             for descriptor, _ in self._queue.poll(0, len(self._watched)):  # the kernel's order
                 self._places[self._watched[descriptor]] = self._count
@@ -60,7 +60,7 @@ class Ends:
         return self._places.get(pid)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all processes."""
         for descriptor in [*self._watched]:
             self._forget(descriptor)
         if self._queue is not None:
@@ -70,5 +70,5 @@ class Ends:
     def _forget(self, descriptor: int) -> None:
         del self._watched[descriptor]
         if self._queue is not None:
-            self._queue.unregister(descriptor)  # which closing does not do where a fork has it, too
+            self._queue.unregister(descriptor)  # closing would not unregister it while a fork has it open, too
         os.close(descriptor)

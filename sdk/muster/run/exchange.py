@@ -1,7 +1,7 @@
-"""File exchange for workers that share no files with the session: ships the library, writes logs, gets results.
+"""File exchange with workers that share no files with the session: sends the library, writes logs, gets results.
 
-The workers have folders of their own in place of the run's. Their output comes as it does for the display, and is
-written here into the very log files that they would write themselves.
+Such workers have folders of their own in place of the run's. Their output arrives as it does for the display, and is
+written here into the log files that workers with shared files write themselves.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from muster.runtime.background import in_thread
 
 Emit = Callable[[EventData, str | None], None]
 
-PROGRESS_SECONDS = 0.25  # between two events about the files on their way to a worker
-COLLECTED = "collected"  # folder of the run's that has what is collected, in one for each worker
+PROGRESS_SECONDS = 0.25  # between two events about the files that are sent to a worker
+COLLECTED = "collected"  # folder in the run's folder for collected files, with a folder for each worker
 COLLECTED_BYTES = 1 << 30  # most that is collected from each worker for one pattern
 RESULTS_BYTES = 1 << 30  # most that is got from each folder of a worker
 RESULTS, RANK_LOGS = "results", "logs/ranks"
@@ -43,14 +43,14 @@ TRANSFERS = (wire.Found, wire.Have, wire.Missing, wire.Chunk, wire.Lacks, wire.S
 
 
 class Exchange:
-    """Brings files to the workers of a run, and back.
+    """Transfers files to and from the workers of a run.
 
     Args:
         context: the run.
-        session: where its agents are connected.
+        session: the endpoint to which its agents are connected.
 
     Attributes:
-        owner_of: says whose the values and the log of a rank or a worker are, given its name; None where nobody's.
+        owner_of: returns the worker that owns the values and the log of a rank or worker, given its name; None if none.
     """
 
     owner_of: Callable[[str], str | None]
@@ -68,7 +68,7 @@ class Exchange:
         self.owner_of = lambda name: None
 
     def listen(self) -> None:
-        """Take what the endpoint says of files, ahead of those whom it tells everything else."""
+        """Take messages about files from the endpoint; pass all others on to the callbacks that it had before."""
         tell = self._session.on_message
 
         def on_message(worker: str, message: object) -> None:
@@ -86,7 +86,7 @@ class Exchange:
         self._session.on_back = _both(self._transfers.on_connected, self._session.on_back)
 
     def logging(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Return a function that emits events, and writes the output among them to the workers' logs first."""
+        """Return a function that emits events, after it has written output among them to the workers' logs."""
 
         def emit_and_write(event: Event) -> None:
             if isinstance(event.data, events.Output) and event.worker in self._logs:
@@ -96,7 +96,7 @@ class Exchange:
         return emit_and_write
 
     async def ship(self, workers: Sequence[str], emit: Emit) -> None:
-        """Lay out what scripts import, what starts them, and the project on workers. Raises PlatformError."""
+        """Send the library that scripts need, and the project's files, to workers. Raises PlatformError."""
         try:
             library = await in_thread(_whole_folder, self._library)
             await self._lay_out(workers, library, "library")
@@ -111,7 +111,7 @@ class Exchange:
     async def _lay_out(
         self, workers: Sequence[str], project: Project, place: str, sending: Sending | None = None
     ) -> str:
-        """Lay files out on workers. Returns the folder in which one keeps them for later; empty if none does."""
+        """Send files to workers. Return the folder in which a worker keeps them for later runs; empty if none does."""
         contents = await in_thread(read_contents, project)
         list_file = self._context.facts.scratch / f"{place}.list"
         await in_thread(write_list, contents, list_file)
@@ -120,13 +120,13 @@ class Exchange:
         return next(filter(None, kept), "")
 
     async def collect(self, gone: Collection[str] = ()) -> None:
-        """Get what the workers have written for the run, as far as it can be got. One that is cut off is waited for.
+        """Get the files that workers have written for the run, as far as possible. Wait for a worker that is cut off.
 
         Args:
-            gone: workers that have ended, and so are not.
+            gone: workers that have ended, and so are not waited for.
 
         Raises:
-            PlatformError: something cannot be got; says what, and of whom.
+            PlatformError: something cannot be got; the message says what, and from which worker.
         """
         async with self._is_collecting:
             troubles = await gather_or_cancel(
@@ -136,7 +136,7 @@ class Exchange:
             raise PlatformError(" ".join(trouble for trouble in troubles if trouble))
 
     async def _collect_from(self, worker: str, is_gone: bool) -> str:
-        """Get what a worker has written, and return what cannot be got and why; nothing where all of it is here."""
+        """Get the files that a worker has written; return what could not be got and why, empty if nothing."""
         is_cut = worker not in self._session.connected
         if is_cut and (is_gone or self._session.leases.seconds_left(worker) <= 0):
             return f"Nothing more is got from {worker}, whose connection has ended."
@@ -170,7 +170,7 @@ class Exchange:
         return f"Of {worker} could not be got: {', '.join(left_out[:5])}{more}."
 
     def _is_anothers(self, worker: str, folder: str, path: str) -> bool:
-        """Return whether a file of a folder is another worker's value, or the log of its rank."""
+        """Return whether a file of a folder is a value of another worker, or the log of another worker's rank."""
         name, dot, suffix = path.partition(".")
         is_told_by_name = folder == RANK_LOGS or (folder == RESULTS and dot + suffix in SUFFIXES)
         return is_told_by_name and self.owner_of(name) not in (None, worker)
@@ -181,8 +181,8 @@ class Exchange:
         """Get a file or a folder from a worker's working directory into ``target``, and return its path there.
 
         Raises:
-            PlatformError: there is none, or it cannot be got in full.
-            OSError: it cannot be written.
+            PlatformError: there is no such file, or it cannot be got in full.
+            OSError: it cannot be written here.
         """
         inner = self._in_project(path)
         found = await self._transfers.find(worker, "project", glob.escape(inner))
@@ -197,7 +197,7 @@ class Exchange:
         return target / inner
 
     async def put(self, source: Path, worker: str, to: str) -> None:
-        """Put a file or a folder into a worker's working directory, by this name.
+        """Put a file or a folder into a worker's working directory, under the name ``to``.
 
         Raises:
             PlatformError: the worker cannot take it.
@@ -210,16 +210,16 @@ class Exchange:
             await self._transfers.put(worker, "project", inner, source)
 
     def _in_project(self, path: str) -> str:
-        """A path relative to the workers' working directory as one in the project."""
+        """Turn a path relative to the workers' working directory into one relative to the project."""
         folder = self._context.job.cwd.removeprefix(symbol("project")).strip("/")
         return posixpath.normpath(posixpath.join(folder, path))
 
 
 class Sending:
-    """Tells how much of the project has come to each worker, a few times a second.
+    """Emits an event about how much of the project has arrived on each worker, a few times a second.
 
     Args:
-        emit: called with what an event tells, and the worker.
+        emit: called with the data of an event, and the worker.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -227,7 +227,7 @@ class Sending:
         self._next: dict[str, float] = {}
 
     def __call__(self, worker: str, done: int, total: int) -> None:
-        """Tell, unless this was told only just now."""
+        """Emit an event, unless one was emitted just before; always at the beginning and at the end."""
         now = clock.now()
         if done in (0, total) or now >= self._next.get(worker, 0.0):
             self._next[worker] = now + PROGRESS_SECONDS
@@ -235,7 +235,7 @@ class Sending:
 
 
 def _whole_folder(folder: Path) -> Project:
-    """All files of a folder."""
+    """Return a project of all files in a folder."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return Project(folder, [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files])
 

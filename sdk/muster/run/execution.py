@@ -1,4 +1,4 @@
-"""One run on the background thread: prepares it, watches over it to its end, and records it."""
+"""The execution of one run on the background thread: it is prepared, watched to its end, and recorded."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:  # imported while the platform warms up
 logger = logging.getLogger("muster")
 
 OBSERVERS_SECONDS = 5.0  # how long the end of a run waits for observers that have not taken all events
-LOG_SECONDS = 0.5  # the same of handlers of the log that have not been told of all
-MOST_STEP = 0.05  # seconds from one look at them to the next
+LOG_SECONDS = 0.5  # how long it waits for log handlers that have not handled all records
+MOST_STEP = 0.05  # longest time in seconds between two checks of them
 
 
 class Execution:
@@ -56,12 +56,12 @@ class Execution:
         observers: told of every event.
 
     Attributes:
-        run: its id; empty before it has begun.
-        run_dir: its folder.
-        orchestrator: None as long as there is nothing to orchestrate.
+        run_id: id of the run; empty before it has begun.
+        run_dir: folder of the run.
+        orchestrator: the orchestrator of the present attempt; None until one is prepared.
         up: set once every server listens or every rank runs, and in any case at the end.
-        ended: has the result once nothing of it is left.
-        stop_reason: why it is to end, if somebody wants it to.
+        ended: holds the result once nothing of the run is left.
+        stop_reason: why the run was asked to end; None if it was not.
     """
 
     def __init__(self, observers: Observers) -> None:
@@ -74,19 +74,19 @@ class Execution:
         self._observers = observers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_at = 0.0  # seconds since 1970
-        self._began = 0.0  # the same moment by a clock that nobody can set
+        self._began = 0.0  # the same moment by the monotonic clock
         self._controlled_by: Control | None = None
         self._scratch = Path()
         self._attempts = Attempts()
         self._again: events.RunAttempt | None = None  # the attempt after the present one, once that has failed
-        self._failed_at: float | None = None  # when that was, on the monotonic clock, until the next one is up
-        self._lost_seconds = 0.0  # in which no attempt was up
-        self._metrics: dict[str, float] = {}  # of the attempts before
+        self._failed_at: float | None = None  # when it failed, on the monotonic clock; None once the next one is up
+        self._lost_seconds = 0.0  # time between the failure of an attempt and the moment when the next one was up
+        self._metrics: dict[str, float] = {}  # metrics of the attempts before
         self._remarks: list[str] = []
 
     @property
     def outcome(self) -> Result | None:
-        """The result; None as long as it has not ended."""
+        """The result of the run; None before it has ended."""
         return self.ended.result() if self.ended.done() else None
 
     def begin(self, checked: CheckedRun) -> None:
@@ -105,9 +105,9 @@ class Execution:
         asyncio.run_coroutine_threadsafe(self._live_and_record(checked, journal), self._loop)
 
     def ask_to_stop(self, reason: str) -> None:
-        """Have the run end, however far it has come, for the first reason given, or ``AT_ONCE``.
+        """Ask the run to end, whatever phase it is in. The first reason counts, unless a later one is ``AT_ONCE``.
 
-        Takes no lock, as interrupts call it.
+        Takes no lock, since signal handlers call it.
         """
         if self.stop_reason is None or reason == AT_ONCE:
             self.stop_reason = reason
@@ -119,7 +119,7 @@ class Execution:
             self.orchestrator.stop(self.stop_reason)
 
     async def _live_and_record(self, checked: CheckedRun, journal: Journal) -> None:
-        """Run it to its end, and record it. Whatever fails on the way: ``ended`` is set."""
+        """Run to the end, and record the result. ``ended`` is set whatever fails."""
         result = Result("failed", self.run_id, self.run_dir)
         try:
             journaling = asyncio.create_task(journal.keep_up(), name="journal")
@@ -133,7 +133,7 @@ class Execution:
             finally:
                 journaling.cancel()
             await self._record(result, journal)
-        except Exception as raised:  # whoever waits for the end must hear of it all the same
+        except Exception as raised:  # those who wait for the end must be woken all the same
             logger.warning("the end of run %s could not be recorded: %r", self.run_id, raised)
         finally:
             try:
@@ -143,7 +143,7 @@ class Execution:
                 self.up.set()
 
     async def _live(self, checked: CheckedRun, journal: Journal) -> MusterError | None:
-        """Run it; return the error that ended it, None where it has succeeded. Nothing of it runs any more."""
+        """Run all attempts; return the error that ended the run, or None. Nothing of it runs any more then."""
         try:
             self._observers.add(journal, first=True)
             job = describe_job(checked.job, checked.strategy)
@@ -170,7 +170,7 @@ class Execution:
         return None
 
     async def _attempt_until_done(self, checked: CheckedRun) -> None:
-        """Run it, and again after failures as its policy has it. Raises what ended the last attempt."""
+        """Run attempts until one succeeds or the policy allows no more. Raises the error that ended the last one."""
         trained = 0.0
         self._observers.add(self._attempts)
         self._attempts.policy = checked.restart_policy
@@ -188,7 +188,7 @@ class Execution:
             orchestrator = await self._next(orchestrator, checked, trained)
 
     async def _attempt(self, orchestrator: Orchestrator) -> None:
-        """Run one attempt to its end. Raises what ended it, with what there is to say of another in ``_again``."""
+        """Run one attempt. Raises the error that ended it; ``_again`` then has the event of the next one, if any."""
         self._again = None
 
         def is_tried_again(error: MusterError) -> bool:
@@ -203,7 +203,7 @@ class Execution:
         await orchestrator.run(is_tried_again, self._attempts.alone)
 
     def _is_up(self) -> None:
-        """Note that an attempt is up, and tell what it took since the one before has failed."""
+        """Record that an attempt is up, and emit a note of the time lost since the one before failed."""
         self.up.set()
         if self._failed_at is not None and self.orchestrator is not None:
             seconds, self._failed_at = clock.now() - self._failed_at, None
@@ -213,7 +213,7 @@ class Execution:
             self._observers.tell(Event.of(events.Note(text)))
 
     async def _next(self, before: Orchestrator, checked: CheckedRun, trained: float) -> Orchestrator:
-        """Prepare the next attempt: on the workers that have stayed, or on new ones where none have."""
+        """Prepare the next attempt: on the workers that have stayed, or on new ones if none have."""
         from muster.run.preparation import prepare_again
 
         if not before.stay:
@@ -230,20 +230,20 @@ class Execution:
         return self.orchestrator
 
     async def _clear_up(self) -> None:
-        """Remove what an attempt has left. The next has another scratch folder, which no late agent of this one has."""
+        """Remove what an attempt has left behind. The next one gets a scratch folder that late agents do not know."""
         before, self._scratch = self._scratch, await in_thread(make_scratch)
-        await self._control()  # whose socket goes with its folder: whatever kills the session, its guard removes one
+        await self._control()  # its socket must be in the new folder: a guard removes only one, should the session die
         for folder in (before, folders.library(self.run_dir)):
             await in_thread(remove_folder, folder)
         await self._forget_results()
 
     async def _forget_results(self) -> None:
-        """Remove what an attempt has returned, and say in the logs where the next begins."""
+        """Remove the values that an attempt has returned, and mark in the logs where the next one begins."""
         await in_thread(discard_values, self.run_dir)
         await in_thread(mark_attempt, self.run_dir / "logs", self._attempts.number)
 
     async def _prepare(self, checked: CheckedRun, trained: float) -> Orchestrator:
-        """Prepare an attempt on workers that are to be launched."""
+        """Prepare an attempt on workers that have yet to be launched."""
         self.orchestrator = None
         attempt = await in_thread(checked.attempt, self._attempts.number, trained)
         calls = PlatformCalls(self.run_id)
@@ -254,30 +254,30 @@ class Execution:
             await calls.abandon()
             raise
         finally:
-            if self.orchestrator is None and attempt.owns_platform:  # it ends what it was given, and nobody else would
+            if self.orchestrator is None and attempt.owns_platform:  # an orchestrator would have closed it
                 await self._close(attempt.platform)
         self._pass_stop_on()
         return self.orchestrator
 
     async def _prepared(self, attempt: CheckedRun, calls: PlatformCalls) -> Orchestrator:
-        """Return its orchestrator. What that consists of takes a session's first run a while to import."""
+        """Return the attempt's orchestrator. Its modules are imported on a thread, as the first time takes long."""
         await in_thread(import_module, "muster.run.preparation")
         from muster.run.preparation import prepare
 
         return await prepare(attempt, self.run_dir, self._scratch, calls, emit=self._observers.tell, on_up=self._is_up)
 
     async def _leave_nothing(self, checked: CheckedRun) -> None:
-        """Remove what ends with the run."""
-        async with contextlib.AsyncExitStack() as last:  # the last first, and each of them whatever the others do
+        """Remove everything that is to end with the run."""
+        async with contextlib.AsyncExitStack() as last:  # calls all in reverse order, whatever any of them raises
             for folder in (self._scratch, folders.library(self.run_dir)):
                 last.push_async_callback(in_thread, remove_folder, folder)
             if self._controlled_by is not None:
                 last.push_async_callback(self._controlled_by.close)
-            if self.orchestrator is None and checked.owns_platform:  # it never came so far that somebody else would
+            if self.orchestrator is None and checked.owns_platform:  # an orchestrator would have closed it
                 last.push_async_callback(self._close, checked.platform)
 
     async def _close(self, platform: Platform) -> None:
-        """Have a platform release everything that no pool has used. What goes wrong there is not how the run ended."""
+        """Close a platform that no pool has used. An error there is logged, since it did not end the run."""
         calls = PlatformCalls(self.run_id)
         try:
             await calls.call(platform.close, seconds=CLOSE_SECONDS)
@@ -289,7 +289,7 @@ class Execution:
     # -- questions of other processes --------------------------------------------------------------------------------
 
     async def _control(self) -> None:
-        """Let other processes of the user ask; a run that they cannot ask runs all the same."""
+        """Open the control socket for other processes of the user; without one the run goes on all the same."""
         if self._controlled_by is not None:
             await self._controlled_by.close()
         answers: dict[str, Answer] = {
@@ -374,9 +374,9 @@ class Execution:
     async def _record(self, result: Result, journal: Journal) -> None:
         recorded = result.to_dict()
         try:
-            # Values that functions have returned are on the disk by now, and are worth nothing without this.
+            # The values that functions have returned are on the disk by now, and are of no use without this file.
             await in_thread(folders.write_json_durably, self.run_dir / "result.json", recorded)
-        except OSError as error:  # whoever waits for the end must hear of it all the same
+        except OSError as error:  # those who wait for the end must be woken all the same
             logger.warning("the end of run %s could not be recorded: %s", self.run_id, error)
         keys = ("status", "reason", "advice", "error", "advice_parts")
         told = events.RunEnded(*(recorded[key] for key in keys))
@@ -387,21 +387,21 @@ class Execution:
                 journal.close()
 
     async def _release_observers(self) -> None:
-        """Let observers and logs take what is left, as long as there is time, and tell observers nothing more."""
+        """Give observers and log handlers a limited time to handle what is left; observers get no events after that."""
         self._observers.close()
         await self._wait_for(self._observers.are_done, OBSERVERS_SECONDS)
         self._observers.end()
         await self._wait_for(has_told, LOG_SECONDS)
 
     async def _wait_for(self, is_done: Callable[[], bool], seconds: float) -> None:
-        """Wait until others are done, but no longer than ``seconds``, and not at all where all is to end at once."""
+        """Wait until ``is_done`` returns true, at most ``seconds``, and not at all if the run is to end ``AT_ONCE``."""
         deadline, step = time.monotonic() + seconds, 0.001
         while not is_done() and time.monotonic() < deadline and self.stop_reason != AT_ONCE:
             await asyncio.sleep(step)
             step = min(2 * step, MOST_STEP)
 
     def _make_folders(self, name: str) -> tuple[Journal, Path]:
-        """The run's folder, with its journal, and the scratch folder of everything that ends with it."""
+        """Make the run's folder and its scratch folder, which ends with it; return the journal and the latter."""
         try:
             scratch = make_scratch()
             try:
@@ -424,11 +424,11 @@ class Execution:
 
 
 def _own_failure(error: BaseException) -> RunFailed:
-    """The error for a defect of ours, or of a platform."""
+    """Return the error for a defect of Muster, of a strategy or of a platform."""
     trace = "".join(traceback.format_exception(error))
     return RunFailed(f"Muster itself failed: {error!r}", details=trace)
 
 
 def _os_reason(error: OSError) -> str:
-    """Return the system's message; of an error about many files, that about the first."""
+    """Return the system's message of an error; of an error about many files, the message about the first."""
     return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error)

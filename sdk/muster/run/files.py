@@ -1,8 +1,8 @@
-"""Files that pass between the session and its workers over the agents' connections, for workers that share none.
+"""Transfers of files over the agents' connections, for workers that share no files with the session.
 
-The agent's side is in :mod:`muster.agent.files`. A transfer that is torn with its connection begins again once the
-worker is connected again, and goes on where it ended. What a worker says is not trusted: no path of its leads out of
-the folder that its files are to come into, and it can send no more than it has announced.
+The agent's side is in :mod:`muster.agent.files`. A transfer that is interrupted by the end of its connection is resumed
+where it ended once the worker is connected again. Workers are not trusted: no path that one names leads out of the
+target folder, and none can send more than it has announced.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from muster.errors import PlatformError
 from muster.runtime.background import answer_of, in_thread
 from muster.text.reading import open_regular
 
-MOST_WAITING = 2 * WINDOW // CHUNK  # messages of one transfer that may wait to be taken
-AT_ONCE = 8  # transfers of one worker
+MOST_WAITING = 2 * WINDOW // CHUNK  # received messages of one transfer that may be queued
+AT_ONCE = 8  # transfers of one worker at a time
 ANSWER_SECONDS = 60.0  # how long a worker may take to go on with a transfer
 MOST_LISTINGS = 100  # of one folder
 LONGEST_FILE_NAME = 255  # bytes
-OF_ONE_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)  # what is in its way
+OF_ONE_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)  # concern one path alone
 NOT_ITS_OWN = "only another worker may give it"
 GONE = "it was gone when it was asked for"
 LISTING_BYTES = 8 << 20  # largest listing
 
 
-Files = list[tuple[str, int | None]]  # relative paths and sizes; None for what is there but cannot be got
+Files = list[tuple[str, int | None]]  # relative paths and sizes; the size is None for a file that cannot be got
 
 
 class TransferFailed(PlatformError):
@@ -47,7 +47,7 @@ class TransferFailed(PlatformError):
 
 
 class FileFailed(TransferFailed):
-    """The same, and it concerns this file alone: others may pass.
+    """A transfer failed for a reason that concerns only this file: other files may still be transferred.
 
     Attributes:
         is_absent: whether there is no such file or folder.
@@ -57,11 +57,11 @@ class FileFailed(TransferFailed):
 
 
 class _Torn(Exception):
-    """The connection has ended."""
+    """The connection of a transfer has ended."""
 
 
 async def _within(answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """Await an answer for so many seconds, and no longer. Raises TimeoutError."""
+    """Await an answer for at most ``seconds``. Raises TimeoutError."""
     task = asyncio.ensure_future(answer)
     try:
         return await answer_of(task, seconds)
@@ -70,7 +70,7 @@ async def _within(answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
 
 
 async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Await all calls, and return what they return. The first that fails ends the others before it is raised."""
+    """Await all calls, and return their results. If one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -85,7 +85,7 @@ class Transfers:
 
     Args:
         send: sends a message to a worker's agent; False if it is not connected.
-        lease_seconds: how long a worker that has lost its connection is waited for.
+        lease_seconds: how long to wait for a worker that has lost its connection.
     """
 
     def __init__(self, send: Callable[[str, tuple[Any, ...]], bool], lease_seconds: float = 0.0) -> None:
@@ -100,19 +100,19 @@ class Transfers:
     # -- from the endpoint --------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
-        """Handle a message about a transfer; ignored if nobody waits for it any more."""
+        """Handle a message about a transfer; ignored if the transfer has ended."""
         inbox = self._inboxes.get((worker, message.transfer))
         if inbox is not None:
-            with contextlib.suppress(asyncio.QueueFull):  # more than was asked for: the rest will not fit together
+            with contextlib.suppress(asyncio.QueueFull):  # more than was asked for: the gap makes the transfer fail
                 inbox.put_nowait(message)
 
     def on_connected(self, worker: str) -> None:
-        """Called when a worker is connected, perhaps again: and perhaps with no word of the end of the one before."""
+        """Handle a worker's connection, perhaps a new one: the end of the one before may not have been noticed."""
         self._link(worker).set()
         self._tear(worker)
 
     def on_lost(self, worker: str) -> None:
-        """Called when a worker's connection has ended."""
+        """Handle the end of a worker's connection."""
         self._link(worker).clear()
         self._tear(worker)
 
@@ -126,11 +126,11 @@ class Transfers:
     # -- transfers ----------------------------------------------------------------------------------------------------
 
     async def put(self, worker: str, place: str, path: str, source: Path) -> None:
-        """Put a file onto a worker, which has it in full when this returns. Its permissions go with it.
+        """Put a file onto a worker, with its permissions. When this returns, the worker has all of it.
 
         Raises:
             TransferFailed: the worker cannot take it, or is gone.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         size, digest, mode = await in_thread(_describe, source)
         order = wire.Put(0, place, path, size, digest, mode)
@@ -200,7 +200,7 @@ class Transfers:
                 part.close()
 
         lock = self._getting.setdefault((worker, str(target / path)), asyncio.Lock())
-        async with lock:  # whoever comes second finds it there
+        async with lock:  # the second of two calls for a file finds it there
             await self.repeated(worker, attempt)
 
     async def get_folder(
@@ -212,19 +212,19 @@ class Transfers:
         limit: int,
         is_anothers: Callable[[str], bool] = lambda name: False,
     ) -> dict[str, str]:
-        """Get every file that is in a worker's folder into ``target``; none where there is no such folder.
+        """Get every file in a worker's folder into ``target``; no file where there is no such folder.
 
-        One that is gone by the time it is asked for may have another name now: then all is listed once more.
+        A file that is gone when it is requested may have been renamed: then the folder is listed once more.
 
         Args:
-            limit: how many bytes they may have together; a file that does not fit is left out.
-            is_anothers: says of a path in the folder whether only another worker may give such a file.
+            limit: most bytes of all files together; a file that does not fit is left out.
+            is_anothers: returns, for a path in the folder, whether only another worker may provide that file.
 
         Returns:
-            Why which of them were left out, by their paths relative to the folder.
+            The reasons why files were left out, by their paths relative to the folder.
 
         Raises:
-            TransferFailed, OSError: as ``get``, but for what concerns one file alone.
+            TransferFailed, OSError: as ``get``, except for errors that concern one file alone.
         """
         return await _until_none_goes(lambda: self._get_folder(worker, place, path, target, limit, is_anothers))
 
@@ -243,14 +243,14 @@ class Transfers:
             if len(listed) < MOST_FILES:
                 return left_out
             after = max((name for name, _ in listed), key=lambda name: name.split("/"))
-            if len(left_out) >= MOST_FILES:  # whose names are kept
+            if len(left_out) >= MOST_FILES:  # bounds the memory that their names take
                 left_out[f"what comes after {after}"] = f"more than {MOST_FILES} files cannot be got"
                 return left_out
         left_out[f"what comes after {after}"] = f"more than {MOST_LISTINGS * MOST_FILES} files"
         return left_out
 
     async def get_matching(self, worker: str, place: str, pattern: str, target: Path, limit: int) -> dict[str, str]:
-        """Get every file of a worker's place that a pattern matches (``places.find``). Like ``get_folder``."""
+        """Get every file in a place of a worker that matches a pattern (``places.find``). Else like ``get_folder``."""
 
         async def get() -> dict[str, str]:
             listed = await self.find(worker, place, pattern)
@@ -266,7 +266,7 @@ class Transfers:
         async def get(name: str, size: int) -> None:
             try:
                 await self.get(worker, place, folder + name, target, limit=size + CHUNK)
-            except FileFailed as error:  # it has gone, perhaps, or is written to
+            except FileFailed as error:  # it may be gone, or be written to at the moment
                 left_out[name] = GONE if error.is_absent else str(error)
 
         chosen: list[tuple[str, int]] = []
@@ -284,10 +284,10 @@ class Transfers:
         return left_out
 
     async def find(self, worker: str, place: str, pattern: str) -> Files:
-        """List the files of a worker's place that a pattern matches, with their sizes (None: it cannot be got).
+        """List the files in a place of a worker that match a pattern, with their sizes (None: it cannot be got).
 
         Raises:
-            TransferFailed: as ``get``; or the worker names others, which could take the place of any file here.
+            TransferFailed: as ``get``; or the worker lists other files, which could overwrite any file here.
         """
         listed = await self._listing(worker, wire.Find(0, place, pattern))
         matches = matcher(pattern)
@@ -297,7 +297,7 @@ class Transfers:
         return listed
 
     async def _listing(self, worker: str, order: wire.Get | wire.Find) -> Files:
-        """Relative paths and sizes of the files in a worker's folder, if there is one; None for what cannot be got."""
+        """Return the files in a worker's folder; none where there is no such folder."""
         path = order.path if isinstance(order, wire.Get) else order.pattern
         received = bytearray()
 
@@ -330,7 +330,7 @@ class Transfers:
     async def repeated(
         self, worker: str, attempt: Callable[[int, asyncio.Queue[Any]], Any], most_waiting: int = MOST_WAITING
     ) -> None:
-        """Make a transfer, again from where it ended as often as its connection ends and comes back."""
+        """Make a transfer, and resume it whenever its connection has ended and comes back."""
         async with self._turns.setdefault(worker, asyncio.Semaphore(AT_ONCE)):
             while True:
                 await self._await_connection(worker)
@@ -357,7 +357,7 @@ class Transfers:
             ) from None
 
     async def next_message(self, worker: str, inbox: asyncio.Queue[Any], kind: type) -> Any:
-        """The next message of a transfer, which must be of this kind."""
+        """Return the next message of a transfer, which must be of this kind. Raises TransferFailed otherwise."""
         try:
             message = await _within(inbox.get(), ANSWER_SECONDS)
         except TimeoutError:
@@ -375,7 +375,7 @@ class Transfers:
         return message
 
     def tell(self, worker: str, message: tuple[Any, ...]) -> None:
-        """Send a message of a transfer; ``repeated`` begins it again where the connection has ended."""
+        """Send a message of a transfer; where the connection has ended, ``repeated`` resumes the transfer later."""
         if not self._send(worker, message):
             self._link(worker).clear()
             raise _Torn
@@ -397,7 +397,7 @@ def _read_listing(data: bytes) -> list[tuple[str, int | None]]:
 
 
 async def _until_none_goes(get: Callable[[], Awaitable[dict[str, str]]]) -> dict[str, str]:
-    """Get what is listed, once more where some of it goes meanwhile, and return why the rest was left out."""
+    """Get all listed files, once more if one of them disappeared meanwhile; return why files were left out."""
     left_out = await get()
     if GONE in left_out.values():
         left_out = await get()
@@ -405,14 +405,14 @@ async def _until_none_goes(get: Callable[[], Awaitable[dict[str, str]]]) -> dict
 
 
 def _open(part: PartFile) -> None:
-    """Open what is there of a file, and find out how much that is."""
+    """Open what has been received of a file before, and hash all of it."""
     part.open()
     while part.hash_slice():
         pass
 
 
 def _describe(source: Path) -> tuple[int, str, int]:
-    """Size, SHA-256 and permissions of a regular file. Raises OSError."""
+    """Return size, SHA-256 and permissions of a regular file. Raises OSError."""
     with open_regular(source) as file:
         digest = hashlib.sha256()
         while data := file.read(SLICE):

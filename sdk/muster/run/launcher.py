@@ -1,4 +1,4 @@
-"""The strategy's launcher (``horovodrun``, ``mpiexec``): as a process of the session, or run by a worker's agent."""
+"""The strategy's launcher (``horovodrun``, ``mpiexec``), which runs in the session or is run by a worker's agent."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from muster.runtime.background import in_thread
 from muster.security.ssh import IDENTITY, write_private
 from muster.strategies.base import Facts
 
-KILL_SECONDS = 1.0  # how long the end of a killed launcher may take to be heard of
+KILL_SECONDS = 1.0  # how long to wait for the report that a killed launcher has ended
 
 
 class RunLauncher:
     """The launcher of one run, wherever it runs.
 
     Args:
-        log: file that takes what it prints.
+        log: file for its output.
         facts: the run, with its scratch folder and places.
-        pool: the run's workers, of which one may run it.
+        pool: the run's workers, one of which may run it.
         on_exit: called with its return code (minus the number of a signal) when it has ended.
-        tasks: those of the run, for the one that waits for its end.
+        tasks: the run's tasks, among them the one that waits for its end.
     """
 
     def __init__(self, log: Path, facts: Facts, pool: AgentPool, on_exit: Callable[[int], None], tasks: Tasks) -> None:
@@ -46,7 +46,7 @@ class RunLauncher:
         self._running: _Running | None = None
 
     async def prestart(self, launcher: Launcher | None) -> None:
-        """Start it, where it runs in the session; it waits for its arguments. Raises LaunchRefused."""
+        """Start a launcher that runs in the session; it then waits for its arguments. Raises LaunchRefused."""
         if launcher is not None and launcher.where == SESSION:
             started = LauncherProcess(self._log, self._on_exit, self._tasks)
             argv = tuple(self._resolved(word) for word in launcher.prestart)
@@ -54,7 +54,7 @@ class RunLauncher:
             self._prestarted = self._running = started
 
     async def go(self, plan: Plan) -> None:
-        """Write the plan's files, and give the launcher its arguments; started where the plan says, if it is not yet.
+        """Write the plan's files, and give the launcher its arguments; it is started first where it is not running.
 
         Raises:
             LaunchRefused: it cannot be started.
@@ -78,7 +78,7 @@ class RunLauncher:
         self._prestarted.go([self._resolved(word) for word in launcher.argv])
 
     def on_message(self, worker: str, message: wire.LauncherOutput | wire.LauncherExited) -> None:
-        """Handle what the agent that runs it tells of it."""
+        """Handle a message about the launcher from the agent that runs it."""
         if isinstance(self._running, WorkerLauncher) and self._running.worker == worker:
             self._running.on_message(message)
 
@@ -89,11 +89,11 @@ class RunLauncher:
 
     @property
     def is_running(self) -> bool:
-        """True if it has been started and has not ended, as far as anybody would tell."""
+        """True if it has been started and has not ended, as far as is known."""
         return self._running is not None and self._running.is_running
 
     def terminate(self, grace: float) -> None:
-        """Ask it to end, and give it so many seconds for that."""
+        """Ask it to end within ``grace`` seconds."""
         if self._running is not None and self.is_running:
             self._running.terminate(grace)
 
@@ -103,7 +103,7 @@ class RunLauncher:
             await self._running.kill()
 
     def _resolved(self, text: str) -> str:
-        """A word for a launcher of the session, with the paths of the places that it names."""
+        """Return a word for a launcher in the session, with symbols of places replaced by paths."""
         return resolve(text, self._facts.places)
 
     def _write_files(self, files: Mapping[str, str]) -> None:
@@ -111,7 +111,7 @@ class RunLauncher:
             write_private(self._facts.scratch / path, text)
 
     def _identity(self) -> dict[str, str]:
-        """The run's private key, for a launcher elsewhere: by the name of its file; empty where nobody logs in."""
+        """Return the run's private key for a launcher on a worker, by file name; empty where nobody logs in."""
         path = self._facts.scratch / IDENTITY
         return {IDENTITY: path.read_text()} if path.exists() else {}
 
@@ -128,11 +128,11 @@ class _Running(ABC):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """True if it has not ended, as far as anybody would tell."""
+        """True if it has not ended, as far as is known."""
 
     @abstractmethod
     def terminate(self, grace: float) -> None:
-        """Ask it to end, within ``grace`` seconds where others see to that."""
+        """Ask it to end; a launcher on a worker is killed by its agent after ``grace`` seconds."""
 
     @abstractmethod
     async def kill(self) -> None:
@@ -140,7 +140,7 @@ class _Running(ABC):
 
 
 class LauncherProcess(_Running):
-    """A launcher that was started here, before its arguments were known."""
+    """A launcher that is a process of the session, started before its arguments are known."""
 
     def __init__(self, log: Path, on_exit: Callable[[int], None], tasks: Tasks) -> None:
         self._log = log
@@ -195,7 +195,7 @@ class LauncherProcess(_Running):
             await asyncio.wait([self._ended])
 
     async def drop(self) -> None:
-        """End it because it is not needed: nobody hears of it."""
+        """End it because it is not needed, without calling ``on_exit``."""
         self._on_exit = lambda code: None
         await self.kill()
 
@@ -210,7 +210,7 @@ class WorkerLauncher(_Running):
     Args:
         worker: the worker's name.
         pool: the run's workers.
-        log: takes what it prints.
+        log: the log for its output.
         on_exit: called with its return code when it has ended.
     """
 
@@ -228,7 +228,7 @@ class WorkerLauncher(_Running):
         self._send(wire.Launch(launcher.prestart, dict(launcher.env), cwd, launcher.argv, dict(files)))
 
     def on_message(self, message: wire.LauncherOutput | wire.LauncherExited) -> None:
-        """Handle what the agent tells of it."""
+        """Handle a message of the agent about it."""
         if isinstance(message, wire.LauncherOutput):
             self._log.write(message.text)
         elif self.returncode is None:
@@ -246,8 +246,8 @@ class WorkerLauncher(_Running):
         self._send(wire.StopLauncher(max(grace, 0.0)))
 
     async def kill(self) -> None:
-        """Have the agent kill it. Returns when the agent has said that it is gone, which it has a second for."""
+        """Have the agent kill it, and wait up to a second for the agent's report that it has ended."""
         if self.is_running:
             self._send(wire.StopLauncher(0))
-            with contextlib.suppress(asyncio.TimeoutError):  # its agent does not answer, and goes itself next
+            with contextlib.suppress(asyncio.TimeoutError):  # its agent does not answer, and is ended next
                 await asyncio.wait_for(self._ended.wait(), KILL_SECONDS)

@@ -1,4 +1,4 @@
-"""Workers whose sshd the session does not reach: a firewall, or a network of their own, may be in between."""
+"""Detection of workers whose sshd the session cannot reach, for example because of a firewall or a separate network."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import replace
 from muster.job import Member
 
 CONNECT_SECONDS = 3.0  # for one connection; packets that a firewall drops are never answered
-AT_ONCE = 100
+AT_ONCE = 100  # connections
 
 
 async def with_reachable_sshd(members: Mapping[str, Member]) -> dict[str, Member]:
-    """The members, without the ssh port of those whose sshd cannot be connected to from here, with the reason."""
+    """Return the members; one whose sshd cannot be reached from here has the reason in place of its ssh port."""
     gate = asyncio.Semaphore(AT_ONCE)
     troubles: dict[str, str] = {}
 
     async def look(member: Member) -> None:
         async with gate:
-            if member.ssh_port is not None and not troubles:  # one is enough: the launcher logs in to all or none
+            if member.ssh_port is not None and not troubles:  # one is enough: a launcher logs in to all or none
                 trouble = await _trouble(member.host, member.ssh_port)
                 if trouble:
                     where = f"port {member.ssh_port} of {member.host}"

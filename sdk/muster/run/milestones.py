@@ -1,4 +1,4 @@
-"""The milestones of a run with a plan: whether it is up, has returned, is decided, or will count as stalled."""
+"""The milestones of a planned run: whether it is up, has returned, is decided, and when it counts as stalled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Milestones:
 
     Args:
         plan: everything that the run starts.
-        state: what is known of its workers.
-        launcher: what starts its ranks, where something does.
-        stall: for how many seconds nothing may be heard of a process that trains; None for any number.
+        state: the state of its workers.
+        launcher: the launcher that starts its ranks, if any does.
+        stall: for how many seconds a process that trains may be silent; None for any number.
 
     Attributes:
         plan: everything that the run starts.
@@ -33,11 +33,11 @@ class Milestones:
         if plan.starter:
             return has_all_ranks
         has_started = has_all_ranks and {worker for worker, _ in state.started} >= set(plan.processes)
-        # One that has ended well is no failure, and nobody needs to reach it any more.
+        # A server that has ended without a failure need not listen any more.
         return has_started and all(name in state.listening or state.is_over(name) for name in plan.servers)
 
     def has_returned(self) -> bool:
-        """Return whether the processes that complete the run have ended, or only serve others any more."""
+        """Return whether the processes that complete the run have ended, or have returned and only serve others."""
         plan, state = self.plan, self._state
         if plan.starter:
             return self.is_decided()
@@ -51,7 +51,7 @@ class Milestones:
         return bool(plan.completed_by) and all(state.is_over(name) for name in plan.completed_by)
 
     def by_silence(self) -> list[tuple[float, Source]]:
-        """The processes that train and when each was last heard of, longest ago first."""
+        """Return the processes that train, each with the time of its last sign of life, the longest silent first."""
         plan = self.plan
         completing = plan.completed_by or tuple(plan.processes)
         heard = [
@@ -62,6 +62,6 @@ class Milestones:
         return sorted(heard, key=lambda item: item[0])
 
     def stalls_at(self) -> float | None:
-        """Return when the run will count as stalled if nothing more is heard of some process that trains."""
+        """Return when the run counts as stalled unless the longest silent process shows a sign of life; None: never."""
         silent = self.by_silence() if self._stall else None
         return silent[0][0] + self._stall if silent and self._stall else None

@@ -16,11 +16,11 @@ def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
     """Refuse arguments that neither ``run_cluster`` nor any strategy or platform has.
 
     Args:
-        given: what was given, by the names of its parameters; maybe not all that it needs.
-        own: names of its parameters.
+        given: the arguments that were given, by parameter name; required ones may be missing.
+        own: names of the parameters of ``run_cluster``.
 
     Raises:
-        CallError: there is one, or a script stands where a number belongs.
+        CallError: there is such an argument, or a script stands where a number belongs.
     """
     refuse_script_as_number(given)
     strategy = given.get("strategy", "parameter_server")
@@ -28,7 +28,7 @@ def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
     mine += _options_of_platform(given.get("platform"))
     unknown = [name for name in given.get("options", {}) if name not in mine]
     if not unknown:
-        return  # without the others, which are imported to be asked
+        return  # before the other strategies and platforms are imported
     refuse_parameters("run_cluster", unknown, given.get("worker_script"))
     if isinstance(strategy, str) and strategy in STRATEGIES:
         known = _of_strategies() | _of_platforms()
@@ -36,7 +36,7 @@ def refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
 
 
 def refuse_misnamed_of_pool(given: Mapping[str, Any], own: Sequence[str], of_runs: Sequence[str]) -> None:
-    """Refuse arguments that ``pool`` does not have, but for options of other platforms, which these know best.
+    """Refuse arguments that ``pool`` does not have, except options of other platforms, which are refused elsewhere.
 
     Args:
         given, own: as above.
@@ -61,7 +61,7 @@ def refuse_misnamed_of_pool(given: Mapping[str, Any], own: Sequence[str], of_run
 
 
 def _options_of_platform(platform: Any) -> list[str]:
-    """Names of the options of a platform that is given by name, or by none."""
+    """Return the names of the options of a platform that is given by name, or of the default platform."""
     if platform is not None and not isinstance(platform, str):
         return []
     return platforms.option_names(platforms.platform_name(platform))

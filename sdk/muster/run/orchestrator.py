@@ -3,8 +3,8 @@
 launching   the platform launches one agent per worker
 connecting  the agents say hello with their addresses
 starting    the strategy plans every process; they are started, and servers must listen
-training    until those that complete the run have ended, or something fails
-ending      all that is left is stopped, and the platform releases everything
+training    until the processes that complete the run have ended, or something fails
+ending      all remaining processes are stopped, and the platform releases everything
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:  # only runs whose workers share no files have one
 Answer = TypeVar("Answer")
 
 STACKS_SECONDS = 2.0
-HEARING_SECONDS = 1.0  # between the end of a launcher and what agents still tell of the ranks that it has started
-CATCH_UP_SECONDS = 0.1  # how long it takes to read what has come
+HEARING_SECONDS = 1.0  # after the end of a launcher, for messages of agents about the ranks that it has started
+CATCH_UP_SECONDS = 0.1  # how long it takes to read messages that have arrived
 
 
 class Orchestrator:
@@ -57,19 +57,19 @@ class Orchestrator:
 
     Args:
         context: what to run, with its folders and the specs of its workers.
-        pool: the workers that it borrows.
-        state: what is known of the workers.
-        exchange: brings files to workers that share none with the session, and back; None where they share them.
+        pool: the run's workers.
+        state: the state of the workers.
+        exchange: transfers files to and from workers that share none with the session; None where they share files.
         on_plan: called with the plan once it is made, on a thread.
         on_up: called when every server listens or every rank runs.
 
     Attributes:
-        state: what is known of its workers.
-        plan: everything it starts; None until the workers' addresses are known.
-        cause: the failure that ended it; None where none has.
-        stay: whether it has ended, but workers of it are there for another attempt.
-        watch: learns from the platform what the workers cannot say.
-        streams: commands in its workers, and ports of theirs, that are open.
+        state: the state of its workers.
+        plan: the plan of all processes; None until the workers' addresses are known.
+        cause: the failure that ended the run; None where no failure did.
+        stay: whether the run has ended but some of its workers are kept for another attempt.
+        watch: polls the platform for what the agents cannot report.
+        streams: open streams to commands in its workers and to ports of its workers.
         timings: seconds that each phase took.
     """
 
@@ -122,16 +122,17 @@ class Orchestrator:
         is_tried_again: Callable[[MusterError], bool] = lambda error: False,
         may_restart_alone: Callable[[Failure], bool] = lambda failure: False,
     ) -> None:
-        """Run it from launch to its end. Returns when it has succeeded and nothing of it is left.
+        """Run the attempt from launch to end. Return when it has succeeded and nothing of it is left.
 
         Args:
-            is_tried_again: asked once of what has ended it. Where it says so, only the processes end, and the workers
-                stay for the next attempt, unless none of them could go on (``stay``).
-            may_restart_alone: asked of the failure of a process that could be started again while the others go on.
+            is_tried_again: called once with the error that ended the attempt. Where it returns true, only the processes
+                are ended, and the workers stay for the next attempt, unless none of them could go on (``stay``).
+            may_restart_alone: called with the failure of a process that could be started again while the others go on;
+                returns whether it may.
 
         Raises:
-            MusterError: whatever ended the run otherwise, once nothing of it is left.
-            Exception: a defect of Muster's, also where it has ended a task beside this one.
+            MusterError: the error that ended the attempt; nothing of it is left then, but for workers that stay.
+            Exception: a defect of Muster, also one that ended another task of the run.
         """
         began = clock.now()
         watching = self._tasks.start(self.watch.run(), "watch over the platform")
@@ -169,17 +170,17 @@ class Orchestrator:
             raise self._tasks.error
 
     async def release(self) -> None:
-        """End the workers, where they have stayed for another attempt that is not made."""
+        """End the workers that have stayed for another attempt, when that attempt is not made."""
         self.stay = False
         await self._ending.release()
 
     @property
     def fit(self) -> list[str]:
-        """Names of the workers that could go on in another attempt: their agents are here, and have nothing left over.
+        """Names of the workers that could take part in another attempt: they are connected and run no process.
 
-        A worker that counts as lost is none of them, even if it is connected: it may be about to go.
+        A worker that counts as lost is not among them, even if it is connected: it may be about to go.
         """
-        # Not those whose ranks their agents have ended: that is what comes of it where horovodrun has lost another.
+        # Workers whose agents have ended their ranks are fit: agents do so when horovodrun has lost another worker.
         lost = {failure.worker for failure in self.state.failures if failure.kind in causes.OF_WORKER}
         lost |= self.state.preempted
         return [
@@ -204,12 +205,12 @@ class Orchestrator:
         self._enter("connecting")
         if not await self._until(lambda: self.state.has_enough, self._arrival.deadline):
             raise await self._workers_missing()
-        began, deadline = clock.now(), clock.deadline_in(self.limits.start)  # for those without whom it can go on
+        began, deadline = clock.now(), clock.deadline_in(self.limits.start)  # for workers that the run can do without
         if not await self._until(lambda: not self.state.missing, lambda: deadline):
             text = f"not there {self.limits.start:g} s after the others"
             self.state.leave_out(self.state.missing, text)
         self._arrival.not_counted += clock.now() - began
-        for name in self.state.left_out:  # one that comes now would be in nobody's plan
+        for name in self.state.left_out:  # a worker that connects from now on would not be in the plan
             self._tasks.start(self.pool.give_up(name), f"end of {name}")
         for name, member in self.state.members.items():
             self.state.move(name, Status.RUNNING, address=member.host, running_at=clock.wall_time())
@@ -253,15 +254,15 @@ class Orchestrator:
         self.pool.send(worker, wire.Start(process.argv, env, process.cwd, rank, self._splits(worker)))
 
     def _restart_alone(self, failure: Failure, is_allowed: Callable[[Failure], bool]) -> bool:
-        """Start a process again that was killed, where others go on without it meanwhile; return whether that is done.
+        """Start a killed process again, if the others can go on without it meanwhile; return whether that was done.
 
-        It is at the same address again, where the others find it. So its agent must still be there.
+        The others find it at the same address as before. So its agent must still be there.
         """
         plan, worker = self.plan, failure.worker
         if plan is None or worker is None or worker not in plan.restarted_alone or worker not in self.pool.connected:
             return False
         is_killed = failure.kind in (FailureKind.SIGNAL, FailureKind.MEMORY)
-        # Who ends a worker with all that is on it signals all of that: its agent goes, too, in a moment.
+        # A platform that ends a whole worker signals all of its processes: the agent ends, too, in a moment.
         is_going = failure.was_asked_to_end or worker in self.state.preempted
         if self._stop_reason or not is_killed or is_going or self.state.failures or not is_allowed(failure):
             return False
@@ -270,25 +271,25 @@ class Orchestrator:
         return True
 
     def _asks_who_is_reached(self) -> bool:
-        """Return whether it matters that the workers' sshd is reached from here, and is not certain."""
+        """Return whether to try if the session reaches the workers' sshd: where that matters and is not certain."""
         has_choice = self.strategy.uses_ssh and not self.strategy.needs_ssh
         logs_in = has_choice and self.facts.launcher_at == SESSION and not self.facts.no_ssh
-        return logs_in and self.platform.storage is not Storage.ALL  # else all are one machine
+        return logs_in and self.platform.storage is not Storage.ALL  # else all of them are on this machine
 
     async def _ship(self, exchange: Exchange) -> None:
-        """Have everything brought to the workers that these need, while it is watched how they are."""
+        """Send the workers all files that they need, and raise as ``_until`` does if the run fails meanwhile."""
         began = clock.now()
         shipping = asyncio.ensure_future(exchange.ship(list(self.state.members), self.state.emit))
-        await self._is_done(shipping)  # each transfer has a limit, as long as nothing comes
+        await self._is_done(shipping)  # without a deadline: each transfer limits how long a worker may be silent
         self._arrival.not_counted += clock.now() - began
         error = shipping.exception()
-        if error is not None:  # it may be the echo of a failure that is heard of next
+        if error is not None:  # it may be the result of a failure that becomes known only now
             deadline = clock.now() + self.platform.explain_seconds + SETTLE_SECONDS
             await self._until(lambda: False, lambda: deadline)
             raise error
 
     def _own_env(self, worker: str, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a process that its worker's agent does not have from its launch."""
+        """Return those variables of a process that its worker's agent does not have from its own launch."""
         known = self.state.specs[worker].env
         return {name: value for name, value in env.items() if known.get(name) != value}
 
@@ -297,7 +298,7 @@ class Orchestrator:
         return self.state.expected.get(worker, 1) > 1
 
     async def _train(self, milestones: Milestones) -> None:
-        """Wait until the run has done what it was to do; its processes, or their launcher, have been asked for."""
+        """Wait until the run is complete; the start of its processes, or of their launcher, was ordered before."""
         deadline = clock.deadline_in(self.limits.run)
         if deadline is not None:
             deadline -= self.context.checked.trained
@@ -313,7 +314,7 @@ class Orchestrator:
             now = clock.now()
             if deadline and now >= deadline:
                 raise await self._reasons.timed_out(await self.stacks())
-            # Where this process itself was suspended it has yet to read what the workers said meanwhile.
+            # If this process itself was suspended, it has yet to read what the workers sent meanwhile.
             await asyncio.sleep(CATCH_UP_SECONDS)
             stalls_at = milestones.stalls_at()
             if stalls_at and now >= stalls_at:
@@ -333,13 +334,13 @@ class Orchestrator:
     # -- requests while it runs ---------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End the run; with ``AT_ONCE`` as the reason, without time for its processes to end by themselves."""
+        """End the run; if the reason is ``AT_ONCE``, give its processes no time to end by themselves."""
         self._stop_reason = reason
         self._ending.is_urgent = reason == AT_ONCE
         self.state.changed.set()
 
     async def stacks(self) -> dict[str, str]:
-        """Python stacks of all processes, by rank or worker."""
+        """Return the Python stacks of all processes, by rank or worker."""
         self.state.stacks.clear()
         asked = set(self.state.running)
         for name in {worker for worker, _ in asked}:
@@ -348,7 +349,7 @@ class Orchestrator:
         return {process_label(*source): with_cells(answer.text) for source, answer in self.state.stacks.items()}
 
     async def collect(self) -> None:
-        """Get what workers that share no files with the session have written so far. Raises PlatformError."""
+        """Get the files that workers have written so far, if they share none with the session. Raises PlatformError."""
         if self.exchange is not None:
             gone = [name for name, worker in self.state.workers.items() if worker.status.is_final]
             await self.exchange.collect(gone)
@@ -357,7 +358,7 @@ class Orchestrator:
         """Get a file or a folder from a worker's working directory into a folder, and return its path there.
 
         Raises:
-            PlatformError: there is none, or it cannot be got.
+            PlatformError: there is no such file, or it cannot be got.
             OSError: it cannot be written.
         """
         if self.exchange is not None:
@@ -372,16 +373,16 @@ class Orchestrator:
             await in_thread(copy, source, Path(self.job.cwd, to))
 
     async def open_stream(self, name: str, order: wire.Execute | wire.Dial) -> Stream:
-        """Have a command run on a worker, as its script is, or connect to a port of it.
+        """Run a command on a worker, with the environment and folder of its script, or connect to one of its ports.
 
         Args:
-            name: of the worker, or of a rank on it such as ``rank-3``, whose own environment the command has then, as
-                far as the plan knows it; it has that of a worker's only rank, too.
-            order: what to do.
+            name: name of the worker, or of a rank on it such as ``rank-3``: the command then also gets that rank's own
+                environment, as far as the plan knows it. So it does on a worker with only one rank.
+            order: the command or the port.
 
         Raises:
             JobError: there is no such worker.
-            PlatformError: it does not answer.
+            PlatformError: the worker does not answer.
         """
         ranks = self.plan.ranks if self.plan else {}
         meant = [rank for rank, on in ranks.items() if name in (f"rank-{rank}", on)]
@@ -407,7 +408,7 @@ class Orchestrator:
             self.streams.on_message(worker, message)
         else:
             self.state.on_message(worker, message)
-            if isinstance(message, wire.Preempted):  # all save together, or none can
+            if isinstance(message, wire.Preempted):  # workers can only save a checkpoint together
                 for name in self.state.members:
                     self.pool.send(name, wire.Notice())
 
@@ -425,15 +426,15 @@ class Orchestrator:
             self.watch.on_back(worker)
 
     def _is_of_before(self, worker: str) -> bool:
-        """Return whether what comes from a worker comes from one that does not stay from the attempt before.
+        """Return whether messages of a worker come from a predecessor, left over from the attempt before.
 
-        It has a connection until it is retired; nothing that it says then is of this attempt.
+        That one stays connected until it is retired; nothing that it sends concerns this attempt.
         """
         return worker not in self.state.members
 
     def _launcher_ended(self, code: int, is_heard_out: bool = False) -> None:
         is_done = self.plan is not None and self.plan.starter and len(self.state.started) >= len(self.plan.ranks)
-        if not code and not is_done and not is_heard_out:  # agents may have yet to tell what it had them start
+        if not code and not is_done and not is_heard_out:  # agents may have yet to report ranks that it started
             asyncio.get_running_loop().call_later(HEARING_SECONDS, self._launcher_ended, code, True)
             return
         if is_heard_out and self.state.ending:
@@ -443,7 +444,7 @@ class Orchestrator:
             launcher = self.plan.launcher if self.plan else None
             if launcher and any(failure.worker == launcher.where for failure in self.state.ended_unasked()):
                 self.state.changed.set()
-                return  # its agent ends everything of itself, and why that goes is told next
+                return  # its agent is ending everything on its own, and the reason for that is reported next
             name = launcher.title if launcher else ""
             exit_code = None if signal else code
             self.state.fail(
@@ -454,13 +455,13 @@ class Orchestrator:
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     async def _asked(self, what: str, function: Callable[..., Answer], *args: Any) -> Answer:
-        """Ask the strategy, which may be a user's and take its time, on a thread; return its answer.
+        """Call a method of the strategy on a thread, as a user's strategy may take long; return its answer.
 
         Args:
-            what: what it has done once it has answered, in words.
+            what: words for what the strategy has done once it has answered, for an error.
 
         Raises:
-            StartTimeout: it takes longer than a start may.
+            StartTimeout: it takes longer than the time limit of a start.
         """
         deadline = clock.deadline_in(self.limits.start)
         answer = asyncio.ensure_future(in_thread(function, *args))
@@ -473,9 +474,9 @@ class Orchestrator:
         )
 
     async def _is_done(self, work: asyncio.Future[Any], deadline: float | None = None) -> bool:
-        """Wait for what goes on beside the workers, while it is watched how they are, and return whether it has ended.
+        """Wait for ``work`` and return whether it has ended, while failures of the run are still noticed.
 
-        What has not ended by the deadline, or when something fails, is cancelled. Raises as ``_until`` does.
+        Work that has not ended by the deadline, or when something fails, is cancelled. Raises as ``_until`` does.
         """
         work.add_done_callback(lambda _: self.state.changed.set())
         try:
@@ -484,10 +485,10 @@ class Orchestrator:
             work.cancel()
 
     async def _until(self, done: Callable[[], bool], get_deadline: Callable[[], float | None]) -> bool:
-        """Wait until ``done``, or until the deadline has passed, which may change meanwhile; whether it is done.
+        """Wait until ``done`` returns true or the deadline, which may change meanwhile; return whether it is done.
 
         Raises:
-            MusterError: the cause of a failure meanwhile; RunStopped.
+            MusterError: something failed meanwhile: the error for the cause; or RunStopped.
         """
         while True:
             self._raise_if_over()
@@ -509,9 +510,9 @@ class Orchestrator:
     # -- errors -------------------------------------------------------------------------------------------------------
 
     async def _cause(self) -> MusterError:
-        """The error for the failure that explains the others, once that is settled."""
+        """Return the error for the failure that explains the others, once it is settled which one that is."""
         settled = self._settling.cause(lambda: bool(self._stop_reason), lambda: self._tasks.error is not None)
-        # Stopped ranks are looked for at once: where one rank has given another up, a launcher soon ends both.
+        # Look for suspended ranks at once: when one rank gives another one up, a launcher soon ends both.
         stopped, cause = await asyncio.gather(self._stopped(causes.root_cause(self.state.failures)), settled)
         self.cause = cause
         stopped = stopped or await self._stopped(cause)
@@ -520,7 +521,7 @@ class Orchestrator:
         return await self._reasons.explain(cause, self.plan)
 
     async def _stopped(self, cause: Failure | None) -> MusterError | None:
-        """The error for a process that does not run on; None where there is none, or this cause tells of no other."""
+        """Return the error for a process that is suspended; None if none is, or if the cause is no mere consequence."""
         if self._stop_reason or not self._settling.is_hearsay(cause):
             return None
         running = self.state.running

@@ -1,4 +1,4 @@
-"""Everything that has to be there before the first worker is launched: keys, a listening session, and the specs."""
+"""The preparation of a run before its first worker is launched: the library, keys, a listening endpoint, the specs."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ async def prepare(
     emit: Callable[[Event], None],
     on_up: Callable[[], None],
 ) -> Orchestrator:
-    """An orchestrator that is ready to launch.
+    """Return an orchestrator that is ready to launch.
 
     Args:
-        checked: what to run.
-        run_dir, scratch: the run's folder, and the one that goes when it ends.
-        calls: those of its platform.
-        emit: takes every event of the run.
+        checked: the run.
+        run_dir, scratch: the run's folder, and the scratch folder, which is removed at its end.
+        calls: the calls of its platform.
+        emit: called with every event of the run.
         on_up: called when every server listens or every rank runs.
 
     Raises:
@@ -93,12 +93,12 @@ async def prepare(
 def prepare_again(
     before: Orchestrator, number: int, trained: float, *, emit: Callable[[Event], None], on_up: Callable[[], None]
 ) -> Orchestrator:
-    """An orchestrator for the next attempt, with the workers that have stayed.
+    """Return an orchestrator for the next attempt, with the workers that have stayed.
 
     Args:
-        before: that of the attempt before.
-        number: of the next one, from 1.
-        trained: seconds that all before it have trained.
+        before: the orchestrator of the attempt before.
+        number: number of the next attempt, from 1.
+        trained: seconds that all attempts before it have trained.
         emit, on_up: as ``prepare`` takes them.
     """
     checked = before.context.checked.numbered(number, trained)
@@ -110,7 +110,7 @@ def prepare_again(
     state.take_over(before.state, before.fit)
     on_plan = partial(_write_plan, context.run_dir, before.context.checked.job)
     orchestrator = Orchestrator(context, before.pool, state, exchange, on_plan=on_plan, on_up=on_up)
-    orchestrator.streams = before.streams  # commands go on where their workers do
+    orchestrator.streams = before.streams  # commands on workers that have stayed go on
     return orchestrator
 
 
@@ -119,7 +119,7 @@ def _write_plan(run_dir: Path, job: Job, plan: Plan) -> None:
 
 
 def make_pool(context: RunContext, endpoint: Endpoint, calls: PlatformCalls | None = None) -> AgentPool:
-    """The pool that the run makes for itself, and that ends with it; ``calls`` as it takes them."""
+    """Return the pool of the run's workers, which is closed with the run; ``calls`` are passed to it."""
     checked = context.checked
     return AgentPool(
         context.run_id,
@@ -138,7 +138,7 @@ def _make_exchange(context: RunContext, endpoint: Endpoint) -> Exchange:
 
 
 def _send_script(job: Job, project: Project, library: Path) -> None:
-    """Put a script that is none of the project's files into the library, with which it is sent."""
+    """Copy a script that is not among the project's files into the library, so that it is sent along."""
     script = script_to_send(job, project)
     if script is not None:
         (library / SCRIPTS).mkdir()
@@ -146,7 +146,7 @@ def _send_script(job: Job, project: Project, library: Path) -> None:
 
 
 def _ssh_identity(checked: CheckedRun, login: KeyPair | None) -> SshIdentity | None:
-    """The keys of one worker's sshd; None where nobody is to log in."""
+    """Return the keys of one worker's sshd; None where nobody is to log in."""
     if login is None:
         return None
     return SshIdentity(generate_key_pair().private, login.public, checked.strategy.needs_ssh)
@@ -155,9 +155,9 @@ def _ssh_identity(checked: CheckedRun, login: KeyPair | None) -> SshIdentity | N
 def make_specs(
     checked: CheckedRun, facts: Facts, endpoint: Endpoint, login: KeyPair | None = None, imports: Imports | None = None
 ) -> list[WorkerSpec]:
-    """The workers to launch. Where somebody is to log in, each gets a host key of its own.
+    """Return the specs of the workers to launch. Where a launcher is to log in, each gets its own host key.
 
-    Where they share no files with the session their paths are symbols of places, which platform and agent resolve.
+    If workers share no files with the session, their paths are symbols of places, resolved by the platform or agent.
     """
 
     def scratch_of(worker: str) -> Path:
@@ -196,7 +196,7 @@ def make_specs(
 
 
 def _needs(checked: CheckedRun) -> Needs | None:
-    """Return what workers with an interpreter of their own must find in it."""
+    """Return what the workers' interpreter must have, where they do not use the session's; None otherwise."""
     job = checked.job
     if not checked.platform.python or (job.script and job.script.kind == "executable"):
         return None
@@ -206,7 +206,7 @@ def _needs(checked: CheckedRun) -> Needs | None:
 
 
 def _imports(checked: CheckedRun) -> Imports | None:
-    """Return what may be imported beforehand, where ranks may be forks; None where they start cold."""
+    """Return the imports that a template may make for ranks forked from it; None where ranks are not forked."""
     job = checked.job
     if not (checked.platform.keeps_templates and checked.request.warm and job.script):
         return None
@@ -216,11 +216,11 @@ def _imports(checked: CheckedRun) -> Imports | None:
 
 
 def ship_library(target: Path, programs: Sequence[Path], storage: Storage) -> None:
-    """Put what scripts import, and the programs that start them, into ``target``, to be put on their ``PYTHONPATH``.
+    """Put the package that scripts import, and the programs that start them, into ``target`` for their ``PYTHONPATH``.
 
-    A folder of its own, so that an interpreter of any version finds ``muster.training`` without this session's
-    site-packages, whose NumPy may not be the one it needs. On the session's own machine that is a link, so that ranks
-    find what Python has compiled of it before.
+    They get a folder of their own, so that an interpreter of any version finds ``muster.training`` without this
+    session's site-packages, whose NumPy may not fit it. On the session's own machine the package is a link, so that
+    ranks find the bytecode that Python has compiled before.
     """
     shipped = target / "muster"
     shipped.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The project's files on their way to workers that share none with the session.
+"""Sending of the project's files to workers that share none with the session.
 
-Each worker gets a list of all files with their hashes (:mod:`muster.agent.project`), says what it lacks, and gets that
-as one stream. So the number of files costs little, and what a worker has from an earlier run is not sent again.
+Each worker gets a list of all files with their hashes (:mod:`muster.agent.project`), answers which of them it lacks,
+and gets those as one stream. So many files cost little, and files kept from an earlier run are not sent again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from muster.run.files import TransferFailed, Transfers
 from muster.runtime.background import in_thread
 
 PIECE = 1 << 17  # bytes in one message
-WINDOW = 1 << 22  # bytes that are sent before the first of them must be answered
+WINDOW = 1 << 22  # bytes that may be sent and not yet acknowledged
 READ = 1 << 20  # bytes that are read at once
 MOST_WAITING = 2 * WINDOW // PIECE
-AT_ONCE = 16  # workers
+AT_ONCE = 16  # workers that are sent files at a time
 
 Progress = Callable[[str, int, int], None]
 
@@ -70,7 +70,7 @@ def _open(root: Path, name: str) -> FileIO:
     """Open a regular file of a folder for reading, without following links.
 
     Raises:
-        OSError: it is none any more, or cannot be read.
+        OSError: it is not a regular file any more, or cannot be read.
     """
     *parents, last = split(name)
     folder = open_folder(str(root), parents)
@@ -90,18 +90,18 @@ def _size_and_hash(root: Path, name: str) -> tuple[int, str]:
 
 
 def write_list(contents: Contents, path: Path) -> None:
-    """Write the list as it goes to the workers. Raises OSError, or ValueError for a name that is not UTF-8."""
+    """Write the list as it is sent to workers. Raises OSError, or ValueError for a name that is not UTF-8."""
     path.write_bytes(json.dumps(contents.listing, ensure_ascii=False).encode("utf-8"))
 
 
 class ProjectSync:
-    """Lays the files of a project out on workers.
+    """Sends the files of a project to workers.
 
     Args:
-        transfers: the run's.
+        transfers: the run's transfers.
         contents: the files.
         list_file: the file that has the list.
-        on_progress: called with a worker's name, and how many bytes of how many have come there; None for nobody.
+        on_progress: called with a worker's name, the bytes that have arrived there, and all bytes to send; or None.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class ProjectSync:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def send_to(self, worker: str, place: str, *, is_kept: bool) -> str:
-        """Lay all files out in a worker's place; return the folder there that keeps them for later, empty if none.
+        """Send all files to a place of a worker; return the folder there that keeps them for later, empty if none.
 
         Args:
-            worker: its name.
-            place: where.
+            worker: name of the worker.
+            place: name of the place.
             is_kept: whether the worker may keep them for later runs.
 
         Raises:
@@ -165,7 +165,7 @@ class ProjectSync:
 
 
 class _Bundle:
-    """The contents of several files as one stream: of each as many bytes as it had when it was listed."""
+    """The contents of several files as one stream: of each file as many bytes as it had when it was listed."""
 
     def __init__(self, root: Path, sources: Sequence[tuple[str, int]]) -> None:
         self._root = root
@@ -174,7 +174,7 @@ class _Bundle:
         self._offset = 0  # in the file that comes next
 
     def read(self, most: int) -> bytes:
-        """The next bytes. Raises OSError, or TransferFailed where a file has become shorter."""
+        """Return the next bytes. Raises OSError, or TransferFailed where a file has become shorter."""
         found = bytearray()
         while self._rest and len(found) < most:
             name, size = self._rest[-1]

@@ -1,4 +1,4 @@
-"""The errors that a run ends with, made of what is known of it. Logs are read for them, beside the event loop."""
+"""The errors with which a run ends, made from its state and its logs, which are read on a thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from muster.text.cleaning import clean
 
 
 class Reasons:
-    """Says what went wrong in a run.
+    """Makes the errors that say what went wrong in a run.
 
     Args:
         context: the run, with its limits and its logs.
-        state: what is known of its workers.
+        state: the state of its workers.
     """
 
     def __init__(self, context: RunContext, state: RunState) -> None:
@@ -34,7 +34,7 @@ class Reasons:
         self._state = state
 
     async def explain(self, cause: Failure, plan: Plan | None) -> MusterError:
-        """The error for the failure that explains the others."""
+        """Return the error for the failure that explains the others."""
         if plan is None and cause.worker:
             return await in_thread(diagnosis.did_not_come_up, cause, self._logs)
         total = len(plan.ranks or plan.completed_by or plan.processes) if plan else 1
@@ -45,7 +45,7 @@ class Reasons:
         return self._with_lost_threads(error)
 
     async def workers_missing(self, submitted_at: float, trouble: str) -> MusterError:
-        """The error for workers that have not said hello in time.
+        """Return the error for workers that have not said hello in time.
 
         Args:
             submitted_at: since when the platform has had them, on the monotonic clock.
@@ -65,7 +65,7 @@ class Reasons:
         return await in_thread(explained, missing, len(state.specs), limits.start or 0.0, self._logs, trouble)
 
     async def not_up(self, plan: Plan) -> MusterError:
-        """The error for ranks that were not started, or servers that do not listen, in time."""
+        """Return the error for ranks that were not started, or servers that do not listen, in time."""
         missing: list[Source] = []
         if plan.ranks:
             started = self._state.started
@@ -77,16 +77,19 @@ class Reasons:
         return await in_thread(diagnosis.not_up, missing, launcher, self._limits.start, self._logs)
 
     async def timed_out(self, stacks: Mapping[str, str]) -> MusterError:
-        """The error for a run that has taken too long."""
+        """Return the error for a run that has taken too long."""
         error = await in_thread(diagnosis.timed_out, self._limits.run, stacks, self._logs)
         return self._with_lost_threads(error)
 
     async def stalled(
         self, silent: Sequence[Source], stacks: Mapping[str, str], seconds: float | None = None
     ) -> MusterError:
-        """The error for a run in which these processes, longest first, have shown no sign of life for so many seconds.
+        """Return the error for a run with silent processes.
 
-        Without ``seconds`` it was the run's own limit.
+        Args:
+            silent: processes without a sign of life, the longest silent first.
+            stacks: Python stacks of all processes.
+            seconds: how long they have been silent; None for the run's own limit.
         """
         servers = [source for source in self._state.running if source[0] in self._state.servers]
         holding_up = find_blocker(silent, self._state.stacks, servers)
@@ -96,7 +99,7 @@ class Reasons:
         return self._with_lost_threads(error)
 
     def _with_lost_threads(self, error: MusterError) -> MusterError:
-        """The error, which also says whose threads had ended by exceptions: that may be what came first."""
+        """Return the error, with a sentence on threads that exceptions had ended before: they may be the cause."""
         told = self._state.lost_threads
         if told:
             more = f", and {len(told) - 1} more" if len(told) > 1 else ""

@@ -1,4 +1,4 @@
-"""A run on its way: what was asked (RunRequest), what was found out (CheckedRun), what it runs with (RunContext)."""
+"""A run before its launch: as requested (RunRequest), as checked (CheckedRun), and as prepared (RunContext)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ATTEMPT_VARIABLE = "MUSTER_ATTEMPT"  # in a script's environment: the number of 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Everything that was asked of a run, as it was asked. Nothing has been checked.
+    """A request for a run, as the user made it: nothing in it has been checked.
 
     Attributes:
         script: file, name of a module, function, or a script that is checked already; None starts servers only.
@@ -60,7 +60,7 @@ class RunRequest:
         platform: name of a platform, or one that is made already; None for the usual one.
         options: options of a strategy or a platform that is given by name.
         timeout_seconds, run_timeout, stall_seconds, queue_timeout: limits in seconds, see :class:`~muster.job.Limits`.
-        session_address: ``host:port`` that workers reach this session at; None for the platform's advice.
+        session_address: ``host:port`` at which workers reach this session; None for the platform's proposal.
         worker_ports: first and last port that servers of workers may use; None for any.
         project: files that go to workers which share none with the session, as ``find_project`` takes it.
         project_limit: MB that they may have together.
@@ -68,7 +68,7 @@ class RunRequest:
         detach: how long the run may live in a process of its own, in seconds or as ``"8h"``; None: not at all.
         restarts, restart_on, from_scratch: when it is tried again, see :class:`~muster.run.attempts.RestartPolicy`.
         min_workers: with how few workers it starts and goes on where others cannot be had; None for all.
-        warm: whether its ranks may be forks of a process that has imported what it imports, where there is one.
+        warm: whether ranks may be forked from a process that has imported the script's modules, if there is one.
     """
 
     script: str | Path | Callable[..., Any] | Script | None = field(default=None, repr=False)
@@ -104,7 +104,7 @@ class RunRequest:
 
     @classmethod
     def of_job(cls, job: Job, **more: Any) -> RunRequest:
-        """The request for a job that somebody has described already; ``more`` is what a job does not say."""
+        """Return the request for a job that is described already; ``more`` has the fields that a job does not have."""
         return cls(
             script=job.script,
             n_workers=job.n_workers,
@@ -122,28 +122,28 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run that can be started as far as anybody can tell beforehand; nothing of it has been started.
+    """A run that has passed all checks that are possible before the launch; nothing of it has been started.
 
     Attributes:
         job: with its script resolved, the path of its interpreter, its working directory and its name.
         strategy, platform: ready for use.
         probed: what the strategy's ``probe`` found.
-        owns_platform: whether the platform ends with the run, or is somebody's who uses it for other things, too.
+        owns_platform: whether the platform was made for the run and is closed with it; else it is the caller's.
         limits: how long things may take.
         session_address: host and port that agents dial; port 0 for any.
         listen: address to listen on.
-        is_coming: whether this machine may get that address only with the workers.
-        is_relayed: whether the platform carries agents' connections there, as they cannot dial it.
+        is_coming: whether this machine may get that address only when the workers are launched.
+        is_relayed: whether the platform relays agents' connections to that address, which they cannot reach themselves.
         no_ssh: why nobody can log in to the workers, in words; empty where that is possible as far as is known.
         worker_ports: first and last port for servers of workers; None for any.
         members: name, role and index of every worker, in launch order.
-        project: the files that go along to the workers; None where these share them with the session.
+        project: the files that are sent to the workers; None where the workers share files with the session.
         collect: patterns of files that are brought back at the end.
         restart_policy: after which failures it is tried again.
-        spare: how many of its workers it goes on without, where they cannot be had.
-        trained: seconds that attempts before this one have trained.
-        attempt_number: which attempt this is, from 1.
-        request: what it was made from.
+        spare: how many of its workers the run can do without, where they cannot be had.
+        trained: seconds that the attempts before this one have trained.
+        attempt_number: the number of this attempt, from 1.
+        request: the request that was checked.
     """
 
     job: Job
@@ -169,19 +169,26 @@ class CheckedRun:
 
     @property
     def launcher_at(self) -> str:
-        """The host of a launcher: the session, or the first worker where the session does not reach them itself."""
+        """Host of a launcher: the session, or the first worker if the session cannot reach the workers itself."""
         return self.members[0][0] if self.is_relayed or self.platform.launches_there else SESSION
 
     def numbered(self, number: int, trained: float) -> CheckedRun:
-        """The run as its attempt of this number, from 1, runs it on the same platform, after so many seconds."""
+        """Return the run for the attempt of this number, from 1, on the same platform.
+
+        Args:
+            trained: seconds that the attempts before it have trained.
+        """
         job = replace(self.job, env={**self.job.env, ATTEMPT_VARIABLE: str(number)})
         return replace(self, job=job, trained=trained, attempt_number=number)
 
     def attempt(self, number: int, trained: float) -> CheckedRun:
-        """The run as its attempt of this number, from 1, runs it, after so many seconds of training.
+        """Return the run for the attempt of this number, from 1, on newly launched workers.
 
-        A platform that ends with a run ended with the attempt before; the workers of another one may reach the session
-        at another address.
+        A platform that the run owns was closed with the attempt before, so that a new one is made; its workers may
+        reach the session at another address.
+
+        Args:
+            trained: seconds that the attempts before it have trained.
 
         Raises:
             JobError, PlatformError: as ``check``.
@@ -206,12 +213,12 @@ class CheckedRun:
         )
 
     def preview(self) -> Plan:
-        """The plan with placeholders for what only a launch would tell. Starts and writes nothing."""
+        """Return the plan, with placeholders for what is known only after a launch. Starts and writes nothing."""
         known = {"launcher_at": self.launcher_at, "no_ssh": self.no_ssh}
         return preview(self.job, self.strategy, self.probed, project=self.project, **known)
 
     def submission_text(self) -> str:
-        """Return what the platform would give to the backend below it, without secrets; empty where there is nothing.
+        """Return what the platform would submit to its backend, without secrets; empty where it submits nothing.
 
         Raises:
             PlatformError: it cannot be found out.
@@ -236,7 +243,7 @@ class CheckedRun:
         return self.platform.submission_text(specs)
 
     def shortages(self) -> list[str]:
-        """Return, in words, what the workers will have to share that each is to have for itself.
+        """Return texts about resources that the workers will have to share although each was to have its own.
 
         Raises:
             ResourceError: the platform could never grant what they are to have.
@@ -248,7 +255,7 @@ class CheckedRun:
         return self.platform.shortages([self.job.resources_of(role) for _, role, _ in self.members])
 
     def remarks(self) -> list[str]:
-        """Return what whoever runs this should know before it starts: the shortages, and what has no effect.
+        """Return remarks for the user before the start: on shortages, and on arguments that have no effect.
 
         Raises:
             ResourceError: the platform could never grant what the workers are to have.
@@ -264,7 +271,7 @@ class CheckedRun:
         return found
 
     def _forgotten(self) -> list[str]:
-        """Return, in words, what was perhaps forgotten: a script, or the arguments of a function."""
+        """Return remarks on what the user has perhaps forgotten: a script, or the arguments of a function."""
         function = self.request.script
         if self.job.script is None and not self.job.n_ps and self.strategy.name == "parameter_server":
             return [
@@ -284,7 +291,7 @@ class CheckedRun:
         ]
 
     def without_effect(self) -> list[str]:
-        """Return, in words, which environment variables no process will have as they were given."""
+        """Return remarks on environment variables whose given values Muster overrides in every process."""
         if not self.job.env:
             return []
         names = overridden(self.preview(), self.job.env)
@@ -302,11 +309,11 @@ def describe_place(checked: CheckedRun) -> str:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run that is ready to launch: its folders are there, and nothing has been launched.
+    """One run that is ready to launch: its folders have been made, and nothing has been launched.
 
     Attributes:
-        checked: what is to run, where, and how long it may take.
-        facts: what planning needs: the run's id, its folders, the environment of its processes.
+        checked: the run, with its platform and its limits.
+        facts: the facts for planning: the run's id, its folders, the environment of its processes.
         specs: the workers to launch, in launch order.
     """
 
@@ -321,7 +328,7 @@ class RunContext:
 
     @property
     def submission(self) -> str:
-        """Key of the submission of its workers: another one in each attempt."""
+        """Key under which its workers are submitted, different in each attempt."""
         return f"{self.run_id}.{self.checked.attempt_number}"
 
     @property
@@ -356,7 +363,7 @@ class RunContext:
 
 
 def check(request: RunRequest) -> CheckedRun:
-    """Find out everything that can be known before a launch. Starts nothing, and writes nothing.
+    """Check everything that can be checked before a launch. Starts nothing, and writes nothing.
 
     Raises:
         JobError: the request cannot be run as described: the script, its interpreter, the numbers, the strategy and its
@@ -416,7 +423,7 @@ def check(request: RunRequest) -> CheckedRun:
 
 
 def _spare(least: int | None, job: Job, strategy: Strategy) -> int:
-    """Return how many of its workers a run goes on without.
+    """Return how many of its workers a run can do without.
 
     Raises:
         JobError: the strategy needs all of them, or the number is none of a run's workers.
@@ -439,12 +446,15 @@ def _spare(least: int | None, job: Job, strategy: Strategy) -> int:
 
 
 def interpreter_of(job: Job, platform: Platform) -> str:
-    """Return the interpreter that the job has on workers with interpreters of their own; empty where they have not."""
+    """Return the job's interpreter on workers with interpreters of their own; empty where they use the session's."""
     return platform.python and (job.python or platform.python)
 
 
 def _no_ssh(strategy: Strategy, platform: Platform) -> str:
-    """Return why workers could run no sshd, for a strategy that does without; others fail at their launch."""
+    """Return why workers cannot run sshd, for a strategy that uses ssh but does not need it; empty otherwise.
+
+    A strategy that needs ssh fails at the launch instead.
+    """
     if strategy.needs_ssh or not strategy.uses_ssh:
         return ""
     try:
@@ -455,10 +465,10 @@ def _no_ssh(strategy: Strategy, platform: Platform) -> str:
 
 
 def _reach(platform: Platform, asked: str) -> tuple[tuple[str, int], Reach]:
-    """Find the way in which agents reach the session: the platform's, or another address that the user has given.
+    """Return how agents reach the session: as the platform proposes, or at the address that the user has given.
 
     Returns:
-        Host and port that agents dial, and the addresses that belong to them.
+        Host and port that agents dial, and the ``Reach`` that belongs to them.
     """
     if not asked:
         reach = platform.reach()
@@ -466,13 +476,13 @@ def _reach(platform: Platform, asked: str) -> tuple[tuple[str, int], Reach]:
     host, port = parse_address(asked)
     try:
         reach = platform.reach()
-    except PlatformUnsupported:  # it does not know, and so the user has said it
+    except PlatformUnsupported:  # the platform does not know an address: the user has given one for that reason
         return (host, port), Reach(host, host)
     return (host, port), reach if host == reach.advertise else Reach(host, host)
 
 
 def _check_descriptors(n_workers: int) -> None:
-    """Raise JobError where this process may not have as many connections."""
+    """Raise JobError where this process may not open a connection for each worker."""
     try:
         descriptors.check(n_workers)
     except descriptors.TooFewDescriptors as error:
@@ -484,7 +494,7 @@ def _check_descriptors(n_workers: int) -> None:
 
 
 def make_platform(request: RunRequest) -> Platform:
-    """The platform that the request asks for: a new one, where it is asked for by name.
+    """Return the platform of a request: a new one if the request names it.
 
     Raises:
         JobError: there is no such platform, or it has no such option.
@@ -494,19 +504,19 @@ def make_platform(request: RunRequest) -> Platform:
 
 
 def _options(request: RunRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the strategy, and those that are not its own but some platform's."""
+    """Return the options of the strategy, and those that only a platform has."""
     own = strategies.option_names(request.strategy) if isinstance(request.strategy, str) else []
     theirs = {name: value for name, value in request.options.items() if name not in own and _is_of_platform(name)}
     return {name: value for name, value in request.options.items() if name not in theirs}, theirs
 
 
 def _is_of_platform(option: str) -> bool:
-    """Return whether some platform has such an option. Platforms are imported until one has."""
+    """Return whether any platform has this option. Platforms are imported one by one until one has it."""
     return any(option in platforms.option_names(platform) for platform in platforms.PLATFORMS)
 
 
 def _working_directory() -> str:
-    """The working directory of this process. Raises JobError where it has been removed."""
+    """Return the working directory of this process. Raises JobError where it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -514,7 +524,7 @@ def _working_directory() -> str:
 
 
 def _job(request: RunRequest, platform: Platform) -> Job:
-    """The job with its script resolved and everything else as plain text."""
+    """Return the job, with its script resolved and everything else as plain text."""
     of_function = callable(request.script) or (isinstance(request.script, Script) and request.script.kind == "function")
     args, env = plain_args(request.args, of_function=of_function), plain_env(request.env)
     python, name = plain_path("python", request.python), plain_text("name", request.name)

@@ -1,4 +1,4 @@
-"""The choice of the failure that ended a run, once others have had a moment to explain it."""
+"""The choice of the failure that ended a run, after a short time in which later reports may explain it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from muster.run.state import RunState
 from muster.run.watch import PlatformWatch
 from muster.runtime import clock
 
-SETTLE_SECONDS = 1.0  # how long a first failure waits for one that explains it, and longer while the platform is asked
-HEARSAY_SECONDS = 3.0  # the same where all that is known is that frameworks have been told of another process's failure
+SETTLE_SECONDS = 1.0  # how long to wait for a failure that explains the first; longer while the platform is polled
+HEARSAY_SECONDS = 3.0  # the same where so far only frameworks report that some other process has failed
 
 
 class Settling:
-    """Waits until the cause of what has failed is known.
+    """Waits until the cause of a run's failures is known.
 
     Args:
-        state: what is known of the workers.
+        state: the state of the workers.
         pool: the workers, some of which are still connected.
-        watch: asks the platform why workers have hung up.
+        watch: polls the platform for why workers have hung up.
     """
 
     def __init__(self, state: RunState, pool: AgentPool, watch: PlatformWatch) -> None:
@@ -32,13 +32,13 @@ class Settling:
     async def cause(self, is_stopped: Callable[[], bool], is_broken: Callable[[], bool]) -> Failure:
         """Return the failure that explains the others; something must have failed.
 
-        It comes after a moment in which a better explanation may come: a longer one where this looks like the echo of
-        another failure, or its process is about to exit; and not before the platform has had its time to say why
-        workers have hung up.
+        It is returned after a short time in which a better explanation may arrive: a longer one where it looks like the
+        echo of another failure, or its process is about to exit; and not before the platform has had its time to say
+        why workers have hung up.
 
         Args:
-            is_stopped: whether the run is stopped: nobody waits for the platform then.
-            is_broken: whether Muster itself has failed: then it comes at once.
+            is_stopped: returns whether the run is being stopped: then the platform is not waited for.
+            is_broken: returns whether Muster itself has failed: then the failure is returned at once.
         """
         first_seen = clock.now()
         while True:
@@ -55,23 +55,23 @@ class Settling:
             await self._state.changed.next(settled_at)
 
     def is_hearsay(self, cause: Failure | None) -> bool:
-        """Return whether a framework only says that another process has failed, and there is one that may have yet to.
+        """Return whether a framework only reports the failure of another process, which may yet be reported itself.
 
-        Such as a rank that raised, had Horovod shut down on its way out, and has not come to say so.
+        For example a rank that raised an exception, shut Horovod down on its way out, and has yet to report that.
         """
         is_word = cause is not None and cause.kind is FailureKind.EXCEPTION and cause.bearing is Bearing.COLLECTIVE
         failed = {(failure.worker, failure.rank) for failure in self._state.failures}
         return is_word and any(source not in failed for source in self._state.running)
 
     def _will_exit(self, failure: Failure) -> bool:
-        """Return whether it is an exception whose process has yet to exit, and whose agent will tell."""
+        """Return whether a failure is an exception whose process has yet to exit, which its agent will report."""
         is_running = (failure.worker, failure.rank) in self._state.running
         return failure.kind is FailureKind.EXCEPTION and is_running and failure.worker in self._pool.connected
 
     def _is_left(self, cause: Failure) -> bool:
-        """Return whether there are only echoes yet, and an agent has ended its processes of itself: it is about to go.
+        """Return whether there are only echoes so far, and an agent that ended its processes unasked is about to leave.
 
-        As one does whose guard was killed: what it has started gets a moment first.
+        An agent whose guard was killed does that: it gives its processes a moment to end first.
         """
         leaving = {failure.worker for failure in self._state.ended_unasked()}
         return cause.is_echo and not leaving.isdisjoint(self._pool.connected)

@@ -1,6 +1,6 @@
-"""State of a run's workers, as their agents and their platform tell it; every change goes out as an event.
+"""State of a run's workers, as reported by their agents and their platform; every change is emitted as an event.
 
-It takes no decisions: :mod:`muster.run.orchestrator` reads it and takes them.
+This module takes no decisions: :mod:`muster.run.orchestrator` reads the state and takes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.text.names import join_names, process_label, signal_name
 from muster.text.traceback import with_cells
 from muster.training.stages import IMPORTING
 
-Source = tuple[str, int | None]  # a process: its worker and its rank, None where there are no ranks
+Source = tuple[str, int | None]  # a process: its worker, and its rank, which is None for a process without a rank
 RANK_NAME = re.compile(r"rank-(\d{1,9})")
 UNNAMED = "an exception without a name"
 
@@ -41,8 +41,8 @@ class ProcessState:
         heard_at: when it last showed a sign of life, on the monotonic clock.
         exit_status: how it ended, minus the number of a signal; None while it runs.
         was_stopped: whether its agent ended it.
-        has_returned: whether it only serves others any more, until it is released.
-        stage: the stage before its first step that it has last told.
+        has_returned: whether its script has returned and it only serves other processes until it is released.
+        stage: the stage before its first step that it reported last.
     """
 
     pid: int
@@ -58,31 +58,33 @@ class RunState:
 
     Args:
         specs: the workers, in launch order.
-        emit: takes every event.
-        spare: how many of them the attempt goes on without, where they cannot be had.
+        emit: called with every event.
+        spare: how many of the workers the attempt can do without, if the platform cannot provide them.
+        ends: watches the order in which processes end; None where it is not watched.
 
     Attributes:
-        workers: what the platform launched, by name.
+        workers: the workers as the platform knows them, by name.
         left_out: names of the workers that the attempt goes on without.
-        members: what the agents reported, by name.
+        members: the workers as their agents described them, by name; a worker is in it once its agent has said hello.
         agents: process ids of the agents, by name.
-        preempted: names of the workers that are about to be taken away, or have been.
+        preempted: names of the workers that the platform is about to take away, or has taken away.
         processes: every process that has been started, by worker and rank.
-        expected: how many processes each worker will have started before it can be over; 1 unless set.
+        expected: how many processes each worker must have started before it can be over; 1 for workers not in it.
         ranks: the worker of each rank, as planned.
         listening: names of the workers whose server accepts connections.
-        failures: everything that went wrong, in the order in which it became known.
+        failures: all failures, in the order in which they became known.
         disconnected_at: when the connections of workers ended, on the monotonic clock.
-        stacks: answers to the last question for stacks, by process.
-        usage: what each worker uses, as its agent last told.
-        lost_threads: which threads of scripts have ended by an exception, in words.
-        first_step_at: when a process first told of a step, on the monotonic clock; None as long as none has.
-        is_planned: whether the plan has been made, or is being made, of the workers that are there.
-        servers: names of the workers that never end by themselves; set once there is a plan.
-        restarts: has a process started again by itself whose failure this is, and returns whether it does.
-        ends: the order in which processes end, where that is watched.
-        ending: whether ends are now meant to be.
-        changed: wakes those who wait for one of these to change.
+        stacks: answers to the last request for stacks, by process.
+        usage: resource usage of each worker, as last reported by its agent.
+        lost_threads: texts about the threads of scripts that were ended by an exception.
+        first_step_at: when a process first reported a step, on the monotonic clock; None before that.
+        is_planned: whether the plan has been made, or is being made, for the workers that are there.
+        servers: names of the workers whose processes never end by themselves; set once there is a plan.
+        restarts: called with the failure of a process; starts that process again while the others go on, where that is
+            allowed, and returns whether it has done so.
+        ends: watches the order in which processes end; None where it is not watched.
+        ending: whether the run is being ended, so that the end of a process is no failure.
+        changed: wakes tasks that wait for a change of this state.
     """
 
     def __init__(
@@ -98,15 +100,15 @@ class RunState:
         self.members: dict[str, Member] = {}
         self.agents: dict[str, int] = {}
         self.preempted: set[str] = set()
-        self._stayed: set[str] = set()  # workers of the attempt before
+        self._stayed: set[str] = set()  # workers that were taken over from the attempt before
         self.processes: dict[str, dict[int | None, ProcessState]] = {name: {} for name in self.specs}
         self.expected: Mapping[str, int] = {}
         self.ranks: Mapping[int, str] = {}
-        self._are_ranks_ordered = False  # by the session, so that each is where it is planned to be
+        self._are_ranks_ordered = False  # whether the session starts the ranks, so that each is where it was planned
         self._rank_on: dict[int, str] = {}  # the worker of each rank that has been started
         self.listening: set[str] = set()
         self.failures: list[Failure] = []
-        self._failures_of: dict[str | None, list[Failure]] = {}  # the same, by worker
+        self._failures_of: dict[str | None, list[Failure]] = {}  # the same failures, by worker
         self.disconnected_at: dict[str, float] = {}
         self._heard_at: dict[str, float] = {}  # when workers last said something, on the monotonic clock
         self.stacks: dict[Source, wire.Stacks] = {}
@@ -118,7 +120,7 @@ class RunState:
         self.lost_threads: list[str] = []
         self.servers: frozenset[str] = frozenset()
         self.restarts: Callable[[Failure], bool] = lambda failure: False
-        self._restarted: dict[str, Failure] = {}  # what became of processes that are being started again, by worker
+        self._restarted: dict[str, Failure] = {}  # failures of processes that are being started again, by worker
         self.ending = False
         self.changed = Changes()
         self._waits = Waits(self.emit, self.changed.set)
@@ -146,21 +148,21 @@ class RunState:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Values last reported, by name: of several ranks those of the lowest that reports it."""
+        """Last reported value of each metric; where several ranks report one, that of the lowest such rank."""
         return self._metrics.values
 
     @property
     def missing(self) -> list[str]:
-        """Names of the workers whose agents are to say hello, and have not."""
+        """Names of the workers whose agents are expected and have not said hello yet."""
         return [name for name in self.specs if name not in self.members and name not in self.left_out]
 
     @property
     def has_enough(self) -> bool:
-        """True if the agents of as many workers as the attempt needs at least have said hello."""
+        """True if the agents of at least as many workers as the attempt needs have said hello."""
         return len(self.members) >= len(self.specs) - self._spare
 
     def can_spare(self, number: int) -> bool:
-        """Return whether the attempt can go on without so many more of its workers."""
+        """Return whether the attempt can go on without ``number`` more of its workers."""
         return len(self.left_out) + number <= self._spare
 
     @property
@@ -194,7 +196,7 @@ class RunState:
         return len(processes) >= self.expected.get(worker, 1) and all(p.exit_status is not None for p in processes)
 
     def has_returned(self, worker: str) -> bool:
-        """Return whether a worker's processes no longer hold up the end: they have ended, or only serve others."""
+        """Return whether all processes of a worker have ended, or have returned and only serve other processes."""
         processes = self.processes[worker].values()
         return self.is_over(worker) or (bool(processes) and all(process.has_returned for process in processes))
 
@@ -203,15 +205,15 @@ class RunState:
         return any(p.exit_status is None for worker in workers for p in self.processes[worker].values())
 
     async def wait_while(self, busy: Callable[[], bool], seconds: float) -> None:
-        """Wait as long as it is ``busy``, but not longer than ``seconds``; whatever else happens."""
+        """Wait while ``busy`` returns true, but at most ``seconds``."""
         await self.changed.until(lambda: not busy(), clock.now() + seconds)
 
     def place(self, ranks: Mapping[int, str], *, are_ordered: bool) -> None:
-        """Note which worker is to run which ranks.
+        """Record which worker is to run which ranks.
 
         Args:
             ranks: the worker of each rank, as planned.
-            are_ordered: whether the session itself has them started there; a launcher may place them otherwise.
+            are_ordered: whether the session itself orders their start; a launcher may place ranks elsewhere.
         """
         self.ranks, self._are_ranks_ordered = ranks, are_ordered
         self.expected = Counter(ranks.values())
@@ -220,7 +222,7 @@ class RunState:
                 del processes[rank]
 
     def owner_of(self, name: str) -> str | None:
-        """Return the worker that has this name, or runs the rank of it (``rank-0``); None where there is none."""
+        """Return the worker of this name, or the worker that runs the rank of this name (``rank-0``); None if none."""
         rank = RANK_NAME.fullmatch(name)
         if rank is None:
             return name if name in self.specs else None
@@ -230,9 +232,9 @@ class RunState:
     # -- from the platform --------------------------------------------------------------------------------------------
 
     def submitted(self, name: str, handle: str, since: float) -> None:
-        """Note that the platform has taken a worker, and knows it by this handle.
+        """Record that the platform has accepted a worker and knows it by this handle.
 
-        Until it says otherwise it counts as placed ``since`` then, on the monotonic clock.
+        Until the platform says otherwise, the worker counts as placed since ``since``, on the monotonic clock.
         """
         self.workers[name] = worker = Worker(handle, name, created_at=clock.wall_time())
         self._waits.submitted(name, since)
@@ -240,7 +242,7 @@ class RunState:
         self.changed.set()
 
     def take_over(self, before: RunState, names: Iterable[str]) -> None:
-        """Have workers of an attempt before from the beginning, with what their agents reported then."""
+        """Take over workers of the attempt before, with what their agents reported in that attempt."""
         for name in names:
             self._stayed.add(name)
             self.submitted(name, before.workers[name].id, clock.now())
@@ -248,7 +250,7 @@ class RunState:
             self._ready(before.members[name])
 
     def said_of_workers(self) -> str:
-        """Say, in words, which workers have stayed from the attempt before and which are new."""
+        """Return a text that says which workers have stayed from the attempt before and which are new."""
         new = [name for name in self.members if name not in self._stayed]
         without = f" It goes on without {join_names(sorted(self.left_out))}." if self.left_out else ""
         if not self._stayed:
@@ -266,15 +268,18 @@ class RunState:
         return [name for name in self.missing if self._waits.is_queued(name)]
 
     def placed_at(self, worker: str) -> float:
-        """Return the monotonic time at which a worker that is not queued was found to be placed."""
+        """Return the time, on the monotonic clock, at which a worker that is not queued was found to be placed."""
         return self._waits.placed_at(worker)
 
     def waits_of(self, workers: Iterable[str]) -> list[str]:
-        """Return what these workers wait for, as the platform says: each text once, with names where they differ."""
+        """Return the platform's reasons why these workers wait: each text once, with names where the texts differ."""
         return self._waits.of(workers)
 
     def polled(self, workers: Sequence[Worker], connected: Iterable[str]) -> None:
-        """Take the platform's answer to a poll. A worker that has ended unasked, with nobody connected, has failed."""
+        """Handle the platform's answer to a poll.
+
+        A worker that has ended, is not connected, and whose end is not explained yet counts as lost.
+        """
         workers = [worker for worker in workers if worker.name not in self.left_out]
         coming = [worker for worker in workers if worker.name not in self.members and not worker.status.is_final]
         for worker in coming:
@@ -290,16 +295,16 @@ class RunState:
                 self.lost(worker.name, worker.reason or f"the platform says it has {worker.status}", worker)
 
     def ends_known(self) -> set[str | None]:
-        """Names of the workers whose end needs no explanation any more. An echo explains nothing."""
+        """Return the names of the workers whose end needs no further explanation. An echo explains nothing."""
         explained = {failure.worker for failure in self.failures if not failure.is_echo}
         echoing = {failure.worker for failure in self.failures if failure.is_echo}
         return explained | ({worker for worker in self.specs if self.is_over(worker)} - echoing)
 
     def lost(self, worker: str, reason: str, known: Worker | None = None) -> None:
-        """Count a worker as lost, for this reason; since its connection ended, if it had one.
+        """Count a worker as lost for this reason; the loss is dated to the end of its connection, if it had one.
 
         Args:
-            known: the worker as its platform knows it, which may say what ended it, and what to try.
+            known: the worker as its platform knows it, which may give the cause and advice.
         """
         if self.can_spare(1) and not (self.ending or self.is_planned or worker in self.left_out):
             self.members.pop(worker, None)
@@ -309,13 +314,14 @@ class RunState:
         gone = FailureKind.PREEMPTED if worker in self.preempted else FailureKind.LOST
         kind = FailureKind(known.cause) if known and known.cause else gone
         advice = known.advice if known else None
-        # An agent that goes of itself ends what it has started first: what came of that came of its loss.
+        # An agent that is going away first ends the processes that it has started: failures that result from that
+        # are results of the worker's loss.
         began = [failure.time - LATE for failure in _ended_unasked(self._failures_of.get(worker, ()))]
         heard = min([self._heard_at.get(worker, when), *began])
         self.fail(Failure(kind, when, worker, message=reason, advice=advice, since=heard))
 
     def leave_out(self, workers: Sequence[str], reason: str) -> None:
-        """Go on without workers that have not come, or have gone before the plan was made, for this reason."""
+        """Go on without workers that did not connect, or that were lost before the plan was made, for this reason."""
         reason = reason.rstrip(".")
         self.left_out.update(workers)
         for name in workers:
@@ -327,17 +333,17 @@ class RunState:
         self.changed.set()
 
     def ended_unasked(self) -> list[Failure]:
-        """The processes that their agents have ended, and neither the session nor the end of a login was why."""
+        """Return the failures of processes that agents ended without an order of the session or the end of a login."""
         return _ended_unasked(self.failures)
 
     def heard_at(self) -> float:
-        """Time at which a worker last said something, on the monotonic clock; minus infinity where none has."""
+        """Return when any worker last sent a message, on the monotonic clock; minus infinity if none has."""
         return max(self._heard_at.values(), default=-math.inf)
 
     # -- from agents --------------------------------------------------------------------------------------------------
 
     def on_message(self, worker: str, message: Any) -> None:
-        """Handle a message of an agent's (:mod:`muster.agent.wire`), or how far its clock is from the session's."""
+        """Handle a message of an agent (:mod:`muster.agent.wire`), or a measurement of its clock's offset."""
         self._heard_at[worker] = clock.now()
         handler = self._handlers.get(type(message))
         if handler is None:
@@ -383,7 +389,7 @@ class RunState:
             return
         if started.rank is not None:
             before = self._rank_on.get(started.rank, worker)
-            if before != worker:  # which has claimed it although it is not planned there
+            if before != worker:  # another worker has claimed the rank although it is not planned there
                 self.processes[before].pop(started.rank, None)
             self._rank_on[started.rank] = worker
         processes[started.rank] = ProcessState(started.pid, clock.now())
@@ -398,7 +404,7 @@ class RunState:
         if process is None or process.exit_status is not None:
             self._bounds.doubt(worker, "says that a process has ended which does not run")
             return
-        process.exit_status = -signal if signal else code or 0  # it has one of the two
+        process.exit_status = -signal if signal else code or 0  # the message has either a signal or an exit code
         process.was_stopped = reason == "stopped"
         self.emit(events.ProcessExited(process.pid, rank, code, signal, reason), worker)
         kind = self._kind_of_failure(worker, exited)
@@ -417,7 +423,7 @@ class RunState:
         self.changed.set()
 
     def _begin_again(self, failure: Failure) -> None:
-        """Forget a process that is started again by itself, and note what had become of it."""
+        """Forget a process that is started again while the others go on, and keep its failure."""
         worker = failure.worker or ""
         del self.processes[worker][failure.rank]
         self.listening.discard(worker)
@@ -443,7 +449,10 @@ class RunState:
             self.fail(Failure(FailureKind.DAEMON, clock.now(), worker, exit_code=exit_code, signal=signal))
 
     def _outcome(self, worker: str) -> Status:
-        """Return the status of a worker whose processes have all ended. One that raised may have been stopped then."""
+        """Return the status of a worker whose processes have all ended.
+
+        A process whose script raised an exception may have been stopped after that: its worker has failed all the same.
+        """
         processes = self.processes[worker].values()
         has_raised = any(failure.kind is FailureKind.EXCEPTION for failure in self._failures_of.get(worker, ()))
         if has_raised or any(process.exit_status and not process.was_stopped for process in processes):
@@ -451,21 +460,21 @@ class RunState:
         return Status.STOPPED if any(process.was_stopped for process in processes) else Status.SUCCEEDED
 
     def _happened(self, worker: str, monotonic: float | None) -> tuple[float, float]:
-        """Return the time of an event by the session's monotonic clock, and how far that may be from the truth.
+        """Return when something happened on a worker, by the session's monotonic clock, and how uncertain that is.
 
         Args:
-            monotonic: what the clock of that name showed on the worker's machine. None: it happened just now.
+            monotonic: the time by the monotonic clock of the worker's machine. None: it happened just now.
         """
         member = self.members[worker]
         if monotonic is None or member.clock_offset is None or member.clock_error is None:
             return clock.now(), 0.0
         if abs(member.clock_offset) <= member.clock_error:
-            return monotonic, 0.0  # these count from the start of the machine: it is the same one, and so is the clock
+            return monotonic, 0.0  # monotonic clocks count from the machine's start: this is the same machine
         return monotonic - member.clock_offset, member.clock_error
 
     def _kind_of_failure(self, worker: str, exited: wire.Exited) -> FailureKind | None:
-        """Return the kind of failure that the end of a process is; None for a good end."""
-        if exited.reason:  # if the session wanted it stopped, the run is ending, and that is no failure
+        """Return the kind of failure that the end of a process means; None for a success."""
+        if exited.reason:  # where the session had the process stopped, the run is ending, and ``fail`` ignores this
             return FailureKind(exited.reason)
         if exited.signal:
             return FailureKind.SIGNAL
@@ -525,7 +534,7 @@ class RunState:
         if stage.stage.startswith(IMPORTING):
             self.imported_at = clock.now()
         process = self.processes[worker].get(stage.rank)
-        if process is not None and process.stage == stage.stage:  # it only says that it goes on
+        if process is not None and process.stage == stage.stage:  # a repetition is only a sign of life
             return
         if not self._bounds.allow_stage(worker):
             return
@@ -557,7 +566,10 @@ class RunState:
         self.fail(replace(failure, peer_was_gone=raised.peer_was_gone))
 
     def _exits(self, worker: str, raised: wire.Raised, code: int) -> None:
-        """Count a process as failed now that called ``sys.exit`` with a status, however late its interpreter ends."""
+        """Count a process that called ``sys.exit`` with a nonzero status as failed at once.
+
+        Its interpreter may end much later.
+        """
         if code:
             when, error = self._happened(worker, raised.monotonic)
             failure = Failure(FailureKind.EXIT, when, worker, raised.rank, exit_code=code, uncertainty=error)
@@ -567,7 +579,7 @@ class RunState:
         if stacks.rank is not None and stacks.rank not in self.processes[worker]:
             self._bounds.doubt(worker, "tells of stacks of a process that it has not")
             return
-        if (worker, stacks.rank) in self.stacks:  # which are forgotten when they are asked for again
+        if (worker, stacks.rank) in self.stacks:  # only the first answer counts: a new request clears them
             return
         self.stacks[worker, stacks.rank] = stacks
         self.emit(events.ProcessStacks(stacks.rank, stacks.text), worker)
@@ -578,7 +590,7 @@ class RunState:
             self.lost(worker, error.text.strip() or "its agent could not go on, and did not say why")
 
     def _is_anothers(self, worker: str, rank: int | None) -> bool:
-        """Return whether a rank is another worker's, as far as is known: an agent must not speak for it."""
+        """Return whether a rank belongs to another worker, as far as is known: an agent must not report for it."""
         if rank is None or self.ranks.get(rank, worker) == worker:
             return False
         return self._are_ranks_ordered or self._rank_on.get(rank, worker) != worker
@@ -586,16 +598,16 @@ class RunState:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def fail(self, failure: Failure) -> None:
-        """Record a failure; not once everything is being ended."""
+        """Record a failure, unless the run is being ended already."""
         if not self.ending:
-            if failure.is_echo:  # somebody could not go on without it, after all
+            if failure.is_echo:  # another process could not go on without the restarted one, after all
                 self.failures += [known for known in self._restarted.values() if known not in self.failures]
             self.failures.append(failure)
             self._failures_of.setdefault(failure.worker, []).append(failure)
             self.changed.set()
 
     def move(self, name: str, status: Status, **changes: Any) -> None:
-        """Move a worker to this state; ignored where that would be a step back."""
+        """Move a worker to this status; ignored where that would be a step back."""
         before = self.workers[name]
         after = before.moved(status, **changes)
         if after != before:
@@ -605,16 +617,16 @@ class RunState:
             self.changed.set()
 
     def _note(self, worker: str, text: str, subject: str) -> None:
-        """Tell the user of something about a worker, once for each subject."""
+        """Emit a note about a worker, once for each subject."""
         if self._bounds.allow_note(worker, subject):
             self.emit(events.Note(text))
 
     def emit(self, data: EventData, worker: str | None = None) -> None:
-        """Emit an event that tells this, of a worker or of the run."""
+        """Emit an event with this data, about a worker or about the whole run."""
         self._emit(Event.of(data, worker, clock.wall_time()))
 
     def _touch(self, worker: str, rank: int | None = None) -> None:
-        """Note a sign of life: of one rank, or of all of a worker where the rank is not known."""
+        """Record a sign of life of one rank, or of all processes of a worker where the rank is not known."""
         now = clock.now()
         for its_rank, process in self.processes[worker].items():
             if rank is None or rank == its_rank:

@@ -1,8 +1,8 @@
-"""Streams between other processes of the user and a run's workers: commands that are run there, and ports of theirs.
+"""Streams between other processes of the user and a run's workers: to commands on workers, and to their ports.
 
-Such a process asks at the run's control socket. Then the same messages go over that as over the agent's connection
-(:mod:`muster.agent.streams`), and the session only passes them on: each side grants the other the credit to send more,
-and whoever sends without is cut off, so that little is kept here however slow anybody is.
+Such a process opens a stream at the run's control socket. Then the same messages go over that as over the agent's
+connection (:mod:`muster.agent.streams`), and the session only relays them: each side grants the other credit to send,
+and a side that sends more than that is cut off, so that little is buffered here however slow a side is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from muster.agent import frames, wire
 from muster.errors import PlatformError
 
-MOST_WAITING = 2 * wire.WINDOW // wire.OVERHEAD  # messages: no more can come with the credit that there is
+MOST_WAITING = 2 * wire.WINDOW // wire.OVERHEAD  # messages: more cannot arrive within the credit that was granted
 OPEN_SECONDS = 35.0  # how long a worker may take to connect to a port
 FROM_CLIENT = (wire.Data, wire.Credit, wire.Eof, wire.Resize, wire.Close)
 READ = 1 << 16  # bytes
@@ -25,7 +25,7 @@ class Streams:
     """All streams of a run. To be used on the background loop only.
 
     Args:
-        send: sends a message to a worker's agent; False if it is not there.
+        send: sends a message to a worker's agent; returns False if it is not connected.
     """
 
     def __init__(self, send: Callable[[str, tuple[Any, ...]], bool]) -> None:
@@ -34,7 +34,7 @@ class Streams:
         self._streams: dict[tuple[str, int], Stream] = {}
 
     def on_message(self, worker: str, message: Any) -> None:
-        """Handle a worker's message about a stream; one that nobody has any more is ended."""
+        """Handle a worker's message about a stream; close a stream that has been given up here."""
         stream = self._streams.get((worker, message.stream))
         if stream is None:
             if isinstance(message, wire.Opened):
@@ -43,7 +43,7 @@ class Streams:
             self._drop(worker, message.stream, "it has sent more than it may")
 
     def on_lost(self, worker: str) -> None:
-        """End the streams of a worker that is gone."""
+        """End the streams of a worker whose connection has ended."""
         for name, number in list(self._streams):
             if name == worker:
                 self._drop(worker, number, "its connection has ended")
@@ -53,10 +53,10 @@ class Streams:
         self._send(worker, wire.Close(number))
 
     async def open(self, worker: str, order: wire.Execute | wire.Dial) -> Stream:
-        """Have a worker run a command, or connect to a port of its own.
+        """Have a worker run a command, or connect to one of its ports.
 
         Raises:
-            PlatformError: it cannot.
+            PlatformError: the worker is not connected, or gives no proper answer.
         """
         number = next(self._numbers)
         stream = self._streams[worker, number] = Stream(self, worker, number)
@@ -77,7 +77,7 @@ class Streams:
         return stream
 
     def close(self, worker: str, number: int) -> None:
-        """Forget a stream, and end what it has started."""
+        """Forget a stream, and end its command or connection."""
         if self._streams.pop((worker, number), None) is not None:
             self._send(worker, wire.Close(number))
 
@@ -86,7 +86,7 @@ class Stream:
     """A stream between this session and a command or port of a worker.
 
     Attributes:
-        failure: how it has ended before it began; None if it has begun.
+        failure: the worker's message that it could not be opened; None if it was opened.
     """
 
     def __init__(self, streams: Streams, worker: str, number: int) -> None:
@@ -95,10 +95,10 @@ class Stream:
         self._worker = worker
         self._number = number
         self._inbox: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
-        self._down = self._up = wire.WINDOW  # credit of the worker, and of the client
+        self._down = self._up = wire.WINDOW  # bytes that the worker, and the client, may still send
 
     def take(self, message: Any) -> bool:
-        """Keep a worker's message until the client takes it; False where that is more than it may send."""
+        """Queue a worker's message for the client; return False if the worker has sent more than it may."""
         if isinstance(message, wire.Data):
             self._down -= wire.cost(message.payload)
         if self._down < 0 or self._inbox.full():
@@ -107,7 +107,7 @@ class Stream:
         return True
 
     def cut_off(self, why: str) -> None:
-        """Let the client have nothing more but the reason."""
+        """Drop all queued messages, and send the client only the reason."""
         while not self._inbox.empty():
             self._inbox.get_nowait()
         self._inbox.put_nowait(wire.Closed(self._number, text=why))
@@ -117,7 +117,7 @@ class Stream:
         return await asyncio.wait_for(self._inbox.get(), seconds)
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass everything on, until the worker has ended the stream or the client is gone."""
+        """Relay both directions until the worker has ended the stream or the client has hung up."""
         upward = asyncio.ensure_future(self._relay_up(reader))
         downward = asyncio.ensure_future(self._relay_down(writer))
         try:
@@ -129,11 +129,11 @@ class Stream:
             await asyncio.gather(upward, downward, return_exceptions=True)
 
     def close(self) -> None:
-        """End it."""
+        """End the stream."""
         self._streams.close(self._worker, self._number)
 
     async def _relay_up(self, reader: asyncio.StreamReader) -> None:
-        """Pass on what the client sends, until it hangs up or sends what it may not."""
+        """Relay the client's messages until it hangs up, or sends a message or an amount that it may not send."""
         decoder = frames.Decoder()
         while data := await reader.read(READ):
             for fields in decoder.feed(data):
@@ -151,7 +151,7 @@ class Stream:
                     return
 
     async def _relay_down(self, writer: asyncio.StreamWriter) -> None:
-        """Pass on what the worker sends, until it has ended the stream."""
+        """Relay the worker's messages until it has ended the stream."""
         while True:
             message = await self._inbox.get()
             if isinstance(message, wire.Credit):

@@ -1,4 +1,4 @@
-"""Tasks that live beside a run, none of which may die without the run's hearing of it."""
+"""Background tasks of a run, none of which may fail without the run's noticing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tasks:
         on_death: called when one of them has raised, or anything else has failed.
 
     Attributes:
-        error: the first of what has been raised; None as long as nothing has.
+        error: the first error that was raised; None if there was none.
     """
 
     def __init__(self, on_death: Callable[[], object]) -> None:
@@ -25,21 +25,21 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:
-        """Run ``work`` as a task beside everything else."""
+        """Run ``work`` as a background task."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._note)
         return task
 
     async def cancel(self) -> None:
-        """End all that still run. Returns when they have ended; what they raise meanwhile is noted, too."""
+        """Cancel all tasks, and wait until they have ended; errors that they raise meanwhile are recorded, too."""
         while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=AGAIN_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """Note an error as if a task had raised it."""
+        """Record an error as if a task had raised it."""
         self.error = self.error or error
         self._on_death()
 

@@ -1,4 +1,4 @@
-"""Since when workers are placed, and what those that are not there yet wait for, as their platform says."""
+"""The times at which workers were placed, and the reasons why others wait, as reported by their platform."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from muster.job import Status, Worker
 from muster.runtime import clock
 from muster.text.names import join_names
 
-WAITS_SECONDS = 5.0  # between two changes of what workers wait for that are told
+WAITS_SECONDS = 5.0  # least time between two reports of changed reasons
 
 
 class Waits:
-    """The workers that are to come.
+    """The places of expected workers, and the reasons why some of them wait.
 
     Args:
-        emit: takes events, each with the name of its worker.
-        changed: called where a limit begins or no longer counts.
+        emit: called with the data of an event and the name of its worker.
+        changed: called when a time limit begins or no longer counts.
     """
 
     def __init__(self, emit: Callable[[EventData, str | None], None], changed: Callable[[], None]) -> None:
         self._emit = emit
         self._changed = changed
         self._placed_at: dict[str, float | None] = {}  # None: queued, as far as the platform says
-        self._texts: dict[str, str] = {}  # as was last told
-        self._due = float("-inf")  # from when on a change of that is told
+        self._texts: dict[str, str] = {}  # the reasons that were reported last
+        self._due = float("-inf")  # when a change of them may be reported next
 
     def submitted(self, worker: str, since: float) -> None:
-        """Count a worker as placed since then, on the monotonic clock, until the platform says that it is not."""
+        """Count a worker as placed since ``since``, on the monotonic clock, until the platform says that it is not."""
         self._placed_at[worker] = since
 
     def came(self, worker: str) -> None:
@@ -42,11 +42,11 @@ class Waits:
         return self._placed_at.get(worker, 0.0) is None
 
     def placed_at(self, worker: str) -> float:
-        """Return the monotonic time at which a worker that is not queued was found to be placed."""
+        """Return the time, on the monotonic clock, at which a worker that is not queued was found to be placed."""
         return self._placed_at.get(worker) or clock.now()
 
     def polled(self, worker: Worker) -> None:
-        """Take the platform's word about the place of a worker that has not come yet."""
+        """Handle the platform's answer about a worker that has not connected yet."""
         if worker.placed_at is None and worker.status is Status.SCHEDULING:
             if self._placed_at.get(worker.name) is not None:  # its limit is another one from now on
                 self._changed()
@@ -56,7 +56,7 @@ class Waits:
             self._changed()
 
     def tell(self, reasons: Mapping[str, str], statuses: Mapping[str, Status]) -> None:
-        """Tell what workers wait for, where that has changed; not more often than people can read."""
+        """Emit the reasons why workers wait, where they have changed; not more often than people can read."""
         changed = {name: text for name, text in reasons.items() if text != self._texts.get(name, "")}
         if not changed or clock.now() < self._due:
             return
@@ -70,7 +70,7 @@ class Waits:
                 self._emit(events.Note(text), None)
 
     def of(self, workers: Iterable[str]) -> list[str]:
-        """Return what these workers wait for: each text once, with names where they differ."""
+        """Return the reasons why these workers wait: each text once, with names where the texts differ."""
         texts: dict[str, list[str]] = {}
         for name in workers:
             if self._texts.get(name):

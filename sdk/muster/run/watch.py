@@ -1,4 +1,4 @@
-"""Polls the platform for workers whose agents cannot tell how they are, or not any more."""
+"""The watch over a run's platform, which is polled about workers whose agents cannot report, or not any more."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ logger = logging.getLogger("muster")
 
 POLLS_TO_EXPLAIN = 10  # polls in the time that the platform may take to learn why an agent has hung up
 ANSWER_SECONDS = 10.0  # how long one poll may take
-HURRIED_SECONDS = 2.0  # the same where an agent has hung up, unless the platform needs longer: machines may be busy
+HURRIED_SECONDS = 2.0  # the same after an agent has hung up, unless the platform needs longer: machines may be busy
 CLOSED = "its agent closed the connection"
 NOT_BACK = "its connection ended, and has not come back"
 
 
 class Loss(NamedTuple):
-    """The end of a worker's connection: since when, on the monotonic clock, and what is told where nobody says why."""
+    """The end of a worker's connection: its time on the monotonic clock, and the text to use if no reason is found."""
 
     since: float
     text: str
 
 
 class PlatformWatch:
-    """Polls the platform for all workers of a run at once, again and again, and tells the run's state.
+    """Polls the platform repeatedly about all workers of a run, and passes the answers to the run's state.
 
     Args:
         pool: the run's workers.
-        state: what is known of them.
+        state: the state of the workers.
 
     Attributes:
-        silent_since: when the platform began to leave polls without an answer, on the monotonic clock; None while it
-            answers.
+        silent_since: when the platform ceased to answer polls, on the monotonic clock; None while it answers.
         trouble: why the platform could not be asked at the last poll; empty where it could.
     """
 
@@ -66,7 +65,7 @@ class PlatformWatch:
         return max(self._platform.explain_seconds, HURRIED_SECONDS)
 
     def on_lost(self, worker: str) -> None:
-        """Called when a worker's connection has ended, which it never does before it is told to."""
+        """Handle the end of a worker's connection for good: an agent does not hang up before it is told to."""
         was_cut = self._cut.pop(worker, None) is not None
         self._hung_up[worker] = Loss(clock.now(), NOT_BACK if was_cut else CLOSED)
         self._state.disconnected_at.setdefault(worker, clock.now())
@@ -74,12 +73,12 @@ class PlatformWatch:
         self._state.changed.set()
 
     def on_cut(self, worker: str) -> None:
-        """Called when a worker's connection has ended, and may come back: the platform may know that it does not."""
+        """Handle the end of a worker's connection that may come back; the platform may know that it will not."""
         self._cut[worker] = self._state.disconnected_at[worker] = clock.now()
         self._losses.set()
 
     def on_back(self, worker: str) -> None:
-        """Called when a worker is connected again: nothing has happened."""
+        """Handle the return of a worker's connection: nothing is lost."""
         self._cut.pop(worker, None)
         self._state.disconnected_at.pop(worker, None)
 
@@ -93,38 +92,38 @@ class PlatformWatch:
             self._explain_lost()
 
     def _is_urgent(self) -> bool:
-        """Return whether the platform may only now be learning what became of a worker."""
+        """Return whether a connection ended so recently that the platform may still have to learn why."""
         since = clock.now() - self._platform.explain_seconds
         return bool(self._hung_up) or any(cut_at > since for cut_at in self._cut.values())
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next poll, which is near once an agent has hung up."""
+        """Wait until the next poll is due, which is soon once an agent has hung up."""
         if self._is_urgent():
             await asyncio.sleep(self._platform.explain_seconds / POLLS_TO_EXPLAIN)
         else:
             await self._losses.next(clock.now() + seconds)
 
     def _explain_lost(self) -> None:
-        """Give up on an explanation for a lost worker once the platform has had its time.
+        """Report workers as lost once the platform has had its time to explain why.
 
-        One that is still at work on its answer is given a moment longer.
+        A platform that has not answered the last poll yet is given a moment longer.
         """
         if not (self._hung_up or self._cut):
             return
         limit = self._hurried_seconds if self._is_at_work else self._platform.explain_seconds
-        known = self._state.ends_known()  # what is told of one of them here says nothing of the others
+        known = self._state.ends_known()  # once, since a loss that is reported below explains none of the others
         for worker, loss in list(self._hung_up.items()):
             is_known = worker in known
             is_late = clock.now() - loss.since > limit
             if is_late and not is_known:
-                trouble = self.trouble.partition("\n")[0]  # without what to try, which stands in the warning
+                trouble = self.trouble.partition("\n")[0]  # without the advice, which the warning has
                 also = f", and the platform cannot be asked: {trouble}" if trouble else ""
                 self._state.lost(worker, f"{loss.text}{also}")
             if is_late or is_known:
                 del self._hung_up[worker]
                 self._state.changed.set()
         for worker, since in list(self._cut.items()):
-            # Others that fail meanwhile may do so because of it: then nobody waits for its lease.
+            # Others that fail meanwhile may fail because of it: then its lease is not waited for.
             if self._state.failures and clock.now() - since > self._platform.explain_seconds:
                 del self._cut[worker]
                 if worker not in known:
@@ -132,7 +131,7 @@ class PlatformWatch:
                 self._state.changed.set()
 
     async def _poll(self) -> list[Worker] | None:
-        """Poll the platform; return the workers, None where it does not answer."""
+        """Poll the platform; return the workers, or None where it does not answer."""
         left_out = self._state.left_out
         names = {worker.id: name for name, worker in self._state.workers.items() if name not in left_out}
         if not names:  # a poll would have to wait until all are submitted, which may take long
@@ -145,7 +144,7 @@ class PlatformWatch:
                 for worker in answer
                 if worker.id in names
             ]
-        except Exception as error:  # foreign code; it says nothing about the workers, who speak for themselves
+        except Exception as error:  # foreign code; it says nothing about the workers, whose agents report themselves
             if str(error) != self.trouble:
                 logger.warning("the platform did not answer: %s", error)
             self.trouble = str(error)

@@ -1,4 +1,4 @@
-"""Logs that the session writes, of what comes to it over the wire."""
+"""Logs that the session writes of output that agents send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WorkerLog:
     """A worker's log as the session writes it, in the format of the agent's own: see :mod:`muster.agent.logfile`.
 
     Args:
-        path: the file; what is older is in ``<log>.1``.
+        path: the file; older output is in ``<log>.1``.
         cap: its largest size in bytes.
     """
 
@@ -24,7 +24,7 @@ class WorkerLog:
         self._has_failed = False
 
     def write(self, text: str) -> None:
-        """Append what a worker has printed. What cannot be written is left out, and said once."""
+        """Append a worker's output. Output that cannot be written is dropped, with one warning in the session's log."""
         data = text.encode("utf-8", "surrogateescape")
         try:
             if self._size and self._size + len(data) > self._cap:
