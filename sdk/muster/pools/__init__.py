@@ -1,1 +1,1 @@
-"""The workers of runs: the endpoint that their agents dial, and which workers are there."""
+"""The workers of runs: the endpoint to which their agents connect, their leases, and their submission."""

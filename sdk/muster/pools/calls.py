@@ -1,4 +1,4 @@
-"""Calls of a platform, which block and may come to no end, from an event loop."""
+"""Calls of a platform's methods from an event loop; these block, and may never return."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ CLOSE_SECONDS = 30.0  # how long the platform may take to release everything
 
 
 class PlatformCalls(BlockingCalls):
-    """The calls of a run's platform, one after the other on a thread: it may begin to warm up before there is a pool.
+    """Calls of a run's platform, one after the other on a thread.
+
+    They are apart from the pool, so that the platform can begin to warm up before there is one.
 
     Args:
-        name: what the thread is called after.
+        name: name for the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,16 +25,16 @@ class PlatformCalls(BlockingCalls):
         self._warming: asyncio.Future[None] | None = None
 
     def warm_up(self, platform: Platform) -> None:
-        """Have the platform warm up, without waiting for it."""
+        """Start to warm the platform up, without waiting for it."""
         self._warming = asyncio.ensure_future(self.call(platform.warm_up))
 
     async def have_warmed_up(self, seconds: float | None) -> None:
-        """Wait until it has. Raises what it raised, or TimeoutError."""
+        """Wait until the platform has warmed up. Raises the error of that, or TimeoutError."""
         if self._warming is not None:
             await answer_of(self._warming, seconds)
 
     async def abandon(self) -> None:
-        """End where there will be no pool: once it has warmed up, or what that starts would be there after its end."""
+        """End the calls if no pool will be made; first wait for the warm-up, which must not go on after the end."""
         with contextlib.suppress(Exception):  # another error is the one that counts
             await self.have_warmed_up(CLOSE_SECONDS)
         self.close()

@@ -9,24 +9,24 @@ from muster.agent import wire
 from muster.runtime import clock
 
 GOOD_ENOUGH = 0.002  # seconds of uncertainty
-MOST_QUESTIONS = 5  # that are asked for a better answer
+MOST_QUESTIONS = 5  # questions in one measurement
 
 
 class ClockOffset(NamedTuple):
-    """Lead of a worker's monotonic clock over the session's, and how wrong that may be, in seconds."""
+    """Lead of a worker's monotonic clock over the session's, and the uncertainty of that, both in seconds."""
 
     offset: float
     error: float
 
 
 class ClockMeasurement:
-    """Asks for the time of another clock, a few times where the answer takes long, and keeps the best answer.
+    """A measurement of a clock's offset, which asks again a few times if answers take long, and keeps the best one.
 
-    The answer was given at some moment between question and arrival; so it is taken for that of the middle, and may be
-    wrong by half of the time between them. Monotonic clocks, so that nobody's setting of a clock matters.
+    An answer was given at some moment between the question and its arrival. It is assumed to be from the middle, and
+    may be wrong by half of that time. Both clocks are monotonic, so that setting a machine's time does not matter.
 
     Args:
-        now: the session's monotonic clock.
+        now: returns the time of the session's monotonic clock.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -36,20 +36,20 @@ class ClockMeasurement:
         self.offset: ClockOffset | None = None
 
     def question(self) -> wire.Ping:
-        """The next question, to be sent at once."""
+        """Return the next question, which is to be sent at once."""
         self._asked += 1
         self._asked_at = self._now()
         return wire.Ping(self._asked)
 
     def answered(self, answer: wire.Clock, came_at: float) -> None:
-        """Take an answer that came at ``came_at`` on the session's monotonic clock."""
+        """Handle an answer that arrived at ``came_at`` on the session's monotonic clock."""
         if answer.number != self._asked or came_at < self._asked_at:
-            return  # to nothing that was asked, or twice
+            return  # it answers no question, or comes twice
         error = (came_at - self._asked_at) / 2
         if self.offset is None or error < self.offset.error:
             self.offset = ClockOffset(answer.monotonic - (self._asked_at + came_at) / 2, error)
 
     @property
     def wants_more(self) -> bool:
-        """True if another question may find out more."""
+        """True if another question may reduce the uncertainty."""
         return self._asked < MOST_QUESTIONS and (self.offset is None or self.offset.error > GOOD_ENOUGH)

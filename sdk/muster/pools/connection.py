@@ -1,4 +1,4 @@
-"""One connection of an agent, and the state of its worker's generation, which outlives it."""
+"""The connection of an agent, and the state of its worker's generation, which outlives connections."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from muster.pools.clocks import ClockMeasurement
 from muster.pools.listener import UnidentifiedConnection
 from muster.runtime import clock
 
-HELLO_LIMIT = 1 << 13  # bytes of a hello; others may not send even so many
-REFUSAL_SECONDS = 1.0  # that a refused agent gets to read why
-BURST = 0.2  # seconds of a core's time that one may cost the session at once
-LONGEST_REST = 1.0  # seconds; who is not read is not seen to hang up, either
+HELLO_LIMIT = 1 << 13  # bytes of a hello, and the most that an unidentified connection may send
+REFUSAL_SECONDS = 1.0  # time for a refused agent to read the reason
+BURST = 0.2  # seconds of core time that a connection may cost the session at once
+LONGEST_REST = 1.0  # seconds; while a connection is not read, its end is not noticed
 
 
 class GenerationState:
     """State of one generation of a worker, kept across its connections.
 
     Attributes:
-        connection: the one it has now.
-        hello: the first that it said.
-        outbox, inbox: what must arrive, in both directions.
-        is_leaving: whether the end of its connection is its own.
-        granted: bytes of files and streams that it has been asked for, about.
-        is_unpaced: whether its messages may cost what they like, as it is being ended.
-        timer: runs until its lease ends, while it has no connection.
+        connection: its present connection; None where it has none.
+        hello: the first hello of its agent; None before that.
+        outbox, inbox: the messages that must not be lost with a connection, in both directions.
+        is_leaving: whether its agent leaves, so that the end of its connection is final.
+        granted: about how many bytes of files and streams were requested from it.
+        is_unpaced: whether its messages are not charged, as it is being ended.
+        timer: the timer of its lease, while it has no connection.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class GenerationState:
 
 
 class AgentConnection(asyncio.Protocol):
-    """One agent's connection.
+    """A connection of one agent.
 
     Attributes:
-        worker: name of its worker; None until it has said so.
-        state: of that worker's generation; None until then, too.
-        is_dismissed: whether the session has ended it, so that nothing it has sent counts any more.
+        worker: name of its worker; None until it is identified.
+        state: state of its worker's generation; None until it is identified.
+        is_dismissed: whether the session has ended it, so that everything received later is ignored.
     """
 
     transport: asyncio.Transport
@@ -67,31 +67,31 @@ class AgentConnection(asyncio.Protocol):
         self.worker: str | None = None
         self.state: GenerationState | None = None
         self.is_dismissed = False
-        self._owed = 0.0  # seconds of a core's time that it has cost beyond its share
+        self._owed = 0.0  # seconds of core time that it has cost beyond its share
         self._charged_at = 0.0
         self._rest: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when the handshake is done."""
+        """Take the transport, once the handshake is done."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Called when bytes have come."""
+        """Pass received bytes on."""
         self._on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when the connection has ended."""
+        """Handle the end of the connection."""
         self._on_lost(self)
 
     def charge(self, seconds: float, share: float) -> None:
-        """Note what it has cost, and read nothing of it for a while where that was more than its share.
+        """Charge the connection for core time, and pause reading it for a while if it has taken more than its share.
 
-        Whoever sends without end then waits for room in the connection, as it would for a network that is slow.
+        A worker that sends without end is then slowed down, as by a slow network.
 
         Args:
-            seconds: time of a core that its messages have taken.
-            share: of a core that it may take.
+            seconds: core time that its messages have taken.
+            share: the part of a core that it may take.
         """
         now = clock.now()
         owed = max(0.0, self._owed - (now - self._charged_at) * share) + seconds
@@ -105,14 +105,14 @@ class AgentConnection(asyncio.Protocol):
             self._rest = asyncio.get_running_loop().call_later((self._owed - BURST) / share, self.go_on)
 
     def go_on(self) -> None:
-        """Read again."""
+        """Resume reading, if it is paused."""
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
             self.transport.resume_reading()
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send one message, which may be lost with the connection."""
+        """Send one message, which is lost if the connection ends before it arrives."""
         self.write(wire.encode(message))
 
     def write(self, data: bytes) -> None:
@@ -120,25 +120,25 @@ class AgentConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def acknowledge(self) -> None:
-        """Tell the agent what has come."""
+        """Acknowledge the messages that have arrived."""
         ack = self.state.inbox.acknowledgement() if self.state else None
         if ack is not None and not self.is_dismissed:
             self.send(ack)
 
     def ping(self) -> None:
-        """Ask for the time of the agent's clocks."""
+        """Ask the agent for the time of its clocks."""
         if not self.is_dismissed:
             self.send(self.clock.question())
 
     def refuse(self, why: str) -> None:
-        """Tell the agent why, and end the connection."""
+        """Tell the agent why it is refused, and end the connection."""
         self.is_dismissed = True
         self.send(wire.Refused(why))
         self.transport.close()
         asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self.transport.abort)
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         self.is_dismissed = True
         if self._rest is not None:
             self._rest.cancel()

@@ -1,6 +1,6 @@
-"""The port where agents dial in, over TLS, with the run's token. Lives on the background loop.
+"""The endpoint to which a run's agents connect over TLS, each with its own token. It lives on the background loop.
 
-What they send is decoded and checked here, once; nobody beyond sees anything but :mod:`muster.agent.wire`'s messages.
+Everything that agents send is decoded and checked here; other modules get only messages of :mod:`muster.agent.wire`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from muster.text.arguments import Argument, ArgumentText
 logger = logging.getLogger("muster")
 
 NO_TOKEN = "not the token of this run"
-MOST_UNSENT = 1 << 26  # bytes that may wait for one agent to take them: more than it can have asked for
-SHARE = 0.25  # of a core that messages of all workers may take; each has its part of it,
-LEAST_SHARE = 0.01  # and at least so much
-BYTE_SECONDS = 2e-9  # of a core that it takes to receive and decrypt a byte, which has been done before it is handled
-ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # which cost nothing as far as they are
-ASKS = frozenset((wire.Get, wire.Find, wire.Have, wire.Execute, wire.Dial, wire.Credit))  # by one of these
-GRANT = 1 << 19  # bytes that each of them asks for, at most
-MOST_GRANTED = 1 << 23  # bytes
-REPORTS_PER_SECOND = 1000  # of a kind, that all workers together are to send
-OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # which concern nobody but this
-REFUSED = (frames.ProtocolError, wire.Misfit)  # what ends a connection, and is no fault of ours
+MOST_UNSENT = 1 << 26  # bytes that may wait to be sent to one agent: more than it can have asked for
+SHARE = 0.25  # part of a core that messages of all workers together may take, divided equally among them
+LEAST_SHARE = 0.01  # part of a core that messages of one worker may take in any case
+BYTE_SECONDS = 2e-9  # core time of receiving and decrypting one byte, which is spent before a message is handled
+ASKED_FOR = frozenset(wire.KINDS[kind] for kind in (wire.Chunk, wire.Data))  # not charged up to what was requested
+ASKS = frozenset((wire.Get, wire.Find, wire.Have, wire.Execute, wire.Dial, wire.Credit))  # messages that request them
+GRANT = 1 << 19  # most bytes that each such message requests
+MOST_GRANTED = 1 << 23  # most bytes that count as requested of one worker
+REPORTS_PER_SECOND = 1000  # reports of one kind that all workers together are to send at most
+OF_CONNECTION = frozenset((wire.Hello, wire.Clock, wire.Ack, wire.Leaving))  # messages that are handled here alone
+REFUSED = (frames.ProtocolError, wire.Misfit)  # errors of the peer, which end its connection
 
 
 class Endpoint:
@@ -47,17 +47,17 @@ class Endpoint:
 
     Args:
         workers: names of the workers that may say hello.
-        lease_seconds: how long each may act without a connection, until it counts as lost; 0: not at all.
+        lease_seconds: how long each worker may act without a connection, until it counts as lost; 0: not at all.
 
     Attributes:
         on_message: called with a worker's name and its message, on the event loop; its ``Hello`` comes first. To be
             set before the workers are launched.
-        on_lost: called with the name of a worker whose connection has ended, and its lease too. The same.
+        on_lost: called with the name of a worker whose connection and lease have ended. To be set early, too.
         on_cut: called with the name of a worker whose connection has ended, but not its lease.
-        on_back: called with the name of such a worker when it has a connection again.
+        on_back: called with the name of such a worker when it is connected again.
         on_connected: called with the name of a worker each time that it has been identified.
-        on_defect: called with whatever any of these raises.
-        leases: which generation of each worker may act.
+        on_defect: called with every exception that one of these callbacks raises.
+        leases: the leases of the workers, which say which generation of each may act.
     """
 
     def __init__(self, workers: Collection[str], lease_seconds: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class Endpoint:
         self._inbox: list[tuple[AgentConnection, bytes, float]] = []
         self._warned: set[str] = set()
         self._is_closed = False
-        self._connected: set[str] = set()  # as to count them among ten thousand, for each that comes, takes long
+        self._connected: set[str] = set()  # kept, since counting them at each of ten thousand connections would be slow
         self._listener = Listener(self._connect, self._missing)
         _endpoints.add(self)
 
@@ -90,13 +90,13 @@ class Endpoint:
             scratch: a private folder.
             host: address that agents dial.
             port: the port; 0 for any that is free.
-            listen: address to listen on, where that is another one.
+            listen: address to listen on, where it differs from ``host``.
             is_coming: whether this machine may get that address only later.
 
         Raises:
             JobError: the address cannot be listened on.
         """
-        made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has one of its own
+        made = getattr(asyncio.get_running_loop(), "make_listener", Listener)  # a simulated loop has its own
         self._listener = made(self._connect, self._missing)
         try:
             self._port = await self._listener.open(scratch, host, port, listen or host, is_coming)
@@ -119,10 +119,10 @@ class Endpoint:
         return SessionAddress(self._host, self._port, self._listener.certificate, token, self.leases.seconds)
 
     def renew(self, worker: str) -> int:
-        """Let another take a worker's place, and return its generation.
+        """Begin the next generation of a worker, and return its number.
 
         Raises:
-            LeaseHeld: the one before may still act.
+            LeaseHeld: the generation before may still act.
         """
         generation = self.leases.renew(worker)
         self._states[worker] = GenerationState()
@@ -130,7 +130,7 @@ class Endpoint:
         return generation
 
     def ended(self, worker: str) -> None:
-        """Note that nothing of a worker acts any more, as its platform knows. Nobody is told."""
+        """Record that a worker has ended, according to its platform. No callback is called."""
         state = self._states[worker]
         if state.timer is not None:
             state.timer.cancel()
@@ -147,7 +147,7 @@ class Endpoint:
         return frozenset(self._connected)
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
-        """Send a message to a worker's agent, at once or when it is back; False if it is not there and will not be."""
+        """Send a message to a worker's agent, at once or when it is back; return False if it is gone for good."""
         state = self._states.get(worker)
         if state is None or (state.connection is None and not self._may_come_back(state)):
             return False
@@ -163,7 +163,7 @@ class Endpoint:
             state.is_leaving = True
         if type(message) in ASKS:
             state.granted = min(state.granted + GRANT, MOST_GRANTED)
-        if isinstance(message, (wire.Stop, wire.End)):  # which it is to answer soon, behind what it has sent before
+        if isinstance(message, (wire.Stop, wire.End)):  # its answer is awaited, and comes after all it has sent before
             state.is_unpaced = True
             if state.connection is not None:
                 state.connection.go_on()
@@ -176,13 +176,13 @@ class Endpoint:
 
     @staticmethod
     def _end_deaf(worker: str, state: GenerationState, why: str) -> None:
-        """End the connection of an agent that does not take what is sent to it."""
+        """End the connection of an agent that does not read what is sent to it."""
         if state.connection is not None and not state.connection.is_dismissed:
             logger.warning("the connection of %s was ended: %s", worker, why)
             state.connection.abort()
 
     def close(self) -> None:
-        """End all connections and stop to listen."""
+        """End all connections and stop listening."""
         self._is_closed = True
         self._listener.close()
         for state in self._states.values():
@@ -195,18 +195,18 @@ class Endpoint:
         return AgentConnection(unidentified, self._received, self._connection_lost)
 
     def _missing(self) -> int:
-        """Return the number of agents that are still to come."""
+        """Return the number of agents that are not connected."""
         return len(self._states) - len(self._connected)
 
     def _may_come_back(self, state: GenerationState) -> bool:
         return state.timer is not None
 
     def _token(self, worker: str, generation: int) -> str:
-        """Return a worker's own token, so that none can speak for another, and none for what has taken its place."""
+        """Return the token of one generation of a worker, so that no other worker or generation can act in its name."""
         return hmac.new(self._secret, f"{generation}/{worker}".encode(), "sha256").hexdigest()
 
     def _received(self, connection: AgentConnection, data: bytes) -> None:
-        """Buffer bytes. They are handled once all connections that have any were read: in turns would be slower."""
+        """Buffer bytes. They are handled once all readable connections have been read: alternating would be slower."""
         if not self._inbox:
             asyncio.get_running_loop().call_soon(self._take_inbox)
         self._inbox.append((connection, data, clock.now()))
@@ -227,7 +227,7 @@ class Endpoint:
                     self._charge(connection, time.thread_time() - began + len(data) * BYTE_SECONDS)
                 if connection.state is not None and not connection.state.inbox.is_told:
                     to_acknowledge.add(connection)
-            except Exception as error:  # whatever one of them sends, those of others come next
+            except Exception as error:  # an error of one connection does not affect the next ones
                 whose, is_ours = connection.worker or "an unknown client", not isinstance(error, REFUSED)
                 if is_ours:
                     logger.warning("the connection of %s was ended", whose, exc_info=error)
@@ -238,7 +238,7 @@ class Endpoint:
             connection.acknowledge()
 
     def _charge(self, connection: AgentConnection, seconds: float) -> None:
-        """Note what a worker's messages have cost."""
+        """Charge a worker's connection for the core time that its messages took."""
         if connection.state is not None and not connection.state.is_unpaced:
             connection.charge(seconds, max(LEAST_SHARE, SHARE / len(self._states)))
 
@@ -256,7 +256,7 @@ class Endpoint:
         except wire.Misfit as error:
             if fields["type"] != "report" and not isinstance(error, wire.UnknownKind):
                 raise
-            self._drop(connection.worker, error)  # any process of the worker may have sent it
+            self._drop(connection.worker, error)  # not the agent's fault: any process of the worker may have sent it
             return
         if type(message) not in OF_CONNECTION:
             self._tell(connection.worker, message)
@@ -276,14 +276,14 @@ class Endpoint:
         self._call(self.on_message, worker, message)
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
-        """Tell whoever listens. What that raises is no fault of the worker's, whose connection stays."""
+        """Call a callback. An exception that it raises is not the worker's fault, so that its connection stays."""
         try:
             callback(*args)
         except Exception as error:
             self.on_defect(error)
 
     def _identify(self, connection: AgentConnection, fields: dict[str, Any]) -> None:
-        """Handle what must be a hello."""
+        """Handle the first message of a connection, which must be a hello."""
         try:
             hello = wire.from_agent(fields)
             refusal = self._refusal(hello)
@@ -322,7 +322,7 @@ class Endpoint:
             self._call(self.on_back, hello.worker)
 
     def _drop(self, worker: str, error: wire.Misfit) -> None:
-        """Ignore a message, and warn once for each worker: whoever sends one sends many."""
+        """Ignore a message, and warn once for each worker, since more of the same are likely to follow."""
         if worker not in self._warned:
             self._warned.add(worker)
             logger.warning("a message of %s is dropped, and so are others like it: %s", worker, error)
@@ -345,7 +345,7 @@ class Endpoint:
         self._call(self.on_cut, worker)
 
     def _lose(self, worker: str, state: GenerationState) -> None:
-        """Give a worker up: nothing of it acts any more."""
+        """Count a worker as lost: its lease has ended, so that nothing of it acts any more."""
         state.timer = None
         if self._states[worker] is state:
             self.leases.ended(worker)
@@ -358,7 +358,7 @@ class Endpoint:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in [*held, *self._listener.descriptors()]:
             if number >= 0:
-                os.dup2(nowhere, number)  # not closed: its owner would close the number a second time
+                os.dup2(nowhere, number)  # not closed: the owning object would close the same number again later
         os.close(nowhere)
 
     def _refusal(self, hello: Any) -> str | None:

@@ -1,8 +1,8 @@
-"""Leases: the generation of a worker that may act, and when the next one may. Knows no connections and no clocks.
+"""Leases: which generation of a worker may act, and when the next one may. Independent of connections and of the clock.
 
-An agent that loses its session ends everything once its lease has passed, and so whoever waits for the same time knows
-that it has, without hearing of it: only then, or when its end is known otherwise, may another take its place. An agent
-whose place was given away finds its generation refused, whenever it comes back.
+An agent that loses its session ends everything once its lease has ended. So a session that waits for the same time
+knows that it has, without a message: only then, or when its end is known otherwise, may another generation take its
+place. If an agent of an earlier generation comes back after that, it is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MARGIN = 2.0  # seconds longer than its agent that a session waits: the agent's processes get a moment to end
+MARGIN = 2.0  # seconds that a session waits longer than an agent, whose processes get a moment to end
 
 
 class LeaseHeld(Exception):
@@ -21,7 +21,7 @@ class LeaseHeld(Exception):
 class _Lease:
     generation: int = 0
     is_connected: bool = False
-    cut_at: float | None = None  # since when its agent has been away; None before it first came, and while it is there
+    cut_at: float | None = None  # when its agent lost the connection; None if it is connected, or never was
     has_ended: bool = False
 
 
@@ -30,7 +30,7 @@ class Leases:
 
     Args:
         seconds: how long an agent acts without its session; 0: it ends at once.
-        now: a monotonic clock.
+        now: returns the time of a monotonic clock.
     """
 
     def __init__(self, seconds: float, now: Callable[[], float]) -> None:
@@ -39,15 +39,15 @@ class Leases:
         self._leases: dict[str, _Lease] = {}
 
     def add(self, worker: str) -> None:
-        """Add a worker; its first generation may come."""
+        """Add a worker, whose first generation may connect."""
         self._leases[worker] = _Lease()
 
     def generation(self, worker: str) -> int:
-        """Return the generation that may act."""
+        """Return the generation of a worker that may act."""
         return self._leases[worker].generation
 
     def refusal(self, worker: str, generation: int) -> str | None:
-        """Return why an agent may not come (back); None where it may."""
+        """Return why an agent may not connect, perhaps again; None where it may."""
         lease = self._leases[worker]
         if generation < lease.generation:
             return f"generation {lease.generation} of {worker} has taken the place of generation {generation}"
@@ -58,26 +58,26 @@ class Leases:
         return None
 
     def connected(self, worker: str) -> None:
-        """Note that the worker's agent is connected."""
+        """Record that the worker's agent is connected."""
         lease = self._leases[worker]
         lease.is_connected, lease.cut_at = True, None
 
     def cut(self, worker: str) -> None:
-        """Note that the worker's agent is cut off."""
+        """Record that the worker's agent has lost its connection."""
         lease = self._leases[worker]
         lease.is_connected, lease.cut_at = False, self._now()
 
     def ended(self, worker: str) -> None:
-        """Note that nothing of the worker acts any more: its agent has said goodbye, or its platform knows."""
+        """Record that nothing of the worker acts any more, according to its agent, its platform or its lease."""
         lease = self._leases[worker]
         lease.is_connected, lease.has_ended = False, True
 
     def seconds_left(self, worker: str) -> float:
-        """Return how long it may still act unheard; infinity while it is connected, 0 where it cannot act."""
+        """Return how long a worker may still act; infinity while it is connected, 0 where it cannot act."""
         lease = self._leases[worker]
         if lease.is_connected:
             return float("inf")
-        if lease.has_ended or lease.cut_at is None:  # one that never came has been given nothing to do
+        if lease.has_ended or lease.cut_at is None:  # a worker that never connected has no orders
             return 0.0
         if self.seconds == 0:
             return 0.0
@@ -87,7 +87,7 @@ class Leases:
         """Begin the worker's next generation, and return it.
 
         Raises:
-            LeaseHeld: the one before may still act.
+            LeaseHeld: the generation before may still act.
         """
         left = self.seconds_left(worker)
         if left > 0:

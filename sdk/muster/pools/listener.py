@@ -1,8 +1,8 @@
 """The listener of an endpoint: accepts connections over TLS, and bounds the cost of those that are unidentified.
 
-Whoever reaches the port may connect. So only a few connections more than there are agents to come are held at a time;
-when there are too many, the oldest goes first, of the address that holds the most. Each has a moment in which it is
-safe: an agent says hello within it, and so gets in however many others knock. What does not fit waits in the kernel.
+Anyone who reaches the port may connect. So only a few more connections are held than agents are expected; when there
+are too many, the oldest of the address with the most connections is ended. Each new connection is safe for a moment,
+in which an agent can say hello, however many other connections come. The others wait in the kernel's backlog.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from muster.runtime.background import in_thread
 from muster.security.certificates import make_certificate
 from muster.security.ssh import write_private
 
-HELLO_SECONDS = 10.0  # how long a connection may stay unidentified,
-EACH_SECONDS = 0.02  # and for each agent that is still to come so much longer: when all come at once they wait in turn
-SAFE_SECONDS = 0.5  # how long none has to make room for another
-UNREAD_SECONDS = 3.0  # the same for one that has sent what has yet to be read: the session is slow, not the other side
-BACKLOG = 1024  # connections that wait in the kernel: in a storm to wait in turn is quicker than to be turned away
-SPARE = 64  # connections that may be held beside those of the agents that are expected
-FULL_SECONDS = 0.1  # until it is looked again whether there is room
-AT_ONCE = 64  # connections that are accepted before others have their turn
-RETRY_SECONDS = 0.5  # until the next try where there are no descriptors left
-SILENT_SECONDS = 5  # until a machine that does not answer is asked for a sign of life; as long again until it is lost
-SILENT_ADDRESSES = 100  # that are remembered, and warned of
-WARNINGS = 5  # that are written in
-WARNING_SECONDS = 10.0  # so many seconds; others are counted
+HELLO_SECONDS = 10.0  # how long a connection may stay unidentified
+EACH_SECONDS = 0.02  # added to that for each expected agent, since agents that come at once are handled in turn
+SAFE_SECONDS = 0.5  # how long a new connection is not ended to make room for another
+UNREAD_SECONDS = 3.0  # the same for a connection with unread data: then the session is slow, not the other side
+BACKLOG = 1024  # connections that wait in the kernel, which under load is quicker than to be refused and to try again
+SPARE = 64  # connections that may be held in addition to those of the expected agents
+FULL_SECONDS = 0.1  # until the next check for room
+AT_ONCE = 64  # connections that are accepted before the event loop does other work
+RETRY_SECONDS = 0.5  # until the next attempt when there are no descriptors left
+SILENT_SECONDS = 5  # until a silent machine is probed; as long again until its connection is lost
+SILENT_ADDRESSES = 100  # addresses of silent connections that are remembered, and warned of
+WARNINGS = 5  # warnings that are logged within WARNING_SECONDS; others are only counted
+WARNING_SECONDS = 10.0
 
-IP_FREEBIND = 15  # Linux's, which the socket module has no name for before Python 3.14
+IP_FREEBIND = 15  # of Linux; the socket module has it from Python 3.14 on
 
 logger = logging.getLogger("muster")
 
@@ -48,8 +48,11 @@ class UnidentifiedConnection:
     """A connection that has not identified itself.
 
     Attributes:
-        address: where it comes from.
-        came_at: when, on the monotonic clock.
+        address: host from which it comes.
+        came_at: when it was accepted, on the monotonic clock.
+        socket: the accepted socket.
+        task: the task of its handshake.
+        transport: its TLS transport, which owns the socket; None before the handshake begins.
     """
 
     def __init__(self, accepted: socket.socket, address: str) -> None:
@@ -57,14 +60,14 @@ class UnidentifiedConnection:
         self.came_at = clock.now()
         self.socket = accepted
         self.task: asyncio.Task[None] | None = None
-        self.transport: TlsTransport | None = None  # which has the socket
+        self.transport: TlsTransport | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection; -1 once that is closed."""
+        """Return the descriptor of the connection; -1 once it is closed."""
         return (self.transport or self.socket).fileno()
 
     def close_unless_begun(self, _: object = None) -> None:
-        """Close the connection, unless its transport does."""
+        """Close the socket, unless a transport owns it."""
         if self.transport is None:
             self.socket.close()
 
@@ -80,11 +83,11 @@ class Listener:
     """Listens on one address.
 
     Args:
-        make_protocol: makes what takes the bytes of a connection.
-        expected: says how many agents are still to come.
+        make_protocol: makes the protocol of a connection, which receives its bytes.
+        expected: returns how many agents are not connected yet.
 
     Attributes:
-        certificate: the listener's own, made for it alone (PEM).
+        certificate: the listener's certificate (PEM), made for it alone.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Listener:
         self._context: ssl.SSLContext | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._warnings = RareWarnings()
-        self._silent: set[str] = set()  # addresses from which connections came that never said who they were
+        self._silent: set[str] = set()  # addresses of connections that never identified themselves
 
     async def open(self, scratch: Path, host: str, port: int, listen: str, is_coming: bool = False) -> int:
         """Start to listen on the address ``listen``, for agents that dial ``host``, and return the port.
@@ -107,7 +110,7 @@ class Listener:
             is_coming: whether this machine may get that address only later.
 
         Raises:
-            OSError: that cannot be listened on.
+            OSError: the address cannot be listened on.
         """
         self._context, self.certificate = await in_thread(server_context, scratch, host)
         loop = asyncio.get_running_loop()
@@ -119,7 +122,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Stop to listen, and end all connections that nobody has taken over."""
+        """Stop listening, and end all connections that have not identified themselves."""
         if self._socket is None:
             return
         self._wait_to_accept(None)
@@ -129,23 +132,23 @@ class Listener:
             connection.end()
 
     def welcome(self, connection: UnidentifiedConnection) -> None:
-        """Let a connection be read as soon as it sends: it has identified itself, and does not count any more."""
+        """Read a connection without delay from now on: it has identified itself, and is not counted any more."""
         self.forget(connection)
         if connection.transport is not None:
             connection.transport.trust()
 
     def forget(self, connection: UnidentifiedConnection) -> None:
-        """Drop a connection that is gone."""
+        """Cease to count a connection as unidentified."""
         self._unidentified.pop(connection, None)
 
     def descriptors(self) -> list[int]:
-        """Descriptors of all sockets that a forked child must not keep."""
+        """Return the descriptors of all sockets that a forked child must not keep."""
         return [connection.fileno() for connection in self._unidentified] + (
             [self._socket.fileno()] if self._socket else []
         )
 
     def warn(self, text: str, *values: object) -> None:
-        """Write a warning, unless there were many of late."""
+        """Log a warning, unless there were many recently."""
         self._warnings.warn(text, *values)
 
     # -- accepting ----------------------------------------------------------------------------------------------------
@@ -172,14 +175,14 @@ class Listener:
             connection.task.add_done_callback(connection.close_unless_begun)
 
     def _is_dialled(self) -> bool:
-        """Return whether a connection waits: for none nobody has to make room."""
+        """Return whether a connection waits to be accepted; if none does, no room needs to be made."""
         assert self._socket is not None
         looking = select.poll()
         looking.register(self._socket, select.POLLIN)
         return bool(looking.poll(0))
 
     def _make_room(self) -> bool:
-        """End a connection that has had its safe time; if none has, accept again once the first one has."""
+        """End a connection whose safe time is over, and return True; if there is none, pause accepting for a moment."""
         held = Counter(connection.address for connection in self._unidentified)
         now = clock.now()
         unsafe = [connection for connection in self._unidentified if connection.came_at + SAFE_SECONDS <= now]
@@ -196,7 +199,7 @@ class Listener:
             if connection.fileno() not in unread or connection.came_at + UNREAD_SECONDS <= now
         ]
         if not unsafe:
-            self._wait_to_accept(FULL_SECONDS)  # some may leave by themselves before
+            self._wait_to_accept(FULL_SECONDS)  # some connections may end by themselves before
             return False
         goes = max(unsafe, key=lambda connection: held[connection.address])  # the first of those, which is the oldest
         self.warn("a connection from %s was ended to make room: it had not identified itself", goes.address)
@@ -205,7 +208,7 @@ class Listener:
 
     async def _shake_hands(self, connection: UnidentifiedConnection) -> None:
         loop = asyncio.get_running_loop()
-        # By call_soon, so that it comes behind a hello that lies in the inbox.
+        # By call_soon, so that it comes after a hello that is in the inbox already.
         loop.call_later(HELLO_SECONDS, loop.call_soon, self._expire, connection)
         try:
             _configure(connection.socket)
@@ -214,7 +217,7 @@ class Listener:
                 connection.socket, self._context, lambda: self._make_protocol(connection)
             )
             await connection.transport.open()
-        except Exception as error:  # whatever it has sent in place of a handshake
+        except Exception as error:  # anything may have been sent in place of a handshake
             self.warn(
                 "a connection from %s came to nothing: %s", connection.address, str(error) or type(error).__name__
             )
@@ -231,7 +234,7 @@ class Listener:
             self._end(connection)
 
     def _tell_silent(self, address: str) -> None:
-        """Warn once of each address from which connections say nothing: agents of the run that hang are many, too."""
+        """Warn once for each address whose connections stay silent: hanging agents of the run may be many, too."""
         text = "a connection from %s was ended: it has not identified itself"
         if address in self._silent or len(self._silent) >= SILENT_ADDRESSES:
             logger.debug(text, address)
@@ -244,7 +247,7 @@ class Listener:
         connection.end()
 
     def _wait_to_accept(self, seconds: float | None) -> None:
-        """Accept nothing for so long; for good, if None."""
+        """Accept no connections for some seconds; for good, if None."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -260,7 +263,7 @@ class Listener:
 
 
 def _unread(connections: Sequence[UnidentifiedConnection]) -> set[int]:
-    """Return the descriptors of the connections of which something waits to be read."""
+    """Return the descriptors of the connections that have data to be read."""
     looking = select.poll()
     for connection in connections:
         if connection.fileno() >= 0:
@@ -269,9 +272,9 @@ def _unread(connections: Sequence[UnidentifiedConnection]) -> set[int]:
 
 
 def _configure(connection: socket.socket) -> None:
-    """Send at once, and notice a machine that is gone without a word; one that is only suspended answers all the same.
+    """Set TCP options, to send without delay and to notice a machine that has disappeared.
 
-    It is the kernels that ask and answer, so that a process may be held up for as long as it likes.
+    Kernels send and answer the keepalive probes, so that a process may be suspended for any time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -282,7 +285,7 @@ def _configure(connection: socket.socket) -> None:
 
 
 def listening_socket(address: tuple[Any, ...], family: int, is_coming: bool) -> socket.socket:
-    """A socket that listens on an address, also on one that this machine does not have yet. Raises OSError."""
+    """Return a socket that listens on an address, which this machine may get later. Raises OSError."""
     try:
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
@@ -301,14 +304,14 @@ def listening_socket(address: tuple[Any, ...], family: int, is_coming: bool) -> 
 
 
 class RareWarnings:
-    """Writes a few warnings in a while and counts the others: whoever causes one can cause thousands."""
+    """Logs a few warnings in each interval and counts the others, since a client can cause thousands."""
 
     def __init__(self) -> None:
         self._since = float("-inf")
         self._count = 0
 
     def warn(self, text: str, *values: object) -> None:
-        """Write it, unless there were many of late."""
+        """Log a warning, unless there were many recently."""
         now = clock.now()
         if now - self._since >= WARNING_SECONDS:
             if self._count > WARNINGS:
@@ -320,7 +323,7 @@ class RareWarnings:
 
 
 def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
-    """Return a TLS context with a new key, and its certificate (PEM) that agents are to pin. Raises PlatformError."""
+    """Return a TLS context with a new key, and its certificate (PEM), which agents pin. Raises PlatformError."""
     certificate, key = make_certificate(host)
     try:
         path = write_private(scratch / "session.pem", key + certificate)
@@ -332,7 +335,7 @@ def server_context(scratch: Path, host: str) -> tuple[ssl.SSLContext, str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the oldest interpreters that may host an agent
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # for connections that are resumed, as none is
+    context.num_tickets = 0  # tickets are for resuming TLS sessions, which agents do not do
     context.load_cert_chain(path)
     path.unlink()
     return context, certificate

@@ -1,7 +1,7 @@
-"""Workers that are up: where their agents dial in, the platform that they run on, and which have been submitted.
+"""The workers of a run: the endpoint of their agents, the platform that they run on, and their submission.
 
-A run borrows the workers of a pool: it gives them orders, hears of them, and learns from the platform what they cannot
-say. Today each run makes a pool of its own and ends it.
+A run gives orders to the workers of a pool, receives their messages, and polls the platform about them. Each run makes
+a pool of its own and closes it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from muster.pools.leases import MARGIN
 from muster.runtime import clock
 
 GONE_SECONDS = 5.0  # how long workers may take to be gone once they have been stopped
-ANSWER_SECONDS = 5.0  # that the platform gets to tell of a worker that is to be replaced, or to stop it
-WARM_SECONDS = 30.0  # how long a run waits for the imports of its template: they have begun before its own would
+ANSWER_SECONDS = 5.0  # time limit of the platform's answer about a worker to be replaced, or of stopping it
+WARM_SECONDS = 30.0  # how long a run waits for its template's imports, which have begun before its own would begin
 WARM_POLL_SECONDS = 0.02
-FASTER_AT_THE_END = 10  # times as often workers that were just stopped are polled
+FASTER_AT_THE_END = 10  # factor by which workers that were just stopped are polled more often
 
 
 class AgentPool:
-    """Some workers of one platform.
+    """A set of workers on one platform.
 
-    Its methods are called on one event loop. The platform's own calls block, and are made one after the other on a
-    thread of the pool's.
+    Its methods are called on one event loop. Calls of the platform block, and are made one after the other on a thread
+    of the pool.
 
     Args:
-        name: what its thread is called after.
-        platform: where the workers run.
-        owns_platform: whether that ends with the pool.
-        endpoint: where the agents dial in. It listens already.
-        is_relayed: whether the platform carries their connections there, as they cannot dial it.
-        calls: makes the platform's calls, as it may have made some before; None for new ones.
+        name: name for its thread.
+        platform: the platform of the workers.
+        owns_platform: whether the platform is closed with the pool.
+        endpoint: the endpoint of the agents, which listens already.
+        is_relayed: whether the platform relays the agents' connections to the endpoint, as they cannot dial it.
+        calls: makes the platform's calls, if it has made some before; None for a new one.
 
     Attributes:
-        platform, endpoint: the same.
-        handles: of all workers that the platform has taken.
+        platform, endpoint: the arguments of these names.
+        handles: handles of all workers that the platform has accepted.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AgentPool:
         if is_relayed:
             endpoint.on_connected = self._tell_relay
         self._calls = calls or PlatformCalls(name)
-        # The handle of each worker's present one; None where none could be launched.
+        # The handle of each worker's present generation, None where it could not be launched; and its spec.
         self._generations: dict[str, tuple[str | None, WorkerSpec]] = {}
 
     # -- orders -------------------------------------------------------------------------------------------------------
@@ -70,16 +70,16 @@ class AgentPool:
         return self.endpoint.connected
 
     def send(self, worker: str, message: tuple[Any, ...]) -> bool:
-        """Send a message to a worker's agent; False if it is not there and will not be."""
+        """Send a message to a worker's agent; return False if it is gone for good."""
         return self.endpoint.send(worker, message)
 
     def listen(
         self, on_message: Callable[[str, Any], None], on_lost: Callable[[str], None], on_cut: Callable[[str], None],
         on_back: Callable[[str], None], on_defect: Callable[[Exception], None],
     ) -> None:  # fmt: skip
-        """Have the run that borrows the workers told what they say and what becomes of their connections.
+        """Set the callbacks for messages of workers and for changes of their connections (see ``Endpoint``).
 
-        ``on_defect`` is called with whatever any of the others raises.
+        ``on_defect`` is called with every exception that one of the others raises.
         """
         self.endpoint.on_message, self.endpoint.on_lost = on_message, on_lost
         self.endpoint.on_cut, self.endpoint.on_back = on_cut, on_back
@@ -91,7 +91,7 @@ class AgentPool:
         """Have the platform launch workers, and return their handles.
 
         Raises:
-            TimeoutError: it has not said so within ``seconds``. Whatever it launches later ends with the pool.
+            TimeoutError: it has not answered within ``seconds``. Workers that it launches later end with the pool.
             PlatformError: it refuses.
         """
         for spec in specs:
@@ -99,7 +99,7 @@ class AgentPool:
         await self._calls.have_warmed_up(seconds)
         await self._until_warm(specs, WARM_SECONDS if seconds is None else min(seconds, WARM_SECONDS))
 
-        def submit() -> list[str]:  # where that takes too long nobody waits, and its workers are ended all the same
+        def submit() -> list[str]:  # records the handles itself: workers are ended even if nobody waited for the answer
             handles = self.platform.submit(self._dialling(specs), run_key)
             self.handles += handles
             for spec, handle in zip(specs, handles, strict=True):
@@ -109,7 +109,7 @@ class AgentPool:
         return await self._calls.call(submit, seconds=seconds)
 
     async def _until_warm(self, specs: Sequence[WorkerSpec], seconds: float) -> None:
-        """Wait while a template imports: here, and not in a call of the platform's, which nothing could interrupt."""
+        """Wait while a template imports modules; here, as a call of the platform could not be interrupted."""
         if not any(spec.imports and spec.imports.modules for spec in specs):
             return
         deadline = clock.now() + seconds
@@ -121,11 +121,11 @@ class AgentPool:
         return await self._calls.call(self.platform.poll, list(handles), seconds=seconds)
 
     async def replace(self, worker: str, run_key: str, seconds: float | None = None) -> str:
-        """Submit the next generation of a worker, and return its handle. What is left of the one before is stopped.
+        """Submit the next generation of a worker, and return its handle. The generation before is stopped.
 
         Raises:
-            LeaseHeld: the one before may still act, as far as its lease and the platform tell.
-            TimeoutError, PlatformError: as ``submit``. It may be called again, with another key.
+            LeaseHeld: the generation before may still act, according to its lease and the platform.
+            TimeoutError, PlatformError: as ``submit``. The call may be repeated, with another key.
         """
         before, spec = self._generations[worker]
         if self.endpoint.leases.seconds_left(worker) > 0 and await self._has_ended(before):
@@ -137,10 +137,10 @@ class AgentPool:
         return handle
 
     async def retire(self, worker: str) -> None:
-        """End what is left of a worker that is to be replaced, and wait until nothing of it can act any more.
+        """Stop a worker that is to be replaced, and wait until nothing of it can act any more.
 
-        That is, until its platform says that it has ended; where that does not tell, until its lease has ended. Where
-        neither comes in time ``replace`` says so.
+        That is, until its platform says that it has ended or, if the platform does not answer, until its lease has
+        ended. If neither happens in time, this returns, and ``replace`` raises LeaseHeld.
         """
         handle, _ = self._generations[worker]
         await self._stop(handle)
@@ -154,9 +154,9 @@ class AgentPool:
         self.endpoint.ended(worker)
 
     async def give_up(self, worker: str) -> None:
-        """End a worker that has not come, and refuse it if it comes all the same.
+        """Stop a worker that has not connected, and refuse it if it connects all the same.
 
-        One that may still act keeps its lease: until that ends nothing can take its place.
+        A worker that may still act keeps its lease: until the lease ends, nothing can take its place.
         """
         if self.endpoint.leases.seconds_left(worker) <= 0:
             self.endpoint.ended(worker)
@@ -164,7 +164,7 @@ class AgentPool:
         await self._stop(handle)
 
     async def _stop(self, handle: str | None) -> None:
-        """Have the platform stop a worker that can do nothing any more; the pool's end asks again."""
+        """Have the platform stop a worker. Errors are ignored, as the end of the pool stops it again."""
         if handle is not None:
             with contextlib.suppress(PlatformError, TimeoutError):
                 await self._calls.call(self.platform.stop, [handle], seconds=ANSWER_SECONDS)
@@ -180,7 +180,7 @@ class AgentPool:
         return any(worker.id == handle and worker.status.is_final for worker in polled)
 
     def _dialling(self, specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-        """The workers with the addresses that their agents dial: the session's, or those of the platform's relay."""
+        """Return the specs with the addresses that agents dial: the session's, or those of the platform's relay."""
         if not self._is_relayed:
             return list(specs)
         if self._relay is None:
@@ -197,7 +197,7 @@ class AgentPool:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End all workers, and the platform with them where it is the pool's own. Raises what the platform raises."""
+        """End all workers, and close the platform if the pool owns it. Raises what the platform raises."""
         self.endpoint.close()
         try:
             if self._owns_platform:

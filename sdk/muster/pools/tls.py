@@ -1,7 +1,7 @@
-"""Transport of a connection that the session has accepted, over TLS.
+"""A TLS transport for connections that the session has accepted.
 
-asyncio's own keeps a buffer of 256 KiB for each connection, which is nearly all that a session with thousands of
-workers would hold. This one reads into a buffer that all of them share.
+The transport of asyncio keeps a buffer of 256 KiB for each connection, which would be most of the memory of a session
+with thousands of workers. This one reads into a buffer that all connections share.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-RECORD = 1 << 14  # bytes that TLS hands over at once, at most
-AT_ONCE = 8  # records that are read before others have their turn
-FREE_READS = 16  # of whoever has yet to identify itself: a handshake and a hello take three or four
-REST_SECONDS = 0.02  # after each read from then on: a byte at a time costs its reader more than its sender
+RECORD = 1 << 14  # most bytes that TLS hands over at once
+AT_ONCE = 8  # records that are read before other connections have their turn
+FREE_READS = 16  # reads without delay of an unidentified connection: a handshake and a hello take three or four
+REST_SECONDS = 0.02  # delay after each later read: single bytes would cost the reader more than their sender
 
 _buffer = memoryview(bytearray(RECORD))  # all are read on one thread, the background loop's
 
@@ -25,9 +25,9 @@ class TlsTransport(asyncio.Transport):
     """A connection with TLS.
 
     Args:
-        connection: a socket that does not block; the transport's from now on.
-        context: the server's.
-        make_protocol: makes what takes the bytes, once the handshake is done.
+        connection: a nonblocking socket, which the transport owns from now on.
+        context: the server's TLS context.
+        make_protocol: makes the protocol that receives the bytes, once the handshake is done.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TlsTransport(asyncio.Transport):
         self._is_open: asyncio.Future[None] | None = None
         self._unsent = bytearray()
         self._is_waiting = False  # for room to send
-        self._hears_nothing = False  # the other side has hung up, as far as what is sent tells
+        self._hears_nothing = False  # whether sending has failed, as the other side has hung up
         self._is_closing = False
         self._is_lost = False
         self._is_trusted = False
@@ -53,10 +53,10 @@ class TlsTransport(asyncio.Transport):
         self._is_paused = False
 
     async def open(self) -> None:
-        """Wait for the first byte, as TLS keeps memory for a connection, and shake hands.
+        """Wait for the first byte, as TLS takes memory for each connection, and then do the handshake.
 
         Raises:
-            OSError: the other side does not speak TLS, or has hung up. The connection has ended, as it has where the
+            OSError: the other side does not speak TLS, or has hung up. The connection is ended then, and also where the
                 caller is cancelled.
         """
         self._is_open = self._loop.create_future()
@@ -69,14 +69,14 @@ class TlsTransport(asyncio.Transport):
                 self.abort()
 
     def trust(self) -> None:
-        """Read whatever comes as soon as it comes, from now on: the other side has identified itself."""
+        """Read without delay from now on, since the other side has identified itself."""
         self._is_trusted = True
         if self._rest is not None:
             self._rest.cancel()
             self._end_rest()
 
     def pause_reading(self) -> None:
-        """Read nothing more until told to. What comes waits in the kernels, and then the other side does."""
+        """Read nothing until ``resume_reading``. Data waits in the kernels' buffers, and then the other side waits."""
         self._is_paused = True
         if not self._is_closing:
             self._loop.remove_reader(self._socket.fileno())
@@ -88,15 +88,15 @@ class TlsTransport(asyncio.Transport):
             self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket; -1 once that is closed."""
+        """Return the descriptor of the socket; -1 once it is closed."""
         return self._socket.fileno()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the socket; nothing else is known."""
+        """Return the socket for the name ``socket``, and ``default`` for all others."""
         return self._socket if name == "socket" else default
 
     def is_resting(self) -> bool:
-        """Return whether it is not read just now, since it has sent too often without identifying itself."""
+        """Return whether reading is delayed, since the other side has sent too often without identifying itself."""
         return self._rest is not None
 
     def get_write_buffer_size(self) -> int:
@@ -108,14 +108,14 @@ class TlsTransport(asyncio.Transport):
         return self._is_closing
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send bytes as soon as possible; into the void once the connection has ended."""
+        """Send bytes as soon as possible; drop them once the connection has ended."""
         if not self._is_closing and not self._hears_nothing:
             self._unsent += data
             if not self._is_waiting:
                 self._send()
 
     def close(self) -> None:
-        """End the connection, once what waits has been sent."""
+        """End the connection once all waiting bytes have been sent."""
         if not self._is_closing:
             self._is_closing = True
             self._loop.remove_reader(self._socket.fileno())
@@ -142,8 +142,8 @@ class TlsTransport(asyncio.Transport):
             self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _begin(self) -> None:
-        # Where it cannot be wrapped its descriptor is closed at once: the loop would go on watching the number, and
-        # think that it does so for the next connection that gets it.
+        # If wrapping fails, the descriptor is closed at once: the loop would go on watching its number, which the next
+        # connection may get.
         self._loop.remove_reader(self._socket.fileno())
         try:
             if not self._socket.recv(1, socket.MSG_PEEK):
@@ -186,11 +186,11 @@ class TlsTransport(asyncio.Transport):
             except OSError as error:
                 self._lose(error)
                 return
-            if not size:  # what waits to be sent would reach nobody
+            if not size:  # the other side has closed, so that waiting bytes would not reach it
                 self._lose(None)
                 return
             self._protocol.data_received(bytes(_buffer[:size]))
-            if self._is_closing or self._is_paused or size < RECORD:  # there is hardly more, or the loop comes back
+            if self._is_closing or self._is_paused or size < RECORD:  # likely all; else the loop calls again
                 break
         if self._unsent and not self._is_waiting:
             self._send()
@@ -200,7 +200,7 @@ class TlsTransport(asyncio.Transport):
     def _send(self) -> None:
         while self._unsent and not self._is_lost:
             try:
-                # What has to be repeated must begin with the same bytes; so it does, as only the end grows.
+                # OpenSSL wants a repeated write to begin with the same bytes; it does, as data is only appended.
                 sent = self._tls.write(bytes(self._unsent[:RECORD]))
             except ssl.SSLWantWriteError:
                 self._wait_to_send(self._send)
@@ -217,7 +217,7 @@ class TlsTransport(asyncio.Transport):
             self._finish()
 
     def _stop_sending(self, error: Exception) -> None:
-        """Handle that the other side has hung up. Its last words may lie here unread; the end comes behind them."""
+        """Handle that the other side has hung up. Its last bytes may be unread here; the end is handled after them."""
         self._unsent.clear()
         self._hears_nothing = True
         self._wait_to_send(None)
@@ -236,14 +236,14 @@ class TlsTransport(asyncio.Transport):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Tell the other side that this is the end, and hang up."""
+        """Send the TLS close notification, and end the connection."""
         if not self._is_lost:
             with contextlib.suppress(OSError, ValueError):
-                self._tls.unwrap()  # it sends its word, and does not wait for the other's
+                self._tls.unwrap()  # sends the notification, and does not wait for the other side's
             self._lose(None)
 
     def _lose(self, error: Exception | None) -> None:
-        """Handle the end of the connection, whoever has ended it."""
+        """Handle the end of the connection, whichever side has ended it."""
         if self._is_lost:
             return
         self._is_lost = self._is_closing = True
