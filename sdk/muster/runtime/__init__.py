@@ -1,1 +1,1 @@
-"""Means to run clusters beside a notebook in one process: a background thread, interrupts, forks."""
+"""Support for running clusters in a notebook's process: a background thread, interrupts, forks, logging."""

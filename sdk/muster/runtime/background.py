@@ -1,6 +1,6 @@
-"""The background: one thread with an event loop per process, and threads for calls that block.
+"""The background: one thread with an event loop per process, and threads for blocking calls.
 
-So the public interface can be synchronous, and no notebook's own loop is ever in the way.
+With it the public interface can be synchronous, and does not depend on a notebook's own event loop.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from muster.runtime.log import log_without_waiting, logger
 
 Result = TypeVar("Result")
 
-MANY = 64  # open files, as connections are: from here on messages may gather
-GATHER_SECONDS = 0.05  # for so long
+MANY = 64  # watched connections and files, from which number on messages may gather
+GATHER_SECONDS = 0.05  # how long they may gather
 
 MOST_IDLE = 2  # threads that wait for another call
 
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
-_idle: list[DaemonThread] = []  # a run makes a dozen calls that block, most of them one after the other
+_idle: list[DaemonThread] = []  # reused, as a run makes a dozen blocking calls, most of them one after the other
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process's background thread, started when it is first needed."""
+    """Return the event loop of this process's background thread, which is started when it is first needed."""
     global _loop
     with _loop_lock:
         if _loop is None:
             log_without_waiting()
             loop = asyncio.SelectorEventLoop(_Gathering())
-            loop.set_exception_handler(_tell)  # asyncio's own calls the handlers of whoever has set up logging
+            loop.set_exception_handler(_tell)  # asyncio's default logs to handlers of the user
             try:
                 start_thread(loop.run_forever, "muster")
             except BaseException:
@@ -50,7 +50,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def start_thread(work: Callable[[], object], name: str) -> None:
-    """Do some work on a daemon thread. Raises PlatformError where the system starts none."""
+    """Do some work on a daemon thread. Raises PlatformError where the system cannot start one."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError as error:
@@ -63,22 +63,22 @@ def start_thread(work: Callable[[], object], name: str) -> None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what was raised where nobody waits for it."""
+    """Log an exception of a task or callback for which nobody waits."""
     error = context.get("exception")
     logger.error("in the background: %s (%r)", context.get("message"), error, exc_info=error)
 
 
 class _Gathering(selectors.DefaultSelector):
-    """A selector that, where there are many connections, lets messages gather for a moment and takes them at once.
+    """A selector that, if there are many connections, lets messages gather for a moment and handles them together.
 
-    To wake up for a message costs more than to take it, since caches have forgotten the loop by then: a thousand
+    Waking up for a message costs more than handling it, since the CPU's caches have lost the loop by then: a thousand
     workers that report once a second would keep it awake.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Select as the base class does, but later by up to GATHER_SECONDS, unless callbacks or timers are due.
 
-        Calls from other threads come as messages do, and so later too.
+        Calls from other threads arrive like messages, and so are delayed, too.
         """
         if len(self.get_map()) > MANY and (timeout is None or timeout > 0):
             pause = GATHER_SECONDS if timeout is None else min(timeout, GATHER_SECONDS)
@@ -88,7 +88,7 @@ class _Gathering(selectors.DefaultSelector):
 
 
 def _forget_loop() -> None:
-    """A forked child has no background thread: let it start one of its own, should it need it."""
+    """Forget the background thread, which a forked child does not have, so that the child can start its own."""
     global _loop, _loop_lock
     _idle.clear()
     _loop = None
@@ -107,10 +107,10 @@ in_forked_children(_forget_loop)
 
 
 def call_in_background(function: Callable[[], Result]) -> Result:
-    """Call ``function`` on the background thread, and return what it returns.
+    """Call ``function`` on the background thread, and return its result.
 
-    Processes that die with their parent (``PR_SET_PDEATHSIG``) die with the thread that started them: this one lives as
-    long as the session, which the thread of the caller may not.
+    Processes that die with their parent (``PR_SET_PDEATHSIG``) die with the thread that started them: the background
+    thread lives as long as the session, but the caller's thread may not.
     """
     if on_background_thread():
         return function()
@@ -123,14 +123,14 @@ def call_in_background(function: Callable[[], Result]) -> Result:
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """Call ``function(*args)`` on a thread of its own while the event loop goes on, and return what it returns."""
+    """Call ``function(*args)`` on a separate thread while the event loop goes on, and return its result."""
     try:
         thread = _idle.pop()
     except IndexError:
         thread = DaemonThread("muster-work")
     try:
         found = await asyncio.get_running_loop().run_in_executor(thread, functools.partial(function, *args))
-    except BaseException:  # that of the call; or nobody waits for it any more, and the thread may be busy for long
+    except BaseException:  # raised by the call, or this was cancelled, and the thread may be busy for long
         thread.shutdown()
         raise
     if len(_idle) < MOST_IDLE:
@@ -160,7 +160,7 @@ class DaemonThread(concurrent.futures.Executor):
                 return
             try:
                 outcome = fn(*args, **kwargs)
-            except BaseException as error:  # whatever it is, somebody waits for it
+            except BaseException as error:  # any error must reach the caller that waits
                 done.set_exception(_to_be_awaited(error))
             else:
                 done.set_result(outcome)
@@ -178,14 +178,14 @@ class DaemonThread(concurrent.futures.Executor):
     def _work(self) -> None:
         while (work := self._calls.get()) is not None:
             work()
-            del work  # and what it was called with
+            del work  # so that its arguments are not kept alive
 
 
 async def answer_of(future: asyncio.Future[Result], seconds: float | None) -> Result:
-    """Return what a future has for result within ``seconds``, or raise its error. The future is not cancelled.
+    """Return a future's result, or raise its error, within ``seconds``. The future is not cancelled.
 
-    In place of ``asyncio.wait_for``, which before Python 3.12 forgets that it was cancelled where the answer comes in
-    the same moment.
+    This replaces ``asyncio.wait_for``, which before Python 3.12 loses a cancellation if the result comes at the same
+    moment.
 
     Raises:
         TimeoutError: there is no answer yet.
@@ -197,13 +197,13 @@ async def answer_of(future: asyncio.Future[Result], seconds: float | None) -> Re
 
 
 class BlockingCalls:
-    """Awaits calls that may block, made one after the other on a thread of their own."""
+    """Awaitable calls of blocking functions, made one after the other on a separate thread."""
 
     def __init__(self, name: str) -> None:
         self._thread = DaemonThread(name)
 
     async def call(self, function: Callable[..., Result], *args: Any, seconds: float | None = None) -> Result:
-        """Call ``function(*args)`` on the thread, and return what it returns or raise what it raises.
+        """Call ``function(*args)`` on the thread, and return its result or raise its error.
 
         Raises:
             TimeoutError: it has not returned after ``seconds``. It goes on, and holds up the calls after it.
@@ -218,13 +218,13 @@ class BlockingCalls:
 
 
 def _to_be_awaited(error: BaseException) -> Exception:
-    """The error itself, or one in its place where whoever awaits it would seem to be cancelled, or end its loop."""
+    """Return the error, or a RuntimeError in place of one that asyncio would take for a cancellation or an exit."""
     if isinstance(error, Exception) and not isinstance(error, (StopIteration, concurrent.futures.CancelledError)):
         return error
     return RuntimeError(f"it raised {error!r}")
 
 
 def _retrieve_error(returned: asyncio.Future[Any]) -> None:
-    """Keep asyncio from complaining about an error for which nobody waits any more."""
+    """Retrieve an error for which nobody may wait any more, so that asyncio does not log it."""
     if not returned.cancelled():
         returned.exception()

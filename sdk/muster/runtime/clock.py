@@ -1,4 +1,4 @@
-"""The clocks of what runs on an event loop: the loop's own, which need not be the system's."""
+"""The clocks for code on an event loop: those of the loop, which in a simulation are not the system's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 
 
 def now() -> float:
-    """Seconds on the monotonic clock of the running event loop."""
+    """Return the seconds on the monotonic clock of the running event loop."""
     return asyncio.get_running_loop().time()
 
 
 def wall_time() -> float:
-    """Seconds since 1970: by the running event loop where it has a ``wall_time``, and else by the system."""
+    """Return the seconds since 1970, by the running event loop if it has ``wall_time``, and else by the system."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -21,5 +21,5 @@ def wall_time() -> float:
 
 
 def deadline_in(seconds: float | None) -> float | None:
-    """Return the monotonic time that many seconds from now; None where there is no limit (None or 0)."""
+    """Return the time on the loop's monotonic clock in ``seconds``; None where there is no limit (None or 0)."""
     return now() + seconds if seconds else None

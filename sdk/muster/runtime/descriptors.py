@@ -1,11 +1,11 @@
-"""Room for the connections of many workers: each takes a file descriptor of the session, and systems limit those."""
+"""File descriptors for the connections of many workers, whose number the system limits."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-SPARE = 128  # descriptors for whatever else the session opens meanwhile
+SPARE = 128  # descriptors for other files that the session opens
 
 
 class TooFewDescriptors(Exception):
@@ -22,10 +22,10 @@ class TooFewDescriptors(Exception):
 
 
 def check(connections: int) -> None:
-    """Check that there can be room for so many connections more.
+    """Check that this process may open that many more connections.
 
     Raises:
-        TooFewDescriptors: there cannot.
+        TooFewDescriptors: it may not.
     """
     soft, hard = _limits()
     needed = _open_now() + connections + SPARE
@@ -34,9 +34,9 @@ def check(connections: int) -> None:
 
 
 def make_room(connections: int) -> None:
-    """Raise this process's own limit where so many connections more need it, and only as far as they do.
+    """Raise this process's soft limit where that many more connections need it, and only as far as needed.
 
-    What the process starts afterwards inherits the limit. It is not lowered again: something may lie above it by then.
+    Processes started afterwards inherit the limit. It is not lowered again, as descriptors above it may be open then.
     """
     soft, hard = _limits()
     needed = _open_now() + connections + SPARE
@@ -49,7 +49,7 @@ def make_room(connections: int) -> None:
 
 
 def _limits() -> tuple[float, float]:
-    """Return the limits on this process's descriptors: now, and after asking for more."""
+    """Return the soft and the hard limit on this process's descriptors."""
     try:
         import resource
     except ImportError:  # no limits of this kind
@@ -60,7 +60,7 @@ def _limits() -> tuple[float, float]:
 
 
 def _open_now() -> int:
-    """Return the number of descriptors that this process has, as far as the system tells."""
+    """Return the number of this process's open descriptors; 0 where the system does not say."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             return len(os.listdir(folder))

@@ -1,4 +1,4 @@
-"""The echo of a terminal: keys that are pressed while something is painted there would move it."""
+"""The echo of a terminal, which would disturb a display that is being painted when keys are pressed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from muster.runtime.suspension import when_suspended
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Turn the terminal's echo off meanwhile. Keys that are pressed still reach whoever reads next.
+    """Turn the terminal's echo off during the block. Pressed keys still reach the next reader.
 
-    It is on while the process is suspended. Nothing changes where standard input and output are no terminal, or this
-    process is in its background.
+    The echo is on while the process is suspended. Nothing changes where standard input and output are no terminal, or
+    this process is in the terminal's background.
     """
     descriptor = _terminal()
     if descriptor is None or not _set_echo(descriptor, on=False):
@@ -33,7 +33,7 @@ def without_echo() -> Iterator[None]:
 
 
 def _terminal() -> int | None:
-    """Return the descriptor of the terminal that is typed to and painted on; None where there is none."""
+    """Return the descriptor of the terminal of standard input and output; None where there is none."""
     try:
         descriptor = sys.stdin.fileno()
         return descriptor if os.isatty(descriptor) and sys.stdout.isatty() else None
@@ -42,7 +42,7 @@ def _terminal() -> int | None:
 
 
 def _set_echo(descriptor: int, *, on: bool) -> bool:
-    """Turn the echo on or off, unless in the background, where the kernel stops who tries. Return if it changed."""
+    """Turn the echo on or off, and return whether it changed. In the background the kernel would stop the process."""
     with contextlib.suppress(OSError, termios.error):
         if os.tcgetpgrp(descriptor) == os.getpgrp():
             attributes = termios.tcgetattr(descriptor)

@@ -1,4 +1,4 @@
-"""Packages that not every installation of Muster has."""
+"""Imports of packages that not every installation of Muster has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def extra(name: str) -> Iterator[None]:
         name: the extra of setup.cfg that brings them, such as ``serve``.
 
     Raises:
-        ExtraMissing: they are not installed; says which command installs them.
+        ExtraMissing: they are not installed; the advice is the command that installs them.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Clean-up in forked children of the session: of everything that they must not share with it."""
+"""Clean-up in forked children of the session, of everything that they must not share with it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 
 def in_forked_children(function: Callable[[], object]) -> None:
-    """Have ``function`` called in every child that this process forks, where processes can be forked at all."""
+    """Call ``function`` in every child that this process forks, on systems with fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
 
 
 def close_in_children(sock: socket.socket) -> None:
-    """Close ``sock`` in every child that this process forks: its peer then sees when this process ends.
+    """Close ``sock`` in every child that this process forks, so that its peer notices when this process ends.
 
-    Nor do two processes talk to one peer, which would mix up its answers.
+    It also keeps two processes from using one connection, which would mix up the answers.
     """
     reference = weakref.ref(sock)
 

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C, the stop button of a notebook) that come while something must not be torn apart."""
+"""Handling of interrupts (Ctrl-C, the stop button of a notebook) during work that must not be broken off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """An interrupt that has been dealt with; it says what has become of the run."""
+    """An interrupt that has been handled; its text says what has become of the run."""
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows: no frames, since there is nothing to look for."""
@@ -20,7 +20,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class RunCancelled(asyncio.CancelledError):
-    """The cancelling of what awaited a run, once no process of that is left."""
+    """The cancellation of an awaited run, raised once no process of the run is left."""
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows: no frames, since there is nothing to look for."""
@@ -28,20 +28,20 @@ class RunCancelled(asyncio.CancelledError):
 
 
 def stopped(logs: Path | None) -> str:
-    """The words for an interrupt that has ended a run; its logs are in that folder."""
+    """Return the text about an interrupt that has ended a run, whose logs are in the folder ``logs``."""
     return f"The run was stopped (interrupted); no process of it is left.{f' Logs: {logs}' if logs else ''}"
 
 
 @contextmanager
 def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Have ``on_interrupt(n)`` called at the n-th interrupt, and KeyboardInterrupt raised only at the end.
+    """Call ``on_interrupt(n)`` at the n-th interrupt, and raise KeyboardInterrupt only at the end of the block.
 
-    Otherwise it would be raised between any two instructions, also between those that deal with the one before.
-    ``on_interrupt`` runs there, too, and must take no lock; ``logs`` gives the folder that the exception names.
-    A SIGTERM that comes after the first counts as another: a notebook's server, when it shuts a kernel down, interrupts
-    it, sends that 2.5 s later, and kills it after as long again.
-    Interrupts reach the main thread alone; and a handler that is not Python's own (another ``held`` further out, or a
-    debugger's) is left in place.
+    Otherwise it would be raised between any two instructions, also while an earlier interrupt is being handled.
+    ``on_interrupt`` is called from the signal handler, and must take no lock; ``logs`` returns the folder that the
+    exception names. A SIGTERM after the first interrupt counts as another one: a notebook's server, when it shuts a
+    kernel down, interrupts it, sends SIGTERM 2.5 s later, and kills it after as long again.
+    Only the main thread gets interrupts; and a handler that is not Python's own (of an outer ``held``, or of a
+    debugger) is left in place.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -67,14 +67,14 @@ def held(on_interrupt: Callable[[int], None], logs: Callable[[], Path | None] = 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         last.close()
         if count:
-            raise RunInterrupted(stopped(logs())) from None  # whatever it made of the work it interrupted
+            raise RunInterrupted(stopped(logs())) from None  # replaces an error of the interrupted work
 
 
 @contextmanager
 def termination_held(on_termination: Callable[[], object]) -> Iterator[None]:
-    """Have ``on_termination`` called at SIGTERM, which ends this process only at the end.
+    """Call ``on_termination`` at SIGTERM, and let the signal end this process only at the end of the block.
 
-    Otherwise it would do so while runs are being ended and recorded. A handler that is somebody's is left in place.
+    Otherwise it would end the process while runs are being ended and recorded. An existing handler is left in place.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,7 +1,8 @@
-"""The way of what Muster logs to the handlers of whoever has set up logging: foreign code, which may wait and raise.
+"""Delivery of Muster's log records to handlers that the user has set up, which may block and raise.
 
-The thread of the runs logs, and others that a run depends on. So what they log is handed over to a thread of its own;
-on the main thread, which is the user's, handlers are called at once. Nobody who logs hears of a handler's trouble.
+The background thread logs, and so do other threads that a run depends on. So their records are handed over to a
+separate thread; on the main thread, which is the user's, handlers are called at once. Callers of the logger do not get
+the errors of handlers.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from muster.runtime.forks import in_forked_children
 from muster.runtime.outlet import OutletHandler, started
 from muster.text.cleaning import clean
 
-MOST_RECORDS = 1000  # that wait for handlers that take nothing; later ones are left out
+MOST_RECORDS = 1000  # records that may wait for handlers that block; later ones are dropped
 SECONDS_AT_EXIT = 1.0
 
 logger = logging.getLogger("muster")
 
 
 class HandOver(logging.Filter):
-    """Lets no record through to the handlers: tells them itself, where they hold up nobody.
+    """A filter that stops every record, and passes it to the handlers itself where they cannot block a run.
 
-    What would steer a terminal is left out of the text: it says what hosts, backends and scripts have said.
+    Control characters are removed from the text, which may quote hosts, backends and scripts.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._telling = threading.local()  # has ``now`` on the thread that tells handlers of a record
+        self._telling = threading.local()  # ``now`` is true on a thread while it passes a record to handlers
         self._forget()
 
     def _forget(self) -> None:
-        """Begin with nothing, as in a forked child, where no thread is."""
+        """Reset the state, as in a forked child, which does not have the thread."""
         self._waiting: deque[logging.LogRecord] = deque()
         self._left_out = 0
         self._is_telling = False
@@ -42,7 +43,7 @@ class HandOver(logging.Filter):
         self._thread: threading.Thread | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the logger is to tell its handlers of the record now."""
+        """Return whether the logger is to call its handlers with the record now."""
         if getattr(self._telling, "now", False):
             return True
         if threading.current_thread() is threading.main_thread():
@@ -52,15 +53,15 @@ class HandOver(logging.Filter):
         return False
 
     def wait(self, seconds: float) -> None:
-        """Wait until handlers have been told of all that was handed over, but no longer than ``seconds``."""
+        """Wait until handlers have been called with all records, but no longer than ``seconds``."""
         deadline = time.monotonic() + seconds
-        while self._thread is None and self._waiting:  # none could be started
+        while self._thread is None and self._waiting:  # no thread could be started
             self._tell(self._waiting.popleft())
         while not self.is_done() and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def is_done(self) -> bool:
-        """Return whether handlers have been told of all that was handed over."""
+        """Return whether handlers have been called with all records that were handed over."""
         return not self._waiting and not self._is_telling
 
     def _hand_over(self, record: logging.LogRecord) -> None:
@@ -88,7 +89,7 @@ class HandOver(logging.Filter):
                 self._tell(logger.makeRecord(logger.name, logging.WARNING, __file__, 0, text, (), None))
 
     def _tell(self, record: logging.LogRecord) -> None:
-        """Have the logger tell its handlers, whatever they raise."""
+        """Have the logger call its handlers, and ignore or report what they raise."""
         self._telling.now = True
         try:
             record.msg, record.args = clean(record.getMessage()), None
@@ -96,8 +97,8 @@ class HandOver(logging.Filter):
                 record.exc_text = clean(logging.Formatter().formatException(record.exc_info))
             logger.handle(record)
         except Exception:
-            logging.Handler().handleError(record)  # as handlers tell of their own trouble
-        except BaseException:  # of a handler's: nobody here is to end by it, or to be interrupted
+            logging.Handler().handleError(record)  # as handlers report their own errors
+        except BaseException:  # of a handler: it must not end this thread
             if threading.current_thread() is threading.main_thread():
                 raise
         finally:
@@ -110,12 +111,12 @@ atexit.register(_hand_over.wait, SECONDS_AT_EXIT)
 
 
 def has_told() -> bool:
-    """Return whether handlers have been told of all that was logged."""
+    """Return whether handlers have been called with everything that was logged."""
     return _hand_over.is_done()
 
 
 def log_without_waiting() -> None:
-    """Have what Muster logs hold up nobody who logs it, here and in handlers of the user's. Idempotent."""
+    """Set Muster's logger up so that no handler, of Muster or of the user, can block a thread that logs. Idempotent."""
     logger.addFilter(_hand_over)
     if not any(isinstance(handler, OutletHandler) for handler in logger.handlers):
         logger.addHandler(OutletHandler())

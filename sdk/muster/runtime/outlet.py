@@ -1,7 +1,7 @@
-"""Writing to a stream that may stop taking anything: a terminal after Ctrl-S, an ssh that hangs, a full pipe.
+"""Writing to a stream that may block: a terminal after Ctrl-S, an ssh connection that hangs, a full pipe.
 
-Whoever waits for such a stream waits for as long as it likes. So it is written to from threads of its own, which hold
-no lock that anybody else needs: also none of Python's buffers, which the interpreter waits for when it exits.
+A write to such a stream may block without end. So it is made from a separate thread, which holds no lock that others
+need, not even that of a buffer of Python, for which the interpreter waits when it exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TextIO
 SECONDS_AT_EXIT = 1.0
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WITHOUT_ESCAPES = ("", "dumb", "unknown")  # values of TERM
-MOST_TEXTS = 10_000  # that wait for a stream that takes nothing; older ones are left out
+MOST_TEXTS = 10_000  # texts that may wait for a stream that blocks; older ones are dropped
 
 logger = logging.getLogger("muster")
 
@@ -34,10 +34,10 @@ def write(stream: TextIO, text: str) -> None:
     """Write all of ``text``, however long the stream takes.
 
     Raises:
-        OSError, ValueError: nobody reads it any more, or it is closed.
+        OSError, ValueError: the stream has no reader any more, or is closed.
     """
     descriptor = _descriptor(stream)
-    stream.flush()  # what others have written before
+    stream.flush()  # text that others have written before
     if descriptor is None:
         stream.write(text)
         stream.flush()
@@ -47,20 +47,20 @@ def write(stream: TextIO, text: str) -> None:
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # somebody who shares it has made it so
+        except BlockingIOError:  # another process that shares it has made it nonblocking
             select.select([], [descriptor], [], 1.0)
 
 
 def fill_standard_streams() -> None:
-    """Have nothing read and written where this process was started without a standard stream, as by ``>&-``.
+    """Open the null device in place of each standard stream that this process was started without, as by ``>&-``.
 
-    Else the next file or connection that is opened would be taken for that stream, also by what is started.
+    Otherwise the next file or connection that is opened would get its number, also in processes that are started.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(null, True)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
@@ -68,14 +68,14 @@ def fill_standard_streams() -> None:
 
 
 def write_within(stream: TextIO, text: str, seconds: float) -> None:
-    """Write ``text``, but wait no longer than ``seconds`` for a stream that takes nothing."""
+    """Write ``text``, but wait no longer than ``seconds`` for a stream that blocks."""
     outlet = Outlet(stream)
     outlet.put(text)
     outlet.close(seconds)
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """The file behind a stream of the system's own; None where what is written goes elsewhere, as in a notebook."""
+    """Return the descriptor of a stream of the system; None for another kind of stream, as in a notebook."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:
@@ -85,9 +85,10 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def started(run: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a thread that the end of the process does not wait for.
+    """Start and return a daemon thread.
 
-    None where that cannot be: the system has none left, or the interpreter is about to end (Python 3.12 and later).
+    Return None where it cannot be started: the system allows no more, or the interpreter is about to end (Python 3.12
+    and later).
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -98,13 +99,13 @@ def started(run: Callable[[], object], name: str) -> threading.Thread | None:
 
 
 def _takes_more(stream: TextIO, seconds: float) -> bool:
-    """Return whether a stream takes something within so many seconds."""
+    """Return whether a stream can be written to within ``seconds``."""
     descriptor = _descriptor(stream)
     return descriptor is None or bool(select.select([], [descriptor], [], seconds)[1])
 
 
 class Outlet:
-    """Takes texts at once, and writes them to ``stream`` from a thread of its own."""
+    """A queue of texts that are written to ``stream`` from a separate thread, so that ``put`` never blocks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -115,7 +116,7 @@ class Outlet:
         self._thread: threading.Thread | None = None
 
     def put(self, text: str) -> None:
-        """Have ``text`` written after all others; nothing once it is closed, or nobody reads any more."""
+        """Queue ``text`` to be written; drop it once the outlet is closed, or the stream has no reader any more."""
         with self._news:
             if self._closing:
                 return
@@ -123,12 +124,12 @@ class Outlet:
             if len(self._texts) > MOST_TEXTS:
                 self._texts.popleft()
                 self._left_out += 1
-            if self._thread is None or not self._thread.is_alive():  # it stays behind in the parent of a fork
+            if self._thread is None or not self._thread.is_alive():  # a forked child does not have it
                 self._thread = started(self._run, "muster-outlet")
             self._news.notify()
 
     def close(self, seconds: float) -> None:
-        """Take nothing more, and wait until all is written, but no longer than ``seconds``. Idempotent."""
+        """Accept no more texts, and wait until all are written, but no longer than ``seconds``. Idempotent."""
         with self._news:
             self._closing = True
             self._news.notify()
@@ -141,7 +142,7 @@ class Outlet:
         while (text := self._next()) is not None:
             try:
                 write(self._stream, text)
-            except (OSError, ValueError) as error:  # nobody reads any more (`... | head`), which must not end the run
+            except (OSError, ValueError) as error:  # no reader is left (`... | head`), which must not end the run
                 with self._news:
                     self._closing = True
                     self._texts.clear()
@@ -150,7 +151,7 @@ class Outlet:
                 return
 
     def _next(self) -> str | None:
-        """All that waits; None at the end."""
+        """Wait for texts and return all of them joined; None at the end."""
         with self._news:
             self._news.wait_for(lambda: self._texts or self._closing)
             said = f"[… {self._left_out} lines left out: nobody read them]\n" if self._left_out else ""
@@ -161,10 +162,10 @@ class Outlet:
 
 
 class OutletHandler(logging.Handler):
-    """Writes what is logged to standard error as Python does where nobody has set up logging, but waits for nobody.
+    """A handler that writes log records to standard error, like Python's handler of last resort, but never blocks.
 
-    The thread of the runs logs, and standard error may be a terminal that takes nothing. Where others handle what is
-    logged this handler does nothing.
+    The background thread logs, and standard error may be a terminal that blocks. If the root logger has handlers, this
+    handler does nothing.
     """
 
     def __init__(self) -> None:
@@ -182,7 +183,7 @@ class OutletHandler(logging.Handler):
         self._outlet.put(self.format(record) + "\n")
 
     def close(self) -> None:
-        """Wait a moment for what has yet to be written."""
+        """Wait a moment for records that have yet to be written."""
         if self._outlet is not None:
             self._outlet.close(SECONDS_AT_EXIT)
         super().close()

@@ -1,4 +1,4 @@
-"""Ctrl-Z, and the background of a terminal: where others have the terminal, nothing is painted over theirs."""
+"""Suspension by Ctrl-Z, and the background of a terminal, in which a display must not paint over other jobs' output."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def is_in_background(stream: TextIO) -> bool:
 
 
 def when_suspended(before: Callable[[], object], after: Callable[[], object] = lambda: None) -> Callable[[], None]:
-    """Have ``before`` called when Ctrl-Z is pressed, and ``after`` once this process goes on.
+    """Call ``before`` when Ctrl-Z is pressed, and ``after`` once this process goes on.
 
-    Signals reach the main thread alone: from others this does nothing. Calls made later are inside those made earlier.
+    Only the main thread can handle signals: on others this does nothing. Callbacks that are set later are nested inside
+    those set earlier.
 
     Returns:
-        What ends that.
+        A function that ends this.
     """
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
@@ -47,7 +48,7 @@ def when_suspended(before: Callable[[], object], after: Callable[[], object] = l
     def end() -> None:
         nonlocal is_over
         is_over = True
-        with contextlib.suppress(ValueError):  # from another thread: it stays, and only stops the process
+        with contextlib.suppress(ValueError):  # on another thread the handler stays, and only suspends the process
             if signal.getsignal(signal.SIGTSTP) is handle:
                 signal.signal(signal.SIGTSTP, earlier)
 
