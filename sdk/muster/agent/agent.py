@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
     from .loop import Timer
 
-SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # what the agent acts on; blocked until it is ready to
-LOG_TICK = 0.01  # the same of the size of logs, as long as one of them grows fast
+SIGNALS = (signal.SIGTERM, signal.SIGCHLD)  # signals that the agent handles; blocked until it is ready to
+LOG_TICK = 0.01  # seconds between two checks of the size of logs, while one of them grows fast
 TICK = 0.1  # seconds between two checks of what the kernel gives no notice of: output, listening ports, orphans
-NOTICE_SECONDS = 20.0  # from a signal to end, of whoever runs this worker, to the end of processes that are told of it
-POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL where nobody said otherwise
+NOTICE_SECONDS = 20.0  # from a SIGTERM to the agent until its processes are ended, which get a notice at once
+POLITE_GRACE = 1.0  # seconds between SIGTERM and SIGKILL, unless an order gives another time
 LARGEST_REPORT = 1 << 17  # bytes
 REPORTS_AT_ONCE = 100
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 OUTPUT_AT_ONCE = 64  # messages, of 64 KiB each
-OUTPUT_SECONDS = 0.01  # between two attempts to tell more of it at the end
-OUTPUT_AT_END = 256  # of a process
+OUTPUT_SECONDS = 0.01  # between two attempts to send the rest of it at the end
+OUTPUT_AT_END = 256  # messages, at the end of a process
 
 
 class Agent:
@@ -66,8 +66,9 @@ class Agent:
         OSError: the worker's log cannot be opened.
 
     Attributes:
-        environment: that of the worker's processes, once it has an address.
-        expected: what the session said about ranks to come: ``argv`` (None: as their launcher says), ``env``, ``cwd``.
+        environment: the environment of the worker's processes; empty until the worker has an address.
+        expected: the session's order about ranks that a launcher will start: ``argv`` (None: the launcher's command
+            line), ``env``, ``cwd``; None before it.
     """
 
     def __init__(self, config: "dict[str, Any]", upstream: int) -> None:
@@ -81,7 +82,7 @@ class Agent:
         os.makedirs(os.path.dirname(config["log"]), 0o700, exist_ok=True)
         self._log = LogFile(config["log"], config["log_cap"])
         self._rank_logs = RankLogs(self._log)
-        self._next_look: "Timer | None" = None  # at the logs, where one of them grows fast
+        self._next_look: "Timer | None" = None  # timer of the next check of logs, while one of them grows fast
         self._link = Link(self._loop, self._obey, self._session_lost)
         self._pace = Pace(self._link.send)
         self._link.on_welcome = lambda welcome: setattr(self._pace, "interval", welcome.interval)
@@ -131,11 +132,11 @@ class Agent:
         }
 
     def run(self) -> "dict[str, object]":
-        """Set up, serve until told to end, and clean up. Returns how the worker ended."""
+        """Set up, serve until told to end, and clean up. Return the worker's outcome."""
         try:
             self._set_up()
             self._loop.run()
-        except Exception as error:  # whatever it is, the worker's owner must hear of it
+        except Exception as error:  # any error must be reported to the worker's owner
             import traceback
 
             self._log.write("the agent failed\n" + traceback.format_exc())
@@ -148,8 +149,8 @@ class Agent:
 
     def _set_up(self) -> None:
         linux.adopt_orphans()
-        # Systems send SIGTERM to a worker's agent and processes alike: what has ended for that must not be told as if
-        # it had ended by itself. So being told to leave comes first where both are known at the same time.
+        # Systems send SIGTERM to a worker's agent and its processes alike. A process that ended for that must not be
+        # reported as if it had ended by itself. So SIGTERM is handled first where both signals are pending.
         self._loop.on_signal(signal.SIGTERM, self._told_to_end)
         self._loop.on_signal(signal.SIGCHLD, self.processes.reap)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -163,7 +164,7 @@ class Agent:
         for folder in folders:
             os.makedirs(folder, 0o700, exist_ok=True)
         if self.config["ssh"]:
-            self._start_sshd()  # first of all: it starts while the rest is done
+            self._start_sshd()  # first, so that it starts while the rest is done
         self._open_reports()
         self._ports = hold_ports(self.config["ports"], self.config["port_range"])
         self._loop.call_every(TICK, self._tick)
@@ -194,7 +195,7 @@ class Agent:
         self._loop.on_readable(self._reports, self._forward_reports)
 
     def _ready(self, address: str) -> None:
-        """Tell the session and the guard that everything is ready, and start what has been asked for already."""
+        """Tell the session and the guard that the worker is ready, and start the process of its config, if any."""
         self._address = address
         self.environment = worker_environment(self.config, address)
         if self.config["gpus"]:
@@ -206,7 +207,7 @@ class Agent:
             self._start(wire.Start(**self.config["process"]))
 
     def _say_hello(self, address: str, session: "dict[str, Any]") -> None:
-        # Not before there is something to say: the session soon hangs up on whoever says nothing.
+        # Not earlier, since the session soon ends a connection on which it gets no hello.
         self._link.dial(session)
         hello = wire.Hello(
             version=wire.VERSION,
@@ -267,11 +268,11 @@ class Agent:
     def _expect(self, order: wire.Expect) -> None:
         self._begin(order)
         argv, env, cwd = self._resolved(order)
-        # A launcher knows only the session's paths, so that a command line with places counts as the session gave it.
+        # A launcher knows only the session's paths: if the command line names places, the session's one is used.
         self.expected = {"argv": argv if any(map(is_symbolic, order.argv)) else None, "env": env, "cwd": cwd}
 
     def _begin(self, order: "wire.Start | wire.Expect") -> None:
-        """Forget what was of an attempt before, where no process of it or of this one runs but the launcher."""
+        """Reset the state left by an attempt before, if no process runs except the launcher."""
         self._rank_logs.are_wanted = order.split
         if all(child is self._launcher.child for child in self.processes.running.values()):
             self._outcome = {"status": "stopped"}
@@ -279,11 +280,11 @@ class Agent:
                 notice.take_away(self._scratch)
 
     def _resolved(self, order: "wire.Start | wire.Expect") -> "tuple[list[str], dict[str, str], str | None]":
-        """Command line, environment and working directory, with this worker's paths of the places that they name."""
+        """Return command line, environment and working directory, with this worker's paths in place of symbols."""
         places = self.config["places"]
         env = resolved(order.env, self.config)
         cwd = order.cwd and resolve(order.cwd, places)
-        if cwd and cwd != order.cwd:  # a folder of the project which has no files may not have been sent
+        if cwd and cwd != order.cwd:  # a folder of the project without files has not been sent
             os.makedirs(cwd, 0o700, exist_ok=True)
         return [resolve(word, places) for word in order.argv], env, cwd
 
@@ -297,7 +298,7 @@ class Agent:
         self._watched_ports.add(order.port)
 
     def _release(self, order: wire.Release) -> None:
-        """Let a task end that has returned and serves the others (``runner.py``)."""
+        """Let a process end that has returned and serves others (``runner.py``)."""
         with contextlib.suppress(OSError):  # it has been ended meanwhile
             self._reports.sendto(b".", os.path.join(self._scratch, "done.sock"))
 
@@ -316,7 +317,7 @@ class Agent:
         rank: "int | None",
         on_exit: "Callable[[Child], object]",
     ) -> Child:
-        """Start one process of the worker and tell the session. Raises OSError where it cannot be started."""
+        """Start a process of the worker, and report it to the session. Raises OSError where it cannot be started."""
         environment = dict(self.environment, **env)
         output = self._rank_logs.open(rank)
         folder = cwd or self.config["cwd"]
@@ -326,13 +327,13 @@ class Agent:
         return child
 
     def process_ended(self, child: Child) -> None:
-        """Tell the session that a process has ended, and leave where nothing else is to come."""
+        """Report the end of a process to the session, and stop if the agent has nothing left to do."""
         self._rank_logs.close(child.rank)
-        self._forward_reports()  # what it has said, and printed, comes before its end
+        self._forward_reports()  # its reports, and its output, are sent before its end
         self._send_output(OUTPUT_AT_END)
         if self._memory_kills and self._memory_kills.has_more() and child.signal == signal.SIGKILL:
             child.reason, child.memory = child.reason or "memory", child.memory or self._memory_kills.peak()
-        if self._has_notice and child.exit_code != 0:  # systems tell agent and processes alike, and scripts end for it
+        if self._has_notice and child.exit_code != 0:  # the system has sent SIGTERM to agent and processes alike
             child.reason = child.reason or "stopped"
         facts = {
             name: getattr(child, name) for name in ("pid", "rank", "exit_code", "signal", "reason", "memory", "late")
@@ -350,21 +351,21 @@ class Agent:
             self._loop.stop()
 
     def send_to_session(self, message: "tuple[Any, ...]") -> None:
-        """Tell the session something about what a launcher does here (see :mod:`~muster.agent.wire`)."""
+        """Send a message about ranks of a launcher to the session (see :mod:`~muster.agent.wire`)."""
         self._link.send(message)
 
     def remark(self, text: str) -> None:
-        """Say something in the worker's log alone."""
+        """Write a remark to the worker's log alone."""
         self._log.write(text)
 
     def complain(self, text: str) -> None:
-        """Tell the session and the log about something that could not be done."""
+        """Report an error to the session, and write it to the log."""
         self._log.write(text)
-        if self.environment:  # before its hello the session would not listen, and hears of it from the platform
+        if self.environment:  # before the hello the session takes no message, and learns of it from the platform
             self._link.send(wire.Error(text))
 
     def _sshd_failed(self, what: str) -> None:
-        if self._is_leaving:  # it was told to, as this agent was
+        if self._is_leaving:  # sshd was told to end, as this agent was
             return
         never_listened = not self.environment
         if never_listened and not self.config["ssh"]["is_required"]:
@@ -400,7 +401,7 @@ class Agent:
         self._keep_logs_small()
 
     def _keep_logs_small(self) -> None:
-        """Move what full logs have, and look again soon where one of them would outgrow its cap until the next tick."""
+        """Rotate full logs, and check again soon if one of them might outgrow its cap before the next tick."""
         self._log.rotate_when_full(wait_for_reader=self._link.is_open)
         if self._next_look is not None:
             self._next_look.cancel()
@@ -416,7 +417,7 @@ class Agent:
         self._rank_logs.copy()
         if self._link.takes_output:
             self._launcher.tell()
-        for _ in range(min(self._log.unread(), most)):  # a process that prints without end must hold up nothing else
+        for _ in range(min(self._log.unread(), most)):  # endless output must not hold up anything else
             text = self._log.read() if self._link.takes_output else ""
             if text:
                 self._link.send(wire.Output(text))
@@ -440,19 +441,19 @@ class Agent:
             pass
 
     def _forward_report(self, data: bytes) -> None:
-        """Pass a report on: any process of the worker may have sent it."""
+        """Check a report, which any process of the worker may have sent, and pass it on to the session."""
         try:
             report = wire.read_report(json.loads(data.decode("utf-8")))
         except (ValueError, RecursionError) as error:
             if not self._has_refused_report:
-                self._has_refused_report = True  # said once: whoever sends one sends many
+                self._has_refused_report = True  # logged once, as more of the same are likely to follow
                 why = error if isinstance(error, wire.Misfit) else "it is not JSON"
                 self._log.write("a report is dropped, and so are others like it: {}".format(why))
             return
         if isinstance(report, wire.Progress):
             self._pace.progress(report)
         elif isinstance(report, wire.Raised) and self._is_told_to_end:
-            pass  # its script may raise when it is told to end
+            pass  # a script may raise an exception because it is told to end
         elif isinstance(report, (wire.Raised, wire.Returned)) or self._pace.has_room():
             self._pace.flush()
             self._link.send(report)
@@ -464,9 +465,9 @@ class Agent:
         return self._is_leaving or self._has_notice
 
     def _told_to_end(self) -> None:
-        """Act on SIGTERM. Whoever runs the worker may be about to take it away: then scripts have time to save."""
-        # Where the session cannot be told, nobody could have the others save as well.
-        is_orphaned = os.getppid() != self._parent  # what had started it is dead, and this is only the echo of that
+        """Handle SIGTERM. If the platform is about to take the worker away, scripts get time to save a checkpoint."""
+        # Only if the session can be told: it has the other workers save as well.
+        is_orphaned = os.getppid() != self._parent  # the agent's parent is dead, and the signal is the result of that
         is_notice = bool(self.processes.running) and self._link.is_welcome and not (self._is_leaving or is_orphaned)
         if not is_notice or self._has_notice or notice.is_stopped_by_guard(self._upstream):
             self._leave_politely()
@@ -478,12 +479,12 @@ class Agent:
         notice.leave(self._scratch)
 
     def _session_lost(self, cause: str) -> None:
-        self._leave_politely()  # first: nothing else that fails may keep anything alive
+        self._leave_politely()  # first, so that an error in the rest keeps no process alive
         self._log.write("the connection to the session is gone: {}".format(cause))
 
     def _leave_politely(self) -> None:
-        """Ask all processes to end, and leave when they have, or have had time enough."""
-        if self._is_leaving:  # whoever tells it twice is not to tell its processes twice
+        """Ask all processes to end, and leave when they have ended or their time of grace is over."""
+        if self._is_leaving:  # a second order must not signal the processes twice
             return
         self._is_leaving = True
         self._launcher.stop(wire.StopLauncher(POLITE_GRACE))
@@ -501,7 +502,7 @@ class Agent:
             self._leave()
 
     def _leave_after_output(self) -> None:
-        """Leave once all output has been told, which takes its time where much of it has been printed."""
+        """Leave once all output has been sent, which takes long if there is much of it."""
         self._send_output()
         if self._link.has_sent_all and not (self._log.unread() and self._link.is_open):
             self._leave()
@@ -530,10 +531,10 @@ class Agent:
 
 
 def main(config: "dict[str, Any]", upstream: int) -> "dict[str, object]":
-    """Run the agent of the worker that ``config`` describes, until it ends. Returns how it ended."""
+    """Run the agent of the worker that ``config`` describes, until it ends. Return the worker's outcome."""
     try:
         return Agent(config, upstream).run()
-    except OSError as error:  # its log cannot be opened, so this is the only way to say it
+    except OSError as error:  # its log cannot be opened, so only the guard can be told
         outcome: "dict[str, object]" = {"status": "failed", "reason": "Its agent failed: {}.".format(error)}
         os.write(upstream, frames.encode("worker", **outcome))
         return outcome

@@ -1,7 +1,7 @@
-"""The guard: one process per platform object, which outlives whatever may happen to the session.
+"""The guard: one process per platform object, which survives the session's end.
 
-It forks the agents, so that they start at once with everything imported; answers for their states; and when the
-session is gone, or hangs up, ends all of them and whatever they left behind, however it was detached.
+It forks the agents, so that they start at once with everything imported; reports their states; and when the session is
+gone, or hangs up, it ends all of them and all processes that they have left behind, even detached ones.
 
 It talks to its platform in lines of JSON over a socket that it inherits: ``launch``, ``poll``, ``stop`` and ``close``,
 each answered by one line. Secrets go over that socket and into the agents' memory, never onto a command line or into
@@ -35,7 +35,7 @@ SESSION_CHECK = 0.5  # seconds between two checks of the session's process, wher
 
 
 class GuardedWorker:
-    """One worker, as the guard knows it. ``facts`` are its answer to ``poll``."""
+    """One worker, as the guard knows it. ``facts`` is the guard's answer about it to ``poll``."""
 
     def __init__(self, config: "dict[str, Any]", pid: int, upstream: socket.socket, claims: "list[Claim]") -> None:
         self.pid = pid
@@ -61,16 +61,16 @@ class GuardedWorker:
         return "finished_at" in self.facts
 
     def release(self) -> None:
-        """Close everything that is held for it."""
+        """Close everything that is held open for it."""
         self.upstream.close()
         for held in self.claims:
             held.close()
 
 
 class Guard:
-    """The guard of one platform object, which talks to it over ``channel``."""
+    """The guard of one platform object, with which it communicates over ``channel``."""
 
-    requests: "tuple[str, ...]" = ("launch", "poll", "stop", "close", "warmth")  # of its platform
+    requests: "tuple[str, ...]" = ("launch", "poll", "stop", "close", "warmth")  # that its platform may make
 
     def __init__(self, channel: "SocketChannel | PipeChannel") -> None:
         self._channel = channel
@@ -88,12 +88,12 @@ class Guard:
     def run(self) -> None:
         """Serve until the session closes the platform or is gone; then end everything."""
         linux.adopt_orphans()
-        for signum in (signal.SIGINT, signal.SIGHUP):  # an interrupt of the notebook is no end
+        for signum in (signal.SIGINT, signal.SIGHUP):  # an interrupt of the notebook is not meant for it
             signal.signal(signum, signal.SIG_IGN)
         self._loop.on_signal(signal.SIGTERM, self._loop.stop)
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         self._loop.on_readable(self._channel.reader, self._receive)
-        with contextlib.suppress(OSError):  # somebody has taken its name: then nobody else can ask it, and that is all
+        with contextlib.suppress(OSError):  # its address is taken: then other processes cannot ask it
             self._clients.listen(guard_address(os.getpid(), linux.start_of(os.getpid())))
         self._loop.run()
         self._end_everything()
@@ -156,7 +156,7 @@ class Guard:
     ) -> "dict[str, Any]":
         if session:
             self._watch_session(session[0], session[1])
-        if run_key in self._submitted:  # the answer to the first time was lost
+        if run_key in self._submitted:  # the answer to the first request was lost
             return {"workers": [worker.facts for worker in self._submitted[run_key]]}
         common: "dict[str, Any]" = {"session_process": session, "environ": environ, "sshd": sshd}
         started: "list[GuardedWorker]" = []
@@ -187,7 +187,7 @@ class Guard:
         return {"workers": [worker.facts for worker in started]}
 
     def _do_poll(self, ids: "list[str] | None" = None) -> "dict[str, Any]":
-        """The workers with these ids that it knows; all of them where none are named."""
+        """Return the known workers with these ids; all of them if ``ids`` is None."""
         wanted = self._workers if ids is None else [worker_id for worker_id in ids if worker_id in self._workers]
         return {"workers": [self._workers[worker_id].facts for worker_id in wanted]}
 
@@ -207,13 +207,13 @@ class Guard:
     # Agents
 
     def _claim_gpus(self, claims: "dict[str, Any]", count: int) -> "Claim | None":
-        """Take so many GPUs for one worker alone; None where fewer are free. Raises OSError."""
+        """Claim ``count`` GPUs for one worker alone; return None where fewer are free. Raises OSError."""
         return claim(claims["folder"], claims["gpus"], count)
 
     def _start_agent(self, config: "dict[str, Any]", claims: "list[Claim]", warm: int) -> GuardedWorker:
-        """Fork an agent, of the template where ``warm`` of them are to be.
+        """Fork an agent: from the template if ``warm``, the number of its agents, is not 0, and else from the guard.
 
-        What is claimed for it is released with it: until then the guard holds it open.
+        The guard holds the claims open until the agent has ended.
         """
         config.update(gpus=claims[1].devices)
         ours, theirs = socket.socketpair()
@@ -228,7 +228,7 @@ class Guard:
 
     def _fork_agent(self, config: "dict[str, Any]", ours: socket.socket, theirs: socket.socket) -> int:
         guard = os.getpid()
-        # The agent is to get signals from its first moment on, but not before it has handlers of its own.
+        # Signals to the agent must not be lost, but be delivered only once it has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)
         pid = os.fork()
         if pid == 0:
@@ -246,7 +246,7 @@ class Guard:
         return pid
 
     def _close_inherited(self) -> None:
-        """Close, in an agent just forked, everything that is the guard's."""
+        """Close everything that belongs to the guard, in an agent that has just been forked."""
         self._loop.close()
         self._channel.close()
         self._clients.close()
@@ -257,7 +257,7 @@ class Guard:
             worker.release()
 
     def _read_from_agent(self, worker: GuardedWorker) -> None:
-        """Take in what an agent says about its worker."""
+        """Handle messages of an agent about its worker."""
         try:
             data = worker.upstream.recv(1 << 16)
         except OSError:
@@ -280,7 +280,7 @@ class Guard:
         if worker.has_ended or worker.facts["status"] == "stopping":
             return
         worker.facts["status"] = "stopping"
-        with contextlib.suppress(OSError):  # which tells its agent whose signal this is
+        with contextlib.suppress(OSError):  # the byte tells the agent that the signal comes from the guard
             worker.upstream.send(b".")
         linux.kill(worker.pid, signal.SIGTERM)
         self._loop.call_later(AGENT_GRACE, lambda: self._kill_agent(worker))
@@ -313,7 +313,7 @@ class Guard:
                     linux.kill(pid)
 
     def _record_end(self, worker: "GuardedWorker", status: int) -> None:
-        self._read_from_agent(worker)  # its last words may not have been read yet
+        self._read_from_agent(worker)  # its last messages may not have been read yet
         self._loop.forget(worker.upstream)
         worker.release()
         if not worker.outcome:
@@ -332,7 +332,7 @@ class Guard:
     # The session
 
     def _watch_session(self, pid: int, start: int) -> None:
-        """Watch the session's process itself: a child that it forked may keep its socket open after it has died."""
+        """Watch the session's process, as a child that it forked may keep its socket open after its end."""
         if self._session is not None:
             return
         self._session = (pid, start)
@@ -341,7 +341,7 @@ class Guard:
                 self._pidfd = os.pidfd_open(pid)
                 self._loop.on_readable(self._pidfd, self._loop.stop)
                 return
-            except OSError:  # an older kernel, or the session is gone: the check below tells
+            except OSError:  # an older kernel, or the session is gone, which the check below notices
                 pass
         self._loop.call_every(SESSION_CHECK, self._check_session)
 
@@ -369,6 +369,6 @@ class Guard:
 
 
 def main(descriptor: int) -> None:
-    """Run the guard that answers on the socket ``descriptor``."""
-    os.set_inheritable(descriptor, False)  # only its forks may have it, which close it
+    """Run a guard that answers requests on the socket ``descriptor``."""
+    os.set_inheritable(descriptor, False)  # only forked agents inherit it, and close it
     Guard(SocketChannel(socket.socket(fileno=descriptor))).run()

@@ -1,4 +1,4 @@
-"""Starts the user's script in the user's interpreter, and tells the agent of an exception the moment it is raised.
+"""Starts the user's script in the user's interpreter, and reports an exception to the agent when it is raised.
 
     runner.py program FILE [ARGUMENT...]      the file as __main__
     runner.py module NAME [ARGUMENT...]       the module as __main__
@@ -6,8 +6,8 @@
     runner.py function FILE [ARGUMENT...]     a function pickled by cloudpickle
     runner.py serve                           a TensorFlow server and nothing else
 
-Which cluster a server belongs to stands in TF_CONFIG. Standard library only and Python 3.6 syntax; it is copied beside
-muster.training, which it has tell what the process is at, and imports nothing else of Muster.
+TF_CONFIG has the cluster that a server belongs to. Standard library only and Python 3.6 syntax; this file is copied
+beside muster.training, through which it reports the stages of the process, and imports nothing else of Muster.
 """
 
 import atexit
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 KINDS = "biufcSUMm"  # of NumPy arrays: numbers, texts, bytes and times
 BROUGHT_BY_OTHERS = 2  # in the ``isbuiltin`` of a NumPy dtype
 LONGEST_NUMBER = 10000  # bits of an integer that every Python reads from JSON
-MOST_CALLS = 100  # of one thread's stack that are told
-NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files of frames
-OURS = ("muster-stacks", "muster-stages", "muster-report")  # threads that are not the script's
-LONGEST_MESSAGE = 1000  # characters that are told of an exception's
-HEADINGS = (  # patterns of what TensorFlow and Keras put before what has happened
+MOST_CALLS = 100  # calls of one thread's stack that are shown
+NOT_THE_SCRIPTS = (__file__, runpy.__file__, "<frozen runpy>")  # files whose frames do not belong to the script
+OURS = ("muster-stacks", "muster-stages", "muster-report")  # threads of Muster
+LONGEST_MESSAGE = 1000  # characters of an exception's message that are reported
+HEADINGS = (  # patterns of text that TensorFlow and Keras put before the actual message
     r"\AException encountered when calling .*\.\n+(?:\x1b\[\d*m)*(?=[^\x1b\s])",
     r"\AGraph execution error:\s*|Detected at node .* defined at \(most recent call last\):\n"  # of each node
     r"(?:[ \t].*\n|\n|Node: .*\n|<stack traces unavailable>\n)*",
@@ -55,9 +55,9 @@ OF_PACKAGES = r'  File "(?:[^"\n]*/site-packages/|<frozen |{})[^\n]*\n\n'
 
 def main(argv):
     # type: (list[str]) -> None
-    """Run what the command line names; see above."""
+    """Run the script, function or server that the command line names; see above."""
     mode, arguments = argv[0], argv[1:]
-    atexit.register(write_what_is_buffered)  # first, and so called after whatever the script registers
+    atexit.register(write_what_is_buffered)  # first, and so called after all that the script registers
     _offer_stacks()
     sys.breakpointhook = refuse_debugger
     _drop_blank_proxies()
@@ -79,10 +79,10 @@ def main(argv):
             if os.environ.get("MUSTER_SERVES"):  # the server that the script made lives as long as the interpreter
                 _wait_for_other_tasks()
     except SystemExit as error:
-        if error.code:  # also of a number: when it was raised tells more than when the interpreter is done
+        if error.code:  # reported at once, as the interpreter may end much later
             _report_exception(error)
         raise
-    except KeyboardInterrupt as error:  # it ends the interpreter as the signal does, once it has been printed
+    except KeyboardInterrupt as error:  # the interpreter prints it, and then ends itself by the signal
         _leave_out_own_frames(error)
         raise
     except BaseException as error:
@@ -94,9 +94,9 @@ def main(argv):
 
 def refuse_debugger(*arguments, **options):
     # type: (*Any, **Any) -> Any
-    """Have ``breakpoint()`` raise where it stands, as nobody could type anything; unless a debugger has been chosen.
+    """Raise RuntimeError in place of ``breakpoint()``, as there is no input for it, unless a debugger was chosen.
 
-    pdb would find the end of its input one line later, or, on a script's last line, in its own code.
+    pdb would meet the end of its input only one line later or, on a script's last line, in its own code.
     """
     if os.environ.get("PYTHONBREAKPOINT"):
         return sys.__breakpointhook__(*arguments, **options)
@@ -105,22 +105,22 @@ def refuse_debugger(*arguments, **options):
 
 def write_what_is_buffered():
     # type: () -> None
-    """Have what the script has written to files that are still open go there.
+    """Flush the buffers of regular files that the script has left open.
 
-    The garbage collector may close a file before the buffers above it: how often it has been at work decides. An
-    interpreter that runs the script as its main module clears that instead. Only regular files: to write to others may
-    take forever.
+    At the end of this interpreter the garbage collector may close a file before the buffers above it, depending on its
+    runs before. An interpreter that runs the script as its main module clears that module instead. Other files are left
+    alone, since writing to them may block forever.
     """
     for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
         for stream in [found for found in gc.get_objects() if type(found) is kind]:
-            with contextlib.suppress(Exception):  # it is closed, or its disk is full: the interpreter may say so
+            with contextlib.suppress(Exception):  # it is closed, or its disk is full, which the interpreter may report
                 if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     stream.flush()
 
 
 def _watched():
     # type: () -> Any
-    """The module that tells the session what this process is at, which it does from now on; None where it is not."""
+    """Start to report the stages of this process; return the module that does it, or None where it is missing."""
     try:
         progress = importlib.import_module("muster.training.progress")  # the copy beside this file
     except ImportError:  # this file runs without it as well
@@ -131,7 +131,7 @@ def _watched():
 
 def _watch_threads(progress):
     # type: (Any) -> None
-    """Tell the session of an exception that ends one of the script's threads: by itself it ends nothing else."""
+    """Have exceptions that end threads of the script reported to the session, as they end nothing but the thread."""
     if not hasattr(threading, "excepthook"):  # Python 3.7 and older
         return
     print_it = threading.excepthook
@@ -183,7 +183,7 @@ def run_task(target, arguments):
 
 def _returning(function):
     # type: (Any) -> Any
-    """The function, which returns None where it ends itself by ``sys.exit(0)``: no rank is without a value then."""
+    """Wrap a function to return None where it calls ``sys.exit(0)``, so that every rank has a value."""
 
     def call(*arguments):
         # type: (*Any) -> Any
@@ -200,13 +200,13 @@ def _returning(function):
 def run_function(path, arguments):
     # type: (str, list[str]) -> None
     """Run the pickled function, and keep what it returns for the session."""
-    import pickle  # which other ranks need not load; and before a folder is on the path that may have one of its own
+    import pickle  # only where needed; and before sys.path has a folder that may contain another pickle.py
 
     sys.argv = arguments
     sys.path[0] = os.getcwd()
     with open(path, "rb") as file:
         function = pickle.load(file)
-        with contextlib.suppress(EOFError):  # it comes from no cells of a notebook
+        with contextlib.suppress(EOFError):  # the function does not come from cells of a notebook
             for name, (cell, text) in pickle.load(file).items():
                 linecache.cache[name] = (len(text), None, text.splitlines(True), name)
                 if cell:
@@ -217,7 +217,7 @@ def run_function(path, arguments):
         _save_result(_returning(function)())
 
 
-CELLS = {}  # type: dict[str, str]  # names of the cells that the function comes from, by those of their files
+CELLS = {}  # type: dict[str, str]  # names of the cells that the function comes from, by the names of their files
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10  # states of a connection, as the kernel counts them
 
 RUN = {"program": run_program, "module": run_module, "task": run_task, "function": run_function}
@@ -255,13 +255,13 @@ def _call_task(run, take):
 
 def _wait_for_other_tasks():
     # type: () -> None
-    """Serve until all have returned: others' sessions wait forever for a server that is gone, collectives fail."""
+    """Serve until all tasks have returned: without this server, others would wait forever, and collectives fail."""
     path = os.environ.get("MUSTER_REPORT")
     if not path:
         return
     _flush()
     name = os.path.join(os.environ["MUSTER_SCRATCH"], "done.sock")
-    with contextlib.suppress(OSError):  # that of an attempt before, whose worker this is still
+    with contextlib.suppress(OSError):  # a socket that an attempt before has left on this worker
         os.unlink(name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as done:
         done.bind(name)
@@ -277,10 +277,10 @@ def _wait_for_other_tasks():
 
 def _save_result(value):
     # type: (object) -> None
-    """Write a function's value where the session looks for it: written beside and renamed, so never half there.
+    """Write a function's value to the file that the session reads, renamed into place so that it is never partial.
 
-    It is on the disk before it has its name, so that a power cut, too, leaves all of it: a run may have taken days for
-    it. None is worth no wait.
+    The file is synced to the disk before it gets its name, so that it survives a power cut, too: a run may have taken
+    days for it. The value None is not worth that wait.
 
     Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays are written so that reading them runs no code: as JSON,
     or with arrays as ``.npz``. Anything else is pickled.
@@ -320,14 +320,14 @@ def _pickle(value, path):
             cloudpickle.dump(value, file)
     except Exception as error:  # whatever its parts raise when they are pickled
         what = "what the function returned, of type {}, cannot be sent back".format(type(value).__name__)
-        raise TypeError("{}: {}".format(what, error)) from None  # which says all: the frames are no user's
+        raise TypeError("{}: {}".format(what, error)) from None  # its frames are not the user's
 
 
 def _plain(value, arrays):
     # type: (Any, list[Any]) -> Any
-    """The value as JSON has it, its arrays taken out; what JSON has no word for is an object that says what it is.
+    """Return a value for JSON: arrays are moved to ``arrays``, and types that JSON lacks become objects that name them.
 
-    Raises TypeError where there is anything else in it. Subclasses are something else: they would come back as less.
+    Raises TypeError for any other type. That includes subclasses, which would come back as their base class.
     """
     numpy = sys.modules.get("numpy")  # type: Any
     kind = type(value)
@@ -360,8 +360,8 @@ def _offer_stacks():
     # type: () -> None
     """Have Python stacks written to a file: of all threads when a socket is written to, of the main one on SIGUSR1.
 
-    The first needs the interpreter's lock, and so disturbs nothing. The second is for when a thread that is stuck in C
-    code keeps that; there faulthandler could crash where it looked at threads that end at that very moment.
+    The first needs the interpreter's lock, and so is safe. The second is for a thread that is stuck in C code and keeps
+    the lock; it shows one thread, as faulthandler could crash at other threads that end at that moment.
     """
     faulthandler.enable()
     scratch = os.environ.get("MUSTER_SCRATCH")
@@ -381,25 +381,25 @@ def _offer_stacks():
 
 def _write_stacks(questions, file):
     # type: (socket.socket, TextIO) -> None
-    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))  # they are for the main thread
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))  # signals are for the main thread
     main = threading.main_thread().ident
     while True:
         questions.recv(1)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)  # that one first
+        frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)  # main thread first
         told = [
             _stack(names.get(ident, "Thread {:#x}".format(ident)), frame)
             for ident, frame in frames
             if names.get(ident) not in OURS
         ]
-        with contextlib.suppress(OSError):  # its disk is full; the next question may find room
-            file.write("".join(told))  # at once: the agent takes what it finds
+        with contextlib.suppress(OSError):  # the disk is full; the next request may find room
+            file.write("".join(told))  # in one write, as the agent reads what there is
             file.flush()
 
 
 def _stack(name, frame):
     # type: (str, FrameType) -> str
-    """One thread's stack, as faulthandler writes it: as many calls at most, with the most recent first."""
+    """Return one thread's stack in the format of faulthandler: at most ``MOST_CALLS`` calls, the most recent first."""
     lines = ["{} (most recent call first):\n".format(name)]
     callers = _callers(frame)
     for caller, line in callers[:MOST_CALLS]:
@@ -413,10 +413,7 @@ def _stack(name, frame):
 
 def _callers(frame):
     # type: (FrameType) -> list[tuple[FrameType, int]]
-    """The calls that have led to a frame, without those by which this program has come to the script's.
-
-    Nor those of what it may be a fork of.
-    """
+    """Return the calls that have led to a frame, without those of this program or of the template it is a fork of."""
     callers = []
     for caller, line in traceback.walk_stack(frame):
         callers.append((caller, line))
@@ -438,7 +435,7 @@ def _drop_blank_proxies():
 
 def _own_traceback(error):
     # type: (BaseException) -> TracebackType | None
-    """The traceback without the frames of this file and of runpy, which are not the user's."""
+    """Return the traceback without the frames of this file and of runpy, which are not the user's."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in NOT_THE_SCRIPTS:
         trace = trace.tb_next
@@ -453,7 +450,7 @@ def _own_traceback(error):
 
 def _leave_out_own_frames(error):
     # type: (BaseException) -> None
-    """Have what prints an uncaught exception, the interpreter or a hook of the script, show the script's frames."""
+    """Have ``sys.excepthook``, the interpreter's or the script's, print an exception with the script's frames alone."""
     print_it, trace = sys.excepthook, _own_traceback(error)
 
     def print_own(kind, raised, _):
@@ -465,7 +462,7 @@ def _leave_out_own_frames(error):
 
 def _traceback_of(error):
     # type: (BaseException) -> str
-    """The traceback as Python prints it, with the name that may have been meant, which it suggests from 3.12 on."""
+    """Return the traceback as Python prints it, with the suggestions of names that Python adds from 3.12 on."""
     text = _with_cells("".join(traceback.format_exception(type(error), error, _own_traceback(error))))
     near = ""
     if isinstance(error, (NameError, AttributeError, ImportError)):
@@ -476,7 +473,7 @@ def _traceback_of(error):
 
 def _with_cells(text):
     # type: (str) -> str
-    """A traceback or stack with the names that the notebook's cells have there, which no file on a worker has."""
+    """Return a traceback or stack with the notebook's names of cells in place of their file names."""
     for name, cell in CELLS.items():
         text = text.replace('  File "{}", line '.format(name), "  {}, line ".format(cell))
     return text
@@ -490,9 +487,9 @@ def _print_exception(error):
 
 def _report_exception(error):
     # type: (BaseException) -> None
-    """Tell the agent now: exits come in any order, the order of exceptions tells who failed first.
+    """Report an exception to the agent at once: the order of exceptions shows who failed first, that of exits does not.
 
-    Cut so that it fits into one datagram even where each character takes twelve bytes of JSON.
+    The report is cut to fit into one datagram even if each character takes twelve bytes of JSON.
     """
     path = os.environ.get("MUSTER_REPORT")
     if not path:
@@ -502,13 +499,13 @@ def _report_exception(error):
         "rank": _rank(),
         "pid": os.getpid(),
         "time": time.time(),
-        "monotonic": time.monotonic(),  # of the machine, and so the agent's, too
+        "monotonic": time.monotonic(),  # the machine's, and so the agent's, too
         "peer_was_gone": _peer_is_gone(),
         "status": _exit_status(error),
         "type": type(error).__name__,
         "message": _message_of(error),
     }
-    report["traceback"] = _of_scripts(_traceback_of(error))[-8000:]  # graphs: their nodes' stacks are longer
+    report["traceback"] = _of_scripts(_traceback_of(error))[-8000:]  # stacks of a graph's nodes are longer
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)
         try:
@@ -519,10 +516,10 @@ def _report_exception(error):
 
 def _tell_of_exits():
     # type: () -> None
-    """Have ``os._exit`` tell the agent of its call, as ``sys.exit`` does: a peer that had gone may be the reason.
+    """Have ``os._exit`` report its call to the agent, as ``sys.exit`` does: a lost peer may be the reason for it.
 
-    Forks of this process leave without that. Whatever interrupts it, the process ends; and it is pickled by its name,
-    as the original is.
+    In forks of this process it reports nothing. The process ends whatever interrupts the report. The function is
+    pickled by its name, as the original is.
     """
     leave, own = os._exit, os.getpid()
 
@@ -541,13 +538,13 @@ def _tell_of_exits():
 
 def _of_scripts(trace):
     # type: (str) -> str
-    """A traceback without the frames of packages that a graph's nodes have in it."""
+    """Return a traceback without the frames of packages, which the nodes of a graph bring into it."""
     return re.sub(OF_PACKAGES.format(re.escape(__file__)), "", trace)
 
 
 def _message_of(error):
     # type: (BaseException) -> str
-    """The message of an exception, as long as may be told: its end, too, where frameworks say what has happened."""
+    """Return the message of an exception; of a long one its beginning and its end, where frameworks put the reason."""
     message = str(error)
     for heading in HEADINGS:
         message = re.sub(heading, "", message) or message
@@ -559,7 +556,7 @@ def _message_of(error):
 
 def _exit_status(error):
     # type: (BaseException) -> int | None
-    """Return the exit status that was asked for by a number; None for anything else, also for text that looks so."""
+    """Return the exit status of a SystemExit with a number; None for any other exception or code."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF
     return None
@@ -574,7 +571,7 @@ def _peer_is_gone():
             if os.readlink("/proc/self/fd/" + name).startswith("socket:"):
                 with socket.fromfd(int(name), socket.AF_INET, socket.SOCK_STREAM) as copy:
                     states.add(bytearray(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1))[0])
-        except OSError:  # it is not one of TCP, or has been closed meanwhile
+        except OSError:  # it is not a TCP socket, or has been closed meanwhile
             pass
     return bool(states & {TCP_CLOSE, TCP_CLOSE_WAIT}) if states - {TCP_LISTEN} else None
 

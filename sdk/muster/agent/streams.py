@@ -1,7 +1,7 @@
 """Streams between the session and this worker: a command that is run here, or a connection to a port of the worker.
 
-Each side says how much it can take (``Credit``) and is sent no more, so that memory stays bounded whoever is slow.
-What is started here ends with its stream, and so does what that has started.
+Each side grants the other credit to send (``Credit``), so that memory stays bounded whichever side is slow. A command
+that is run here ends with its stream, and so do its descendants.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Streams:
         self._dialling: "set[int]" = set()
 
     def execute(self, order: wire.Execute, env: "dict[str, str]", cwd: str) -> None:
-        """Run a command; a shell where there is none. ``env`` is its whole environment."""
+        """Run a command, or a shell if the command is empty. ``env`` is its whole environment."""
         if self._is_refused(order.stream):
             return
         argv = list(order.argv) or [_shell(env)]
@@ -63,7 +63,7 @@ class Streams:
             self._send(wire.Opened(order.stream))
 
     def dial(self, order: wire.Dial) -> None:
-        """Connect to a port of this worker: at its own address, or else at the loopback."""
+        """Connect to a port of this worker: at its own address, or else at the loopback interface."""
         if not self._is_refused(order.stream):
             self._dialling.add(order.stream)
             own = self._address()
@@ -71,31 +71,31 @@ class Streams:
             self._try(order, [(own_family, own), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 
     def data(self, data: wire.Data) -> None:
-        """Take what goes into a command or a connection."""
+        """Write data from the session to a command or a connection."""
         stream = self._streams.get(data.stream)
         if stream is not None:
             stream.write(data.payload)
 
     def credit(self, credit: wire.Credit) -> None:
-        """Send more: the session can take so much more."""
+        """Add the credit that the session grants, and go on sending."""
         stream = self._streams.get(credit.stream)
         if stream is not None:
             stream.may_send(credit.size)
 
     def eof(self, eof: wire.Eof) -> None:
-        """Tell a command or a connection that nothing more comes."""
+        """Close the input of a command or a connection, once everything is written."""
         stream = self._streams.get(eof.stream)
         if stream is not None:
             stream.write_end()
 
     def resize(self, resize: wire.Resize) -> None:
-        """Tell a command that its terminal has another size."""
+        """Set the size of a command's terminal."""
         stream = self._streams.get(resize.stream)
         if isinstance(stream, Command):
             stream.resize(resize.rows, resize.columns)
 
     def end(self, close: wire.Close) -> None:
-        """End what a stream has started."""
+        """End a stream, with its command or connection."""
         self._dialling.discard(close.stream)
         stream = self._streams.pop(close.stream, None)
         if stream is not None:
@@ -115,7 +115,7 @@ class Streams:
         return False
 
     def _try(self, order: wire.Dial, addresses: "list[tuple[Any, str]]") -> None:
-        """Connect to the first address that takes it, without waiting."""
+        """Connect to the first address that accepts the connection, without blocking."""
         family, host = addresses[0]
         try:
             connection = socket.socket(family, socket.SOCK_STREAM)
@@ -128,7 +128,7 @@ class Streams:
             timer.cancel()
             self._loop.forget(connection)
             failure = failure or _failure_of(connection)
-            if order.stream not in self._dialling:  # nobody wants it any more
+            if order.stream not in self._dialling:  # the stream has been closed meanwhile
                 connection.close()
             elif not failure:
                 self._dialling.discard(order.stream)
@@ -154,23 +154,23 @@ class Streams:
 
 
 class Stream:
-    """One stream: it writes what comes into ``sink``, and sends what can be read from its sources."""
+    """One stream: it writes data from the session into its sink, and sends what it reads from its sources."""
 
     def __init__(self, streams: Streams, number: int) -> None:
         self._number = number
         self._loop = streams._loop
         self._send = streams._send
         self._forget = streams._streams.pop
-        self._credit = wire.WINDOW  # that the session still has
-        self._sources: "dict[int, int]" = {}  # channels of open descriptors
+        self._credit = wire.WINDOW  # bytes that may still be sent to the session
+        self._sources: "dict[int, int]" = {}  # channels, by open descriptor
         self._sink = -1
         self._unwritten = bytearray()
-        self._owed = 0  # credit to be given once what has come is written
+        self._owed = 0  # credit to be granted once the received data is written
         self._has_end = False
         self._is_closed = False
 
     def may_send(self, credit: int) -> None:
-        """Go on sending, as the receiver has granted credit."""
+        """Add credit that the session has granted, and go on sending."""
         was_waiting = self._credit <= wire.OVERHEAD
         self._credit += credit
         if was_waiting and self._credit > wire.OVERHEAD:
@@ -178,11 +178,11 @@ class Stream:
                 self._watch(source)
 
     def write(self, data: bytes) -> None:
-        """Write what has come, as soon as it is taken."""
+        """Write data as soon as the sink accepts it."""
         self._owed += wire.cost(data)
         if self._owed > wire.WINDOW:
             self.end(text="more came than could be taken")
-        elif self._sink < 0 or self._has_end:  # it takes nothing any more
+        elif self._sink < 0 or self._has_end:  # the sink is closed, and the data dropped
             self._give_credit()
         else:
             self._unwritten += data
@@ -203,7 +203,7 @@ class Stream:
         self._close_sink()
 
     def end(self, exit_code: "int | None" = None, signal: "int | None" = None, text: str = "") -> None:
-        """Close everything, and tell the session how it has ended."""
+        """Close everything, and tell the session how the stream has ended."""
         if not self._is_closed:
             self._forget(self._number, None)
             self.close()
@@ -212,7 +212,7 @@ class Stream:
     # What differs
 
     def sources_ended(self) -> None:
-        """Called when nothing more can be read."""
+        """Handle the end of all sources."""
 
     def _close_sink(self) -> None:
         raise NotImplementedError
@@ -247,7 +247,7 @@ class Stream:
             self.sources_ended()
 
     def _pause(self, source: int) -> None:
-        """Read no more until there is credit."""
+        """Stop reading until there is credit."""
         self._loop.on_readable(source, None)
 
     def _write_on(self) -> None:
@@ -258,7 +258,7 @@ class Stream:
         except BlockingIOError:
             self._loop.on_writable(self._sink, self._write_on)
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # the other end is closed
             self._unwritten.clear()
             self._has_end = True
         self._loop.on_writable(self._sink, None)
@@ -273,7 +273,7 @@ class Stream:
 
 
 class Command(Stream):
-    """A command, with pipes or a terminal. Raises OSError where it cannot be started."""
+    """A command with pipes or a terminal. Raises OSError where it cannot be started."""
 
     def __init__(
         self, streams: Streams, order: wire.Execute, argv: "list[str]", env: "dict[str, str]", cwd: str
@@ -311,13 +311,13 @@ class Command(Stream):
             self._watch(source)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell it the size of its terminal."""
+        """Set the size of its terminal."""
         import fcntl
         import struct
         import termios
 
         if self._sink >= 0 and rows:
-            with contextlib.suppress(OSError):  # it is none, or has ended
+            with contextlib.suppress(OSError):  # it is not a terminal, or has ended
                 fcntl.ioctl(self._sink, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ class Command(Stream):
             self._loop.call_later(GRACE, self._kill)
 
     def sources_ended(self) -> None:
-        """Tell how it has ended, if it has."""
+        """End the stream, if the command has ended."""
         if self._ended is not None:
             self.end(*self._ended)
 
@@ -341,7 +341,7 @@ class Command(Stream):
         was_signalled = os.WIFSIGNALED(status)
         self._ended = (None, os.WTERMSIG(status)) if was_signalled else (os.WEXITSTATUS(status), None)
         self._processes.marks.discard(self._mark)
-        self._processes.kill_leftovers()  # which would keep its output open, among other things
+        self._processes.kill_leftovers()  # they could keep its output open
         if not self._sources:
             self.end(*self._ended)
 
@@ -375,7 +375,7 @@ class Dialled(Stream):
         self._watch(self._sink)
 
     def sources_ended(self) -> None:
-        """End, if the other direction has ended, too."""
+        """End the stream, if the other direction has ended, too."""
         if self._sink < 0:
             self.end()
 
