@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import py_compile
+import re
 import socket
 import subprocess
 import sys
@@ -348,12 +349,13 @@ class TestTheWorkers:
         assert [finding.level for finding in look(launch=True, python=keeps).of("versions")] == ["ok"]
         _, finding = look(launch=True, python=keeps_none).of("versions")
         assert finding.level == "warning"
-        assert "every process compiles torch anew" in finding.text
+        # TensorFlow, too, where nothing has imported it yet in this environment.
+        assert re.search("every process compiles (.+ and )?torch anew", finding.text)
         assert "(on worker-0 and worker-1)" in finding.text
         assert "`python -m compileall`" in str(finding.fix)
 
         py_compile.compile(str(folder / "theirs" / "torch" / "__init__.py"))
-        assert [finding.level for finding in look(launch=True, python=keeps_none).of("versions")] == ["ok"]
+        assert not any("torch" in finding.text for finding in look(launch=True, python=keeps_none).of("versions"))
 
     def test_workers_with_an_interpreter_of_their_own_are_asked_what_it_lacks(self, folder: Path) -> None:
         (folder / "theirs").mkdir()
