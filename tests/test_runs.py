@@ -221,8 +221,9 @@ class TestRun:
         assert "epoch 3 is done\nnot UTF-8: \ufffd\n" in failed.logs("worker-0")
         assert failed.logs("launcher") == ""
         assert failed.logs().startswith("--- worker-0\n")
+        assert failed.logs("0") == failed.logs("worker-0")
         with pytest.raises(RunNotFound, match="worker-0"):
-            failed.logs(0)  # type: ignore[arg-type]
+            failed.logs("7")
 
     def test_log_begins_with_the_older_part(self) -> None:
         run = make("x")
