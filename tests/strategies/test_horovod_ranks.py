@@ -150,7 +150,7 @@ def horovodrun_listens_on() -> set[str]:
 
 
 def test_the_rendezvous_of_horovodrun_listens_on_the_address_of_its_interface_alone(wait: Path) -> None:
-    cluster = run(wait, launcher="horovodrun", wait=False, run_timeout=600)
+    cluster = run(wait, launcher="horovodrun", wait=False, timeout_seconds=600, run_timeout=None)
     try:
         eventually(lambda: "ready" in cluster.logs("worker-0"), "a rank has come to it", timeout=100)
         name = b"HOROVOD_GLOO_RENDEZVOUS_ADDR="
