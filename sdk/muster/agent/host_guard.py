@@ -29,7 +29,7 @@ LEASE_MARGIN = 5.0  # seconds longer than its agents that a guard without a logi
 AWAY_SECONDS = 3.0  # that a guard waits for a platform which may make its login again
 CHECK_SECONDS = 0.2
 IDLE_SECONDS = 120.0  # after which a guard ends that has no workers, and whose platform says nothing
-RELAY_SECONDS = 5.0  # how long another guard may take to answer
+OTHER_GUARD_SECONDS = 5.0  # how long another guard may take to answer
 LOG_PIECE = 1 << 17  # bytes
 RUN_SECONDS = 15.0  # that a short command may take
 RUN_OUTPUT = 1 << 16  # characters of its output
@@ -44,7 +44,7 @@ class HostGuard(Guard):
         folder: has everything that its workers need here; it goes with the guard.
     """
 
-    requests = (*Guard.requests, "hello", "dial", "run", "relay", "log")
+    requests = (*Guard.requests, "hello", "dial", "run", "ask_guard", "log")
 
     def __init__(self, channel: PipeChannel, folder: str) -> None:
         super().__init__(channel)
@@ -150,13 +150,13 @@ class HostGuard(Guard):
                 continue
         return {}
 
-    def _do_relay(self, guard: "list[int]", message: "dict[str, Any]") -> "dict[str, Any]":
+    def _do_ask_guard(self, guard: "list[int]", message: "dict[str, Any]") -> "dict[str, Any]":
         """Ask another guard of this user's, which belongs to another platform object; ``gone`` where it is gone."""
         if not linux.is_running(guard[0], guard[1]):
             return {"gone": True}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(RELAY_SECONDS)
+                connection.settimeout(OTHER_GUARD_SECONDS)
                 connection.connect(guard_address(guard[0], guard[1]))
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
                 if struct.unpack("3i", credentials)[1] != os.geteuid():

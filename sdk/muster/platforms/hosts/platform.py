@@ -302,7 +302,7 @@ class HostsPlatform(Platform):
         if login.guard == guard[1:]:
             fields.pop("keep", None)
             return login.ask(request, **limit, **fields)
-        answer = login.ask("relay", **limit, guard=guard[1:], message={"say": request, **fields})
+        answer = login.ask("ask_guard", **limit, guard=guard[1:], message={"say": request, **fields})
         if "error" in answer:
             raise PlatformError(f"The workers' guard on {guard[0]} failed: {answer['error']}")
         return None if "gone" in answer else answer
