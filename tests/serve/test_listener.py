@@ -145,6 +145,7 @@ def head(key: str, length: int = 2) -> bytes:
 
 async def send(client: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(client, data)
+    await let_pass(0)  # it is read before anybody sets the clock forward
 
 
 async def answer(client: socket.socket) -> bytes:
@@ -164,7 +165,7 @@ async def answer(client: socket.socket) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30  # less than any limit that a test waits out by its own clock
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
@@ -233,7 +234,7 @@ def test_who_takes_no_answer_is_ended(served: Served) -> None:
         await let_pass(40)
         assert served.open
         await let_pass(30)
-        await until(lambda: not served.open)
+        assert not served.open
 
     served.play(test)
 
@@ -269,7 +270,7 @@ def test_a_header_must_come_in_time(served: Served, text: bytes, earlier: int) -
         await let_pass(5)
         assert is_open(client)
         await let_pass(6)
-        assert await answer(client) == b""
+        assert not served.open
 
     served.play(test)
 
@@ -280,7 +281,7 @@ def test_who_sends_nothing_has_no_longer(served: Served) -> None:
         await let_pass(5)
         assert is_open(client)
         await let_pass(6)
-        assert await answer(client) == b""
+        assert not served.open
 
     served.play(test)
 
@@ -291,7 +292,7 @@ def test_a_body_without_a_key_has_no_longer(served: Served) -> None:
         await send(client, head("nobody's", 100))
         assert await answer(client) == b"HTTP/1.1 401"
         await let_pass(11)
-        assert await answer(client) == b""
+        assert not served.open
 
     served.play(test)
 
@@ -309,7 +310,7 @@ def test_a_body_must_come_in_time_which_is_longer_than_that_for_a_header(served:
         await let_pass(40)
         assert is_open(client)
         await let_pass(21)
-        assert await answer(client) == b""
+        assert not served.open
 
     served.play(test)
 
