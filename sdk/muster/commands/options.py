@@ -115,13 +115,14 @@ class DeclaredOption(click.Option):
 
     Args:
         section: heading that it stands under in the help.
-        declared: the option.
-        having: names of the strategies or platforms that have it.
+        having: the option as each of the strategies or platforms declares it that have it, by their names.
     """
 
-    def __init__(self, section: str, declared: Option, having: list[str]) -> None:
+    def __init__(self, section: str, having: Mapping[str, Option]) -> None:
         self.section = section
-        shown = f"{declared.help} ({', '.join(having)})." + f"  [default: {declared.default}]" * bool(declared.default)
+        declared = next(iter(having.values()))
+        default = _default_of(having)
+        shown = f"{declared.help} ({', '.join(having)})." + f"  [default: {default}]" * bool(default)
         is_flag = declared.type is bool
         super().__init__(
             [declared.flag + (f"/--no-{declared.flag[2:]}" if is_flag else ""), declared.name],
@@ -169,15 +170,21 @@ def platform_options() -> Iterator[DeclaredOption]:
 
 
 def _of_table(section: str, table: Mapping[str, str], class_of: Callable[[str], type]) -> Iterator[DeclaredOption]:
-    having: dict[str, list[str]] = {}
-    declared: dict[str, Option] = {}
+    declared: dict[str, dict[str, Option]] = {}
     for name in table:
         for option in options_of(class_of(name)):
             if option.type is not None:
-                declared.setdefault(option.name, option)
-                having.setdefault(option.name, []).append(name)
-    for option in declared.values():
-        yield DeclaredOption(section, option, having[option.name])
+                declared.setdefault(option.name, {})[name] = option
+    for having in declared.values():
+        yield DeclaredOption(section, having)
+
+
+def _default_of(having: Mapping[str, Option]) -> str:
+    """The default of an option; where strategies or platforms have different ones, of each that has one."""
+    defaults = {name: str(option.default) for name, option in having.items() if option.default}
+    if len(set(defaults.values())) > 1:
+        return "; ".join(f"{default} ({name})" for name, default in defaults.items())
+    return next(iter(defaults.values()), "")
 
 
 def _click_type(declared: Option) -> click.ParamType[Any] | None:

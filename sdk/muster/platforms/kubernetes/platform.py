@@ -64,7 +64,9 @@ class KubernetesPlatform(Platform):
         log_cap: largest size of a worker's log in bytes.
     """
 
-    image: str | None = option(None, "Image of the workers' containers", default="this Python, mounted", metavar="NAME")
+    image: str | None = option(
+        None, "Image of the workers' containers", default="that of the session's own pod", metavar="NAME"
+    )
     namespace: str | None = option(None, "Namespace of the pods", default="the kubeconfig's", metavar="NAME")
     context: str | None = option(None, "Context of the kubeconfig", default="its current one", metavar="NAME")
     service_account: str | None = option(
