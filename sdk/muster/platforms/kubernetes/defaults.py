@@ -41,7 +41,7 @@ class PodDefaults:
         namespace: namespace of the pods.
         image: image of the pods; empty where none is known.
         python: the interpreter that runs the agent.
-        user: user id of the pods' processes; None for the image's user.
+        user: user id of the pods' processes.
         address: this session's address, as the cluster sees it.
         spec: further fields of each pod's ``spec``.
         overlay: the user's overlay, which is merged into each pod last.
@@ -53,7 +53,7 @@ class PodDefaults:
     namespace: str
     image: str
     python: str
-    user: int | None
+    user: int
     address: str
     spec: Mapping[str, Any] = field(default_factory=dict)
     overlay: Mapping[str, Any] = field(default_factory=dict)
@@ -80,14 +80,11 @@ def find_defaults(client: ApiClient, options: PodOptions) -> PodDefaults:
     mine = _own_pod(client) if access.is_inside else None
     spec = {**_like_mine(mine), **_asked_for(options)}
     image = options.image or (_image(mine) if mine else "")
-    user = options.user
-    if user is None:
-        user = os.getuid() or ORDINARY_USER
     return PodDefaults(
         namespace=namespace,
         image=image,
         python=sys.executable if mine and not options.image else "python3",
-        user=user,
+        user=(os.getuid() or ORDINARY_USER) if options.user is None else options.user,
         address=own_address(access.server),
         spec=spec,
         overlay=read_overlay(options.overlay),

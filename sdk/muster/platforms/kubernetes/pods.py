@@ -42,7 +42,7 @@ class PodSetting:
         submission: the submission's key.
         image: the image of the pods.
         python: the interpreter that runs the agent.
-        user: user and group id of their processes; None for those of the image or the cluster.
+        user: user and group id of their processes.
         log_cap: largest size of a worker's log in bytes.
         seconds: how long a pod may live; None for no limit.
         queue: queue of Kueue that they wait in; empty without Kueue.
@@ -56,7 +56,7 @@ class PodSetting:
     submission: str
     image: str
     python: str
-    user: int | None
+    user: int
     log_cap: int
     seconds: int | None = None
     queue: str = ""
@@ -238,11 +238,13 @@ def _group(setting: PodSetting) -> str:
 
 
 def _security(setting: PodSetting) -> dict[str, Any]:
-    allowed: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if setting.user is None:
-        return {**allowed, "runAsNonRoot": True}
-    ids = {"runAsUser": setting.user, "runAsGroup": setting.user, "fsGroup": setting.user}
-    return {**allowed, **ids, "runAsNonRoot": setting.user != 0}
+    return {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsUser": setting.user,
+        "runAsGroup": setting.user,
+        "fsGroup": setting.user,
+        "runAsNonRoot": setting.user != 0,
+    }
 
 
 def _container(spec: WorkerSpec, setting: PodSetting) -> dict[str, Any]:
