@@ -15,6 +15,8 @@ from muster.commands.main import main
 from muster.errors import JobError
 from muster.serve.app import LARGEST_BODY
 from muster.serve.keys import make_key_file, read_keys
+from muster.serve.record import ServiceRecord, client_environment
+from muster.serve.site import ServiceSite
 
 from tests.serve.service import Client, Service, new_keys, serving
 from tests.support import command_line
@@ -180,3 +182,12 @@ class TestOptions:
         monkeypatch.setitem(sys.modules, "uvicorn", None)
         monkeypatch.delitem(sys.modules, "muster.serve.server", raising=False)
         assert "pip install 'muster[serve]'" in self.refusal()
+
+
+def test_a_port_that_no_service_listens_on_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    record = ServiceRecord()
+    record.announce("local", ServiceSite("http://127.0.0.1:8765", "project", "127.0.0.1"), record.keys)
+    assert "CDSW_API_KEY" in client_environment(8765)
+    with pytest.raises(JobError, match=r"listens on port 9.*http://127\.0\.0\.1:8765"):
+        client_environment(9)

@@ -118,8 +118,10 @@ def client_environment(port: int | None) -> str:
     found = [facts for facts in running if port is None or facts["site"]["url"].endswith(f":{port}")]
     if not running:
         raise JobError("No service of this user runs on this machine.", advice="start `muster serve` first")
+    urls = ", ".join(facts["site"]["url"] for facts in running)
+    if not found:
+        raise JobError(f"No service of this user listens on port {port} of this machine, but {urls}.")
     if len(found) != 1:
-        urls = ", ".join(facts["site"]["url"] for facts in running)
         raise JobError(f"It is not clear which of the services is meant: {urls}.", advice="--port PORT")
     (facts,) = found
     site = ServiceSite(**facts["site"])
