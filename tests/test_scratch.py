@@ -22,6 +22,8 @@ GONE = {"pid": 1 << 22, "started": 1}  # no process has that id
         ({}, True),
         (GONE, False),
         ({**GONE, "boot": "another"}, False),
+        ({**GONE, "boot": "another", "host": "another"}, True),  # of a machine that shares it
+        ({**GONE, "host": "another"}, False),  # this machine has been given another name
         ({**GONE, "pids": 1}, True),  # of a container that shares this folder: its session may well be alive
         ({"pids": 1, "boot": "another"}, False),
     ],

@@ -31,9 +31,14 @@ def make_scratch() -> Path:
     """
     sweep()
     path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_temporary_folder()))
-    (path / OWNER).touch(mode=0o600)
-    (path / OWNER).write_text(json.dumps(sessions.this_session()))
+    claim(path)
     return path
+
+
+def claim(folder: Path) -> None:
+    """Write into a folder that this session has made it, so that ``sweep`` removes it after its end. Raises OSError."""
+    (folder / OWNER).touch(mode=0o600)
+    (folder / OWNER).write_text(json.dumps(sessions.this_session()))
 
 
 def scratch_of_this_session() -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ in_forked_children(_begun.clear)  # they are the parent's
 
 def this_session() -> dict[str, Any]:
     """Return what ``run_requested`` records of this process, so that others can tell whether it still runs."""
-    return {"pid": os.getpid(), "started": start_time(os.getpid()), "boot": _boot_id(), "pids": _pid_namespace()}
+    where = {"boot": _boot_id(), "pids": _pid_namespace(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "started": start_time(os.getpid()), **where}
 
 
 def note_begun(run_id: str) -> None:
@@ -61,9 +63,17 @@ def wake(session: Any) -> None:
 
 
 def is_out_of_sight(session: Any) -> bool:
-    """Return whether a process, if it still runs, does so on this machine where its pid cannot be seen from here."""
-    own = _pid_namespace()
-    return isinstance(session, dict) and session.get("boot") == _boot_id() and session.get("pids", own) != own
+    """Return whether a process, if it still runs, does so where its pid cannot be seen: in a container, or elsewhere.
+
+    Machines may share a folder. One that has rebooted since still has the name that it had.
+    """
+    if not isinstance(session, dict):
+        return False
+    if session.get("boot") == _boot_id():
+        own = _pid_namespace()
+        return bool(session.get("pids", own) != own)
+    here = socket.gethostname()
+    return bool(session.get("host", here) != here)
 
 
 def _pid_namespace() -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from muster.agent.removal import remove_folder
-from muster.platforms.session_guard import SessionGuard, is_orphaned, owner, serve
+from muster.platforms.session_guard import SessionGuard, serve
+from muster.records.scratch import claim, sweep
 
 OWNER = "muster.owner"  # label of all that a platform object makes: session_guard.owner() and a random suffix
 HOMES = "muster-containers-"  # prefix of the folders with the homes of an owner's containers
@@ -23,6 +24,7 @@ def make_homes(label: str) -> str:
     """
     folder = homes_of(label)
     folder.mkdir(mode=0o700)
+    claim(folder)
     return str(folder)
 
 
@@ -34,12 +36,7 @@ def homes_of(label: str) -> Path:
 
 def remove_orphaned_homes() -> None:
     """Remove the homes of sessions that were killed together with their guards, or before the machine rebooted."""
-    for folder in homes_of("").parent.glob(f"{HOMES}*"):
-        label = folder.name.removeprefix(HOMES).rpartition(".")[0]
-        is_older = label.partition(".")[0] != owner().partition(".")[0]
-        with contextlib.suppress(FileNotFoundError):  # another session, or user, has just removed it
-            if folder.lstat().st_uid == os.getuid() and (is_older or is_orphaned(label)):
-                remove_folder(folder)
+    sweep(homes_of("").parent)
 
 
 class ContainerGuard(SessionGuard):
