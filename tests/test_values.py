@@ -133,6 +133,14 @@ def test_a_pickle_beside_plain_data_is_not_looked_at(tmp_path: Path) -> None:
     assert not (tmp_path / "harm").exists()
 
 
+def test_a_rank_that_ended_without_returning_has_its_place_among_the_values(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rank-1.json").write_text("5")
+    ended = {"rank 0": 0, "rank 1": 0, "rank 10": 0, "ps-0": 0}
+    result = Result("succeeded", "run", tmp_path, exit_codes=ended)
+    assert (result.values, result.value) == ([None, 5, None], None)
+
+
 def test_an_array_that_runs_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     hostile = np.array([Harm(tmp_path / "harm")], object)

@@ -67,6 +67,8 @@ class Result:
     def values(self) -> list[Any]:
         """Values that the function returned on each rank (or each worker that ran it), in order; empty for scripts.
 
+        None for a rank that has ended without returning, as by ``sys.exit(0)`` or ``os._exit(0)``.
+
         Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays come back without any code of theirs being run.
         Anything else has been pickled, and unpickling runs what the worker has put there, as you. Where workers are
         trusted less than this session, set ``MUSTER_UNPICKLE=0``.
@@ -78,7 +80,10 @@ class Result:
         found = {
             path.stem: path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}") if OWN.fullmatch(path.stem)
         }
-        return [_value(path) for path in sorted(found.values(), key=_rank_of)]
+        kinds = {_rank_of(name)[0] for name in found}
+        ended = {name for name in (key.replace(" ", "-") for key in self.exit_codes) if OWN.fullmatch(name)}
+        names = {*found, *(name for name in ended if _rank_of(name)[0] in kinds)}
+        return [_value(found[name]) if name in found else None for name in sorted(names, key=_rank_of)]
 
     @property
     def value(self) -> Any:
@@ -268,7 +273,7 @@ def _restored(described: Any, arrays: dict[str, Any]) -> Any:
     return array if kind == "array" else array[()]
 
 
-def _rank_of(path: Path) -> tuple[str, int]:
-    """``rank-10.pkl`` comes after ``rank-9.pkl``."""
-    role, _, number = path.stem.rpartition("-")
+def _rank_of(name: str) -> tuple[str, int]:
+    """``rank-10`` comes after ``rank-9``."""
+    role, _, number = name.rpartition("-")
     return role, int(number) if number.isdigit() else 0
