@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from muster.errors import PlatformUnsupported
 from muster.platforms.containers.engine import Engine
@@ -103,8 +104,8 @@ def _session_address(engine: Engine, gateway: str) -> str:
     """Return the session's address for containers: the gateway's where the engine runs on this machine as root."""
     if engine.is_here and not engine.is_rootless and gateway:
         return gateway
-    remote = engine.url.partition("://")[2].rpartition("@")[2].partition(":")[0].partition("/")[0]
-    address = own_address(remote if not engine.url.startswith("unix") else "192.0.2.1")
+    remote = "" if engine.url.startswith("unix") else urlsplit(engine.url).hostname
+    address = own_address(remote or "192.0.2.1")
     if address.startswith("127."):
         raise PlatformUnsupported(
             f"The address at which containers of {engine} reach this session is not known.",
