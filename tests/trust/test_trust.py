@@ -163,7 +163,7 @@ def test_a_host_where_nothing_can_be_run_is_named(host: Host, folder: Path) -> N
 
 
 def test_what_is_no_host_is_refused(folder: Path) -> None:
-    for name in ("-oProxyCommand=sh", "a b", "*", "../x"):
+    for name in ("-oProxyCommand=sh", "a b", "*", "../x", ".", ".."):
         with pytest.raises(JobError, match="no name or address"):
             trust(name, folder=folder)
 

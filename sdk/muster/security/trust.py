@@ -29,7 +29,7 @@ Accept = Callable[[str, str], bool]  # given a host and its key's fingerprint, t
 TEST_SECONDS = 60.0
 IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
-HOST = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")
+HOST = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")  # it names a file, too, so that it is no `..`
 INSTALL = """\
 umask 077
 mkdir -p ~/.ssh && cd ~/.ssh && touch authorized_keys && chmod 700 . && chmod 600 authorized_keys || exit 1
@@ -133,9 +133,11 @@ def _advice_on_login(host: str, said: str, port: int) -> str:
 
 
 def _configured_port(command: Sequence[str]) -> int:
-    """Return the port that ssh's configuration has for a host."""
-    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TEST_SECONDS)
-    found = re.search(r"^port (\d+)$", said.stdout, re.MULTILINE)
+    """Return the port that ssh's configuration has for a host; ssh's default where the client does not say it."""
+    found = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TEST_SECONDS)
+        found = re.search(r"^port (\d+)$", said.stdout, re.MULTILINE)
     return int(found[1]) if found else paramiko.config.SSH_PORT
 
 
