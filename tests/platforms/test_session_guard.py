@@ -9,6 +9,7 @@ from pathlib import Path
 
 import muster
 from muster.platforms.guard_process import GuardProcess
+from muster.platforms.session_guard import SessionGuard
 
 from tests.support import eventually, guards_and_logins
 
@@ -34,3 +35,11 @@ def test_the_tests_see_a_guard_that_somebody_forgets() -> None:
     finally:
         guard.close()
     assert guard.pid not in guards_and_logins()
+
+
+def test_a_guard_that_has_cleaned_up_is_reaped_when_the_next_one_does() -> None:
+    first, second = SessionGuard("this", {}), SessionGuard("this", {})  # a module that ends at once
+    first.clean_up()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    second.clean_up()
+    assert not Path(f"/proc/{first.pid}").exists()

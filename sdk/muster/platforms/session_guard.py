@@ -100,6 +100,7 @@ class SessionGuard:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        _busy[:] = [one for one in _busy if one.poll() is None]  # which reaps those that have ended
         _busy.append(self._process)
 
     def _forget(self) -> None:
