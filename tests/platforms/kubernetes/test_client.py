@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from muster.platforms.kubernetes import client as clients
 from muster.platforms.kubernetes import credentials
 from muster.platforms.kubernetes.client import ApiClient, ApiRefused, ClusterGone
 from muster.platforms.kubernetes.credentials import Credential, Credentials
+from muster.platforms.kubernetes.exec_stream import open_exec
 from muster.platforms.kubernetes.guard import way_of
 from muster.platforms.kubernetes.kubeconfig import Access, find_access
 from muster.platforms.kubernetes.proxies import proxy_of
@@ -428,3 +430,22 @@ def test_files_of_a_kubeconfig_are_found_beside_it(tmp_path: Path, monkeypatch: 
     os.unlink(tmp_path / "token")
     with pytest.raises(PlatformUnsupported, match="token of the cluster's user cannot be read"):
         Credentials(access).current()
+
+
+def test_the_connection_to_a_proxy_that_speaks_no_http_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy, ThreadPoolExecutor() as threads:
+
+        def answer() -> socket.socket:
+            peer = proxy.accept()[0]
+            peer.recv(1 << 16)
+            peer.sendall(b"nonsense\r\n")
+            return peer
+
+        answered = threads.submit(answer)
+        access = Access("https://cluster.invalid", "ml", "a test", proxy=f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        with pytest.raises(ClusterGone, match="opens no stream") as raised:  # which keeps what raised it
+            open_exec(ApiClient(access), "ml", "pod", "worker", ["true"])
+        with answered.result() as peer:
+            peer.settimeout(10.0)
+            assert peer.recv(1) == b""
+    assert raised.value.__cause__ is not None

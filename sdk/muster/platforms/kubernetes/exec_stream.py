@@ -213,7 +213,11 @@ def _connect(client: ApiClient, credential: Credential) -> socket.socket:
         by = HTTPConnection(proxy.hostname, proxy.port or 80, timeout=CONNECT_SECONDS)
         login = credentials_of(proxy.geturl())
         by.set_tunnel(host, port, _basic(login) if login else {})
-        by.connect()
+        try:
+            by.connect()
+        except BaseException:
+            by.close()
+            raise
         plain = by.sock
     else:
         plain = socket.create_connection((host, port), CONNECT_SECONDS)
