@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import os
+import secrets
 import select
 import subprocess
 import sys
@@ -66,7 +67,7 @@ class Login:
     def __init__(self, host: str, folder: Path) -> None:
         self.host = host
         self.facts: dict[str, Any] = {}
-        self._control = folder / f"{abs(hash((host, time.monotonic()))):x}"[:12]
+        self._control = folder / secrets.token_hex(6)
         self._lock = threading.Lock()
         self._decoder = frames.Decoder(LONGEST)
         self._received: list[dict[str, Any]] = []
