@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +144,17 @@ def test_a_function_that_ends_itself_without_an_error_has_returned_none(
     ended = subprocess.run(command, env=environment, stderr=subprocess.DEVNULL)
     value = tmp_path / "worker-0.json"
     assert (ended.returncode == 0, value.read_text() if value.exists() else None) == (kept is not None, kept)
+
+
+def test_what_is_raised_without_frames_of_the_scripts_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_REPORT", str(tmp_path / "report"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "report"))
+        runner._report_exception(TypeError("cannot be sent back"))
+        told = json.loads(agent.recv(1 << 16))
+    assert (told["type"], told["message"], told["traceback"]) == ("TypeError", "cannot be sent back", "")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 8), reason="older ones do not end by the signal")

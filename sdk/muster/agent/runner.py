@@ -505,7 +505,9 @@ def _report_exception(error):
         "type": type(error).__name__,
         "message": _message_of(error),
     }
-    report["traceback"] = _of_scripts(_traceback_of(error))[-8000:]  # stacks of a graph's nodes are longer
+    trace = _of_scripts(_traceback_of(error))
+    is_message = "\n" not in trace.strip()  # without frames, so that it would only repeat it
+    report["traceback"] = "" if is_message else trace[-8000:]  # stacks of a graph's nodes are longer
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)
         try:
