@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -63,8 +64,10 @@ def muster(podman: Podman) -> float:
         run.spec(f"worker-{number}", session=session.address, scratch=PurePosixPath(symbol("scratch")), **places)
         for number in range(COUNT)
     ]
-    platform.submit(specs, run.id)
-    session.wait_for("hello", count=COUNT, timeout=SECONDS)
+    with ThreadPoolExecutor() as threads:  # an agent that nobody answers in time, as the others are started, gives up
+        heard = threads.submit(session.wait_for, "hello", count=COUNT, timeout=SECONDS)
+        platform.submit(specs, run.id)
+        heard.result()
     seconds = time.monotonic() - began
     platform.close()
     session.close()
