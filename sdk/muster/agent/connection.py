@@ -1,4 +1,4 @@
-"""One connection of an agent's to its session: bytes over TLS, in both directions, without waiting for either."""
+"""One TLS connection of an agent to its session, which never blocks."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .loop import Timer
 
 RECORD = 1 << 14  # bytes in one TLS record
-TCP_INFO = struct.Struct("2xB53xI")  # how often the same was sent, and ms since the other side took something
+TCP_INFO = struct.Struct("2xB53xI")  # number of retransmissions, and ms since the last acknowledgement
 
 
 def trouble_with(session: "dict[str, Any]", seconds: float) -> str:
@@ -30,7 +30,7 @@ def trouble_with(session: "dict[str, Any]", seconds: float) -> str:
 
 
 def _pinned(certificate: str) -> ssl.SSLContext:
-    """Return what makes TLS with the one who owns this certificate, and nobody else."""
+    """Return a TLS context that accepts only a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # the certificate itself is pinned; it names no host
     context.verify_mode = ssl.CERT_REQUIRED
@@ -47,12 +47,12 @@ class Connection:
 
     Args:
         loop: the event loop that serves it.
-        plain: the socket, which is now its own.
-        on_message: called with every message that comes, as fields.
+        plain: the socket, which it owns from now on.
+        on_message: called with the fields of every message that arrives.
         on_lost: called once, with the cause, when it ends by itself.
 
     Attributes:
-        unsent: what waits to be sent.
+        unsent: bytes that wait to be sent.
         is_welcome: whether the session has accepted the hello.
     """
 
@@ -76,7 +76,7 @@ class Connection:
         self._heard_at = time.monotonic()
 
     def secure(self, certificate: str, is_blocking: bool = False) -> None:
-        """Start TLS with the one who owns this certificate. Raises OSError where it is somebody else."""
+        """Start TLS with the session that owns this certificate. Raises OSError if another program answers."""
         assert self._socket is not None
         context = _pinned(certificate)
         plain, self._socket = self._socket, None
@@ -130,7 +130,7 @@ class Connection:
             self._transmit()
 
     def heard_at(self) -> float:
-        """Return when the other side's machine last answered, as far as it had anything to answer."""
+        """Return when the other side's machine last acknowledged data; the present time if nothing is outstanding."""
         if self._socket is None:
             return self._heard_at
         try:
@@ -141,7 +141,7 @@ class Connection:
         return time.monotonic() - milliseconds / 1000 if repeated else time.monotonic()
 
     def close(self) -> None:
-        """Hang up, after a last attempt to send what waits."""
+        """Close the connection, after a last attempt to send waiting bytes."""
         if self._socket is not None and self._is_secure:
             self._loop.forget(self._socket)
             try:
@@ -152,7 +152,7 @@ class Connection:
         self.abort()
 
     def abort(self) -> None:
-        """Hang up."""
+        """Close the connection at once."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -162,7 +162,7 @@ class Connection:
             self._socket = None
 
     def fail(self, cause: str) -> None:
-        """Give the connection up: it has ended, or is as good as that."""
+        """Close the connection and report its loss, since it has ended or does not respond."""
         if not self._has_ended:
             self._heard_at = self.heard_at()
             self.abort()

@@ -1,9 +1,9 @@
-"""Files that the session puts into this worker's places, and gets from there, over the agent's connection.
+"""Files that the session puts into this worker's places, and gets from them, over the agent's connection.
 
-A file comes in chunks into a part file beside its place, which is named by the content that is to come. So a transfer
-that was torn goes on where it ended, and a file that is there already is not sent again. It takes its name once all
-of it is there and has the hash that was announced. Memory is bounded: few chunks are under way, and large files are
-hashed in pieces, between which the agent does its other work.
+A file arrives in chunks in a part file beside its final place, whose name depends on the expected content. So an
+interrupted transfer is resumed where it ended, and a file that is there already is not sent again. The file gets its
+name once all of it has arrived and has the announced hash. Memory is bounded: few chunks are under way, and large files
+are hashed in pieces, between which the agent does its other work.
 """
 
 import itertools
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Transfer = Union["Incoming", "Outgoing", ProjectCopy]
 
 CHUNK = 1 << 17  # bytes
-WINDOW = 4 * CHUNK  # bytes that are sent before the first of them must be answered
+WINDOW = 4 * CHUNK  # bytes that may be sent and not yet acknowledged
 MOST_TRANSFERS = 64  # at a time
 
 
@@ -34,7 +34,7 @@ class Files:
         loop: the agent's event loop.
         send: sends a message to the session.
         places: the folders that files may be in, by the names that the session knows them by.
-        cache: folder and size of what is kept for later runs; None for nothing.
+        cache: folder and size of the cache for later runs; None for no cache.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class Files:
         self._transfers: "dict[int, Transfer]" = {}
 
     def put(self, order: wire.Put) -> None:
-        """Begin to take a file."""
+        """Begin to receive a file."""
         self._begin(order, lambda: Incoming(order, self._root(order.place)))
 
     def get(self, order: wire.Get) -> None:
-        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of the files in it.
+        """Begin to send a file, or the listing of a folder: JSON, with the path and the size of each file in it.
 
-        They come in the order of their names, the next ``MOST_FILES`` after the one that the order names. The size is
-        null where the file is there but cannot be got.
+        A listing has the next ``MOST_FILES`` files after the one that the order names, sorted by name. The size is null
+        where the file is there but cannot be got.
         """
         self._begin(order, lambda: Outgoing(order, self._root(order.place)))
 
     def find(self, order: wire.Find) -> None:
-        """Begin to send the listing of all files that a pattern matches."""
+        """Begin to send the listing of all files that match a pattern."""
         self._begin(order, lambda: Matches(order, self._root(order.place)))
 
     def sync(self, order: wire.Sync) -> None:
-        """Begin to lay out a folder."""
-        for number, transfer in list(self._transfers.items()):  # what was torn, and begins again
+        """Begin to receive a folder."""
+        for number, transfer in list(self._transfers.items()):  # an interrupted transfer, which begins again
             if isinstance(transfer, ProjectCopy) and transfer.place == order.place:
                 self._end(number)
         self._begin(
@@ -83,13 +83,13 @@ class Files:
             return None
 
     def chunk(self, chunk: wire.Chunk) -> None:
-        """Take a piece of a file."""
+        """Write a piece of a file."""
         transfer = self._transfers.get(chunk.transfer)
         if isinstance(transfer, (Incoming, ProjectCopy)):
             self._guarded(chunk.transfer, lambda: transfer.write(chunk, self._answer))
 
     def have(self, have: wire.Have) -> None:
-        """Send what comes next: the session has so much of a file that is sent to it."""
+        """Send the next chunks of a file, as the session acknowledges how much it has."""
         transfer = self._transfers.get(have.transfer)
         if isinstance(transfer, Outgoing):
             self._guarded(have.transfer, lambda: transfer.go_on(have.offset, self._answer))
@@ -99,7 +99,7 @@ class Files:
         self._end(missing.transfer)
 
     def close(self) -> None:
-        """End all transfers, as the connection is gone; what has come of each file stays for the next."""
+        """End all transfers, as the connection has ended; part files stay, so that transfers can be resumed."""
         for number in list(self._transfers):
             self._end(number)
 
@@ -113,7 +113,7 @@ class Files:
         if number in self._transfers:
             self._send(wire.Missing(number, "there is a transfer with this number already"))
             return
-        if len(self._transfers) >= MOST_TRANSFERS:  # the oldest was torn with its connection
+        if len(self._transfers) >= MOST_TRANSFERS:  # the oldest must have ended with its connection
             self._end(next(iter(self._transfers)))
 
         def begin() -> None:
@@ -123,7 +123,7 @@ class Files:
         self._guarded(number, begin)
 
     def _hash(self, number: int, transfer: "Transfer") -> None:
-        """Hash what is there, a slice at a time, and then begin."""
+        """Hash the content that is there, a slice at a time, and then begin the transfer."""
         if self._transfers.get(number) is not transfer:
             return
         if transfer.hash_slice():
@@ -150,7 +150,7 @@ class Files:
 
 
 class Incoming:
-    """An incoming file. Raises OSError where it cannot be written, ValueError where another one comes."""
+    """An incoming file. Raises OSError where it cannot be written, ValueError where other content arrives."""
 
     def __init__(self, order: wire.Put, root: str) -> None:
         self._order = order
@@ -162,15 +162,15 @@ class Incoming:
             raise
 
     def hash_slice(self) -> bool:
-        """Hash some of what is there already; False once that is done."""
+        """Hash some of the content that is there already; return False once all of it is hashed."""
         return self._part.hash_slice()
 
     def begin(self, answer: "Callable[..., object]") -> None:
-        """Tell the session how much is there."""
+        """Tell the session how much of the file is there."""
         self._answer(answer)
 
     def write(self, chunk: wire.Chunk, answer: "Callable[..., object]") -> None:
-        """Take the next piece; one that is not the next is answered by where that begins."""
+        """Write the next piece; a piece with another offset is only answered with the right one."""
         if chunk.offset == self._part.offset:
             self._part.write(chunk.offset, chunk.payload)
         self._answer(answer)
@@ -187,7 +187,7 @@ class Incoming:
 
 
 class Outgoing:
-    """A file that is sent, as long as it was when it was asked for; or a listing. Raises OSError where it cannot."""
+    """An outgoing file, up to its size when it was requested; or a listing. Raises OSError where it cannot be read."""
 
     def __init__(self, order: wire.Get, root: str) -> None:
         self._number = order.transfer
@@ -220,18 +220,18 @@ class Outgoing:
             os.close(folder)
 
     def hash_slice(self) -> bool:
-        """Hash some of it; False once that is done."""
+        """Hash some of it; return False once all of it is hashed."""
         data = self._read(self._hashed, min(SLICE, self._size - self._hashed))
         self._hash.update(data)
         self._hashed += len(data)
         return bool(data)
 
     def begin(self, answer: "Callable[..., object]") -> None:
-        """Tell the session what there is to send."""
+        """Tell the session size and hash."""
         answer(wire.Found(self._number, self._size, self._hash.hexdigest()))
 
     def go_on(self, offset: int, answer: "Callable[..., object]") -> None:
-        """Send what comes after the first ``offset`` bytes, as far as the window reaches."""
+        """Send the bytes from ``offset`` on, as far as the window reaches."""
         if offset >= self._size:
             answer(wire.Have(self._number, self._size), is_over=True)
             return
@@ -255,7 +255,7 @@ class Outgoing:
 
 
 class Matches(Outgoing):
-    """The listing of all files that a pattern matches. Raises OSError where it cannot be made."""
+    """The listing of all files that match a pattern. Raises OSError where it cannot be made."""
 
     def __init__(self, order: wire.Find, root: str) -> None:
         self._number = order.transfer

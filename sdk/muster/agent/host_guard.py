@@ -1,8 +1,8 @@
-"""The guard of workers on a host that somebody has logged in to: it talks to its platform through that login.
+"""The guard of workers on a host to which the platform logs in: it communicates with its platform over that login.
 
-It forks the host's agents as the guard of a session's own machine does, and knows what the host has. Where the login
-ends, the agents have their leases, as they are connected to the session otherwise; the guard sees them end, ends what
-they leave, and then itself. An agent that goes on for longer is ended by the guard.
+It forks the host's agents as the guard on the session's own machine does, and knows the host's resources. If the login
+ends, the agents go on for their leases, as they have connections of their own to the session; the guard waits for their
+end, kills what they have left, and then ends. An agent that goes on for longer is ended by the guard.
 """
 
 import os
@@ -24,11 +24,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-READY = b"\0muster guard\n"  # ends what a host's login may print by itself
-LEASE_MARGIN = 5.0  # seconds longer than its agents that a guard without a login waits
-AWAY_SECONDS = 3.0  # that a guard waits for a platform which may make its login again
+READY = b"\0muster guard\n"  # marks the end of text that a host prints at a login
+LEASE_MARGIN = 5.0  # seconds that a guard without a login waits longer than its agents' leases
+AWAY_SECONDS = 3.0  # seconds that a guard waits for its platform to log in again
 CHECK_SECONDS = 0.2
-IDLE_SECONDS = 120.0  # after which a guard ends that has no workers, and whose platform says nothing
+IDLE_SECONDS = 120.0  # seconds without a request after which a guard without running workers ends
 OTHER_GUARD_SECONDS = 5.0  # how long another guard may take to answer
 LOG_PIECE = 1 << 17  # bytes
 RUN_SECONDS = 15.0  # that a short command may take
@@ -40,8 +40,8 @@ class HostGuard(Guard):
     """The guard of one platform object's workers on this host.
 
     Args:
-        channel: to the platform.
-        folder: has everything that its workers need here; it goes with the guard.
+        channel: the channel to the platform.
+        folder: the folder with everything that its workers need here; it is removed with the guard.
     """
 
     requests = (*Guard.requests, "hello", "dial", "run", "ask_guard", "log")
@@ -51,8 +51,8 @@ class HostGuard(Guard):
         self._folder = folder
         self._lease = 0.0
         self._word = ""
-        self._is_alone = False  # without its login
-        self._seen_at = 0.0  # when its platform was last here; perhaps by another login
+        self._is_alone = False  # whether its login has ended
+        self._seen_at = 0.0  # when its platform last made a request, perhaps over another login
         self._heard_at = time.monotonic()
         self._loop.call_every(IDLE_SECONDS / 4, self._end_if_idle)
 
@@ -69,12 +69,12 @@ class HostGuard(Guard):
         return self._answer(message, ("poll", "stop", "log", *(["close"] if is_platform else [])))
 
     def _do_hello(self, lease: float, word: str, python: str) -> "dict[str, Any]":
-        """Say what the host has.
+        """Return the host's resources and addresses.
 
         Args:
-            lease: seconds that agents go on which have lost the session.
-            word: by which the platform shows itself where it comes by another login.
-            python: path of the session's interpreter; the same may be here.
+            lease: seconds that agents go on after they have lost the session.
+            word: secret by which the platform identifies itself over another login.
+            python: path of the session's interpreter, which may exist here, too.
         """
         self._lease, self._word = lease, word
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
@@ -95,7 +95,7 @@ class HostGuard(Guard):
         }
 
     def _do_dial(self, host: str, port: int, word: str, limit: float) -> "dict[str, Any]":
-        """Try whether the session can be reached: it answers with a word that only it knows."""
+        """Try whether the session can be reached: it must answer with ``word``, which only it knows."""
         try:
             with socket.create_connection((host, port), timeout=limit) as connection:
                 answer = connection.recv(len(word))
@@ -136,7 +136,7 @@ class HostGuard(Guard):
         )
 
     def _do_log(self, id: str, offset: int) -> "dict[str, Any]":
-        """A piece of a worker's log, older part first, from an offset in both."""
+        """Return a piece of a worker's log from an offset in its two files together, of which the older comes first."""
         path = str(self._workers[id].facts["log"])
         for part in (path + ".1", path):
             try:
@@ -151,7 +151,7 @@ class HostGuard(Guard):
         return {}
 
     def _do_ask_guard(self, guard: "list[int]", message: "dict[str, Any]") -> "dict[str, Any]":
-        """Ask another guard of this user's, which belongs to another platform object; ``gone`` where it is gone."""
+        """Pass a request on to another guard of this user, of another platform object; ``gone`` if it has ended."""
         if not linux.is_running(guard[0], guard[1]):
             return {"gone": True}
         try:
@@ -189,7 +189,7 @@ class HostGuard(Guard):
     # The end
 
     def _channel_ended(self) -> None:
-        """Handle the end of the login. The agents have their leases: they may have the session, and the run goes on."""
+        """Handle the end of the login. Agents go on for their leases, as they may still be connected to the session."""
         if self._is_alone:
             return
         self._is_alone = True
@@ -216,7 +216,7 @@ class HostGuard(Guard):
 
 
 def _usual_address() -> str:
-    """The address that this host shows to most others; nothing where it has none."""
+    """Return the address from which this host connects to most others; empty where it has none."""
     try:
         return own_address("192.0.2.1")  # an example's, which is nobody's
     except OSError:
@@ -224,7 +224,7 @@ def _usual_address() -> str:
 
 
 def main(folder: str) -> None:
-    """Run the guard of this login, whose folder is given."""
+    """Run the guard of this login, with the folder ``folder``."""
     reader, writer = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

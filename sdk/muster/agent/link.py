@@ -1,7 +1,7 @@
 """The agent's connection to its session: messages over TLS, without ever waiting for the other side.
 
-Where the worker has a lease, a connection that has ended is dialled again until the lease has: the session may be
-reached again, and till then the processes go on. What must not be lost is sent again (``outbox.py``).
+If the worker has a lease, a connection that has ended is dialled again until the lease ends; meanwhile the processes go
+on. Messages that must not be lost are sent again (``outbox.py``).
 """
 
 import socket
@@ -26,11 +26,11 @@ CHECK_SECONDS = 1.0  # between two checks for that
 
 
 class Link:
-    """A connection to the session, and those that take its place.
+    """The agent's connection to the session, which is replaced by a new one when it is cut.
 
     Args:
         loop: the event loop that serves it.
-        on_message: called with every message that comes.
+        on_message: called with every message that arrives.
         on_lost: called once, with the cause, when the connection is gone and the lease has ended.
 
     Attributes:
@@ -44,7 +44,7 @@ class Link:
         self.on_welcome: "Callable[[wire.Welcome], object]" = lambda welcome: None
         self._session: "dict[str, Any]" = {}
         self._family = socket.AF_INET
-        self._peer: "tuple[Any, ...]" = ()  # dialled again as it is: to look a name up may take longer than a lease
+        self._peer: "tuple[Any, ...]" = ()  # kept for dialling again: looking a name up may take longer than a lease
         self._hello: "wire.Hello | None" = None
         self._connection: "Connection | None" = None
         self._outbox = Outbox()
@@ -54,13 +54,13 @@ class Link:
         self._tries = 0
 
     def dial(self, session: "dict[str, Any]") -> None:
-        """Connect to the session that owns a certificate, and to no other. No proxies are involved.
+        """Connect to the session that owns a certificate, and to no other. Proxies are not used.
 
         Args:
             session: ``host``, ``port``, ``certificate`` (PEM), ``lease_seconds``.
 
         Raises:
-            OSError: nobody answers there, or somebody else does.
+            OSError: the session does not answer, or another program does.
         """
         self._session = session
         address = (session["host"], session["port"])
@@ -96,12 +96,12 @@ class Link:
 
     @property
     def takes_reports(self) -> bool:
-        """True if there is room for reports, which can be waited with nowhere."""
+        """True if there is room for reports, which are dropped otherwise."""
         return self._waits_for_less_than(REPORT_ROOM)
 
     @property
     def has_sent_all(self) -> bool:
-        """True if nothing waits to be sent, or, where there is a lease, for the session to say that it has it."""
+        """True if nothing waits to be sent or, if there is a lease, to be acknowledged by the session."""
         return not self.is_open or self._waiting == 0
 
     @property
@@ -138,7 +138,7 @@ class Link:
             self._connection.send(data)
 
     def close(self) -> None:
-        """Hang up for good, after a last attempt to send what waits."""
+        """Close the connection for good, after a last attempt to send waiting messages."""
         self._is_closed = True
         if self._connection is not None:
             if self._lease and self._hello is not None:  # which comes before it, welcome or not
@@ -211,7 +211,7 @@ class Link:
             self._on_lost(cause)
 
     def _check(self) -> None:
-        """Notice a connection that says nothing any more: packets are lost without a word where a link is cut."""
+        """Give up a connection whose other side is silent, as a cut network link loses packets without an error."""
         if self._connection is not None and self._connection.is_welcome:
             silent = time.monotonic() - self._connection.heard_at()
             if silent > min(SILENCE, self._lease / 2):

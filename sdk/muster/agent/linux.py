@@ -15,7 +15,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PF_EXITING = 0x4
 SIOCGIFADDR = 0x8915
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-TURN = 0.004  # seconds that the scheduler lets a process go on, while others wait
+TURN = 0.004  # time slice of the scheduler, in seconds
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 CLONE_NEWNS = 0x20000  # a mount namespace of its own
@@ -44,9 +44,9 @@ def adopt_orphans() -> None:
 
 
 def stat(pid: int) -> "Stat | None":
-    """The process ``pid``, or None where there is none."""
+    """Return the process ``pid``, or None where there is none."""
     try:
-        # The name stands in parentheses and may itself hold spaces and parentheses.
+        # The name is in parentheses, and may itself contain spaces and parentheses.
         fields = _read("/proc/{}/stat".format(pid)).rpartition(b")")[2].split()
     except OSError:
         return None
@@ -75,7 +75,7 @@ def is_running(pid: int, start: int) -> bool:
 
 
 def _is_dying(pid: int) -> bool:
-    """Return whether ``pid`` has been killed and is not gone yet, which may take it some milliseconds."""
+    """Return whether ``pid`` has been killed and is not gone yet, which may take some milliseconds."""
     try:
         with open("/proc/{}/stat".format(pid), "rb") as file:
             is_exiting = int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING
@@ -87,8 +87,8 @@ def _is_dying(pid: int) -> bool:
 
 
 def interfaces_of(address: str) -> "list[str]":
-    """Names of the network interfaces that carry the IPv4 address."""
-    if address.startswith("127."):  # all of these are the loopback interface's
+    """Return the names of the network interfaces that have the IPv4 address."""
+    if address.startswith("127."):  # all of these belong to the loopback interface
         return ["lo"]
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -103,7 +103,7 @@ def interfaces_of(address: str) -> "list[str]":
 
 
 def _read(path: str) -> bytes:
-    """The content of a short file of the kernel's. Not by ``open``, which costs three times as much, on every tick."""
+    """Return the content of a short file in /proc. ``open`` would take three times as long, on every tick."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 4096)
@@ -112,34 +112,34 @@ def _read(path: str) -> bytes:
 
 
 def newest_pid() -> int:
-    """Return the id of the process or thread started last; it tells whether any was started since the last call."""
+    """Return the id of the process or thread started last; it changes when another one is started."""
     return int(_read("/proc/loadavg").split()[4])
 
 
 def all_pids() -> "list[int]":
-    """The ids of all processes."""
+    """Return the ids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def snapshot() -> "dict[int, Stat]":
-    """All processes by id."""
+    """Return all processes by id."""
     found = (stat(pid) for pid in all_pids())
     return {process.pid: process for process in found if process is not None}
 
 
 def descendants(root: int, processes: "dict[int, Stat]") -> "list[int]":
-    """The ids of the children of ``root``, their children and so on; not ``root`` itself."""
+    """Return the ids of the children of ``root``, their children and so on; not ``root`` itself."""
     children: "dict[int, list[int]]" = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
     found = list(children.get(root, ()))
-    for pid in found:  # grows while it is walked
+    for pid in found:  # grows during the iteration
         found.extend(children.get(pid, ()))
     return found
 
 
 def children() -> "list[int]":
-    """The ids of this process's own children, adopted ones included. Only for processes with a single thread."""
+    """Return the ids of this process's children, adopted ones included. Only for processes with a single thread."""
     me = os.getpid()
     try:
         with open("/proc/{0}/task/{0}/children".format(me)) as file:
@@ -149,7 +149,7 @@ def children() -> "list[int]":
 
 
 def environment_of(pid: int) -> "set[bytes]":
-    """The environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
+    """Return the environment that ``pid`` was started with, as ``NAME=value``; empty where it cannot be read."""
     try:
         with open("/proc/{}/environ".format(pid), "rb") as file:
             return set(file.read().split(b"\0"))
@@ -158,13 +158,13 @@ def environment_of(pid: int) -> "set[bytes]":
 
 
 def marked(name: str, *values: str) -> "list[int]":
-    """The ids of all processes, except this one, that were started with ``name=value`` in their environment."""
+    """Return the ids of all other processes whose initial environment has ``name`` with one of ``values``."""
     wanted = {os.fsencode("{}={}".format(name, value)) for value in values}
     return [pid for pid in all_pids() if pid != os.getpid() and not wanted.isdisjoint(environment_of(pid))]
 
 
 def resident_memory(pid: int) -> int:
-    """Bytes that ``pid`` has in memory, shared pages included; 0 where there is no such process."""
+    """Return the bytes that ``pid`` has in memory, shared pages included; 0 where there is no such process."""
     try:
         return int(_read("/proc/{}/statm".format(pid)).split()[1]) * PAGE_SIZE
     except OSError:
@@ -172,7 +172,7 @@ def resident_memory(pid: int) -> int:
 
 
 def lateness() -> float:
-    """Seconds by which a process may get its turn later than usual, with as many as want one now."""
+    """Return by how many seconds a process may be scheduled later than usual, given the present load."""
     try:
         runnable = int(_read("/proc/loadavg").split()[3].partition(b"/")[0])
     except (OSError, IndexError, ValueError):
@@ -182,7 +182,7 @@ def lateness() -> float:
 
 
 def proportional_memory(pid: int) -> "int | None":
-    """Bytes that ``pid`` has in memory, shared pages counted in proportion; None where the kernel does not say."""
+    """Return the bytes that ``pid`` has in memory, shared pages in proportion; None where the kernel does not say."""
     try:
         with open("/proc/{}/smaps_rollup".format(pid), "rb") as file:
             for line in file:
@@ -225,7 +225,7 @@ def open_files(pid: int) -> "set[str]":
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether ``pid`` has a handler of its own for the signal, which is neither deadly to it nor ignored."""
+    """Return whether ``pid`` has a handler for the signal, so that it neither ends by it nor ignores it."""
     try:
         with open("/proc/{}/status".format(pid), "rb") as file:
             caught = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:"))
@@ -247,10 +247,10 @@ def kill_group(group: int, signum: int) -> None:
 
 
 def kill_descendants() -> bool:
-    """Kill and reap all descendants of this process. Only for subreapers: they lose nobody.
+    """Kill and reap all descendants of this process. Only for subreapers, as others may lose descendants.
 
     Returns:
-        Whether all are gone. Those that the kernel itself holds up may take longer.
+        Whether all are gone. Processes that wait in the kernel may take longer.
     """
     for _ in range(2000):
         for pid in descendants(os.getpid(), snapshot()):
@@ -265,7 +265,7 @@ def kill_descendants() -> bool:
 
 
 def hide(folders: "list[str]") -> None:
-    """Put an empty folder over each of these, for this process and its children only. Raises OSError: only root may."""
+    """Mount an empty folder over each of these, for this process and its children. Raises OSError: only root may."""
     if not folders:
         return
     _check(_libc.unshare(CLONE_NEWNS), "unshare")

@@ -1,7 +1,7 @@
-"""The log that a worker's processes write to, and its way to the session.
+"""The log to which a worker's processes write, and from which output is sent to the session.
 
-None of this ends a worker where a disk is full. What cannot be written waits in the files that it comes from; what has
-to be given up is said in the log, and in what is shown of it even where the log itself takes nothing.
+A full disk does not end a worker. Output that cannot be copied waits in the file that it comes from; losses are noted
+in the log, and in the output that is shown, even where the log itself cannot be written.
 """
 
 import codecs
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16  # bytes per message; JSON may need six times as many, which is still less than wire.MAX_LINE
 COPIED_AT_ONCE = 64  # chunks of a rank's log
-KEPT_OF_THE_END = 1 << 20  # bytes of a full log that are kept where there is no room or no time for a copy of all of it
-FAST = 1 / 8  # of the cap, between two looks at a log
-MOST_REMARKS = 100  # that wait to be shown and could not be written
+KEPT_OF_THE_END = 1 << 20  # bytes of a full log that are kept where there is no room or no time for a full copy
+FAST = 1 / 8  # growth between two checks, as a part of the cap, from which a log counts as filling fast
+MOST_REMARKS = 100  # remarks that could not be written, and wait to be shown
 
 
 class LogFile:
@@ -27,7 +27,7 @@ class LogFile:
         cap: its largest size in bytes.
 
     Attributes:
-        is_filling: whether it has grown so fast since the last look that the next must not wait for long.
+        is_filling: whether it has grown so fast since the last check that the next one must be soon.
 
     Raises:
         OSError: it cannot be opened.
@@ -41,7 +41,7 @@ class LogFile:
         self._reader = open(path, "rb", buffering=0)  # noqa: SIM115  (for as long as the agent lives)
         self._reader.seek(0, os.SEEK_END)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._torn = b""  # the rest of what was written in part only
+        self._torn = b""  # the rest of data that was written only in part
         self._remarks: "list[str]" = []
         self._is_writable = True
         self._stuck_at = 0
@@ -50,9 +50,9 @@ class LogFile:
         self.is_filling = False
 
     def read(self) -> str:
-        """Return the text printed since the last call, or a part of it; empty where there is none.
+        """Return output since the last call, or a part of it; empty where there is none.
 
-        Bytes that are not UTF-8 come as lone surrogates; a character that is written only in part is held back.
+        Bytes that are not UTF-8 become lone surrogates; a character that is written only in part is held back.
         """
         if self._remarks:
             return self._remarks.pop(0)
@@ -63,17 +63,17 @@ class LogFile:
         return os.fstat(self.descriptor).st_size
 
     def unread(self) -> int:
-        """Return the number of calls of ``read`` that it takes to get all that is there by now."""
+        """Return the number of calls of ``read`` that are needed to get all present output."""
         return len(self._remarks) + -(-max(0, self.size() - self._reader.tell()) // CHUNK)
 
     def write(self, text: str) -> None:
-        """Add a remark of the agent's own, as a line of its own. It is shown even where it cannot be written."""
+        """Append a remark of the agent, as a separate line. It is shown even where it cannot be written."""
         line = "[muster] {}\n".format(text)
         if not self.append(line.encode("utf-8", "surrogateescape")):
             self._remark(line)
 
     def append(self, data: bytes) -> bool:
-        """Add ``data``, and return True; False where there is no room now, and nothing of it has been taken."""
+        """Append ``data``, and return True; return False, with nothing of it written, where there is no room now."""
         try:
             while self._torn:
                 self._torn = self._torn[os.write(self.descriptor, self._torn) :]
@@ -88,14 +88,14 @@ class LogFile:
         return True
 
     def rotate_when_full(self, wait_for_reader: bool) -> None:
-        """Move the content to ``<log>.1`` once the log is full, and has been read if anybody reads it.
+        """Move the content to ``<log>.1`` once the log is full and, if ``wait_for_reader``, has been read.
 
-        A session that reads too slowly loses output from its display, but not from the disk, once the log has twice
-        its size; so the two files hardly keep more than five times the cap, and twice where the session keeps up.
-        Of what is printed faster than it can be copied, only the end is kept.
-        The processes hold the file open, so it is copied and emptied rather than renamed; they append, so they go on
-        at its new start. What is written in the instant between copying and emptying is lost. Where there is no room
-        for the copy, only the end of the log is kept: the processes need the room more.
+        If the session reads too slowly, output is lost from its display, but not from the disk, once the log has twice
+        the cap; so the two files hardly exceed five times the cap, and twice the cap where the session keeps up. If
+        output is printed faster than it can be copied, only its end is kept.
+        The processes hold the file open, so it is copied and truncated rather than renamed; they append, so they go on
+        at its new start. Output written between copying and truncating is lost. Where there is no room for the copy,
+        only the end of the log is kept, since the processes need the room more.
         """
         size = self.size()
         self.is_filling = size - self._last_size > self.cap * FAST
@@ -109,19 +109,19 @@ class LogFile:
         except OSError as error:
             if not self._stuck_at:
                 self.write("{} cannot be emptied: {}".format(self.path, error.strerror))
-            self._stuck_at = self.size()  # another copy of all of it at each check would hold up everything else
+            self._stuck_at = self.size()  # another full copy at each check would hold up everything else
             return
         self._stuck_at = self._last_size = 0
         self._reader.seek(0)
         self._lost += lost
-        if self._lost:  # said again at each new start, as the log may have lost what said it
+        if self._lost:  # repeated after each move, as the earlier remark may be lost, too
             why = ": {} {}.1".format(cause, self.path) if lost else " so far"
             self.write("{} bytes of output are lost{}".format(self._lost, why))
         if is_unread:
             self.write("{} bytes of output came too fast to be shown; they are in {}.1".format(missed, self.path))
 
     def _move_content(self, size: int) -> "tuple[int, str]":
-        """Move the content to ``<log>.1``. Returns how many bytes of it are lost, and why. Raises OSError."""
+        """Move the content to ``<log>.1``. Return how many bytes are lost, and why. Raises OSError."""
         too_fast = "they came too fast for"
         with open(self.path, "rb", buffering=0) as source:
             try:
@@ -137,9 +137,9 @@ class LogFile:
         return lost, too_fast
 
     def _copy_content(self, source: int, target: int, size: int) -> int:
-        """Copy what the log has, and what comes meanwhile. Returns how many bytes are copied. Raises OSError.
+        """Copy the log, with output that is appended meanwhile. Return how many bytes are copied. Raises OSError.
 
-        Whoever prints faster than this copies would have it never end, and the log grow all the while: it is given up.
+        The copy is given up if output is appended faster than it is copied, since it would never end.
         """
         copied = start = max(0, size - 2 * self.cap)
         while not self._has_outgrown(size):
@@ -153,7 +153,7 @@ class LogFile:
         return self.size() > size + self.cap
 
     def _keep_end(self, source: "IO[bytes]") -> int:
-        """Empty the log, and keep its end alone in ``<log>.1``. Returns how many bytes are lost."""
+        """Empty the log, and keep only its end in ``<log>.1``. Return how many bytes are lost."""
         size = self.size()
         source.seek(max(0, size - min(size // 2, KEPT_OF_THE_END)))
         end = source.read(KEPT_OF_THE_END)
@@ -187,7 +187,7 @@ class RankLog(LogFile):
         self._waiting = b""  # whole lines that the worker's log had no room for
 
     def copy_to(self, log: LogFile, is_over: bool = False) -> None:
-        """Append to ``log`` what has been printed since the last call: whole lines, so that ranks do not mix theirs."""
+        """Append output since the last call to ``log``, in whole lines, so that lines of several ranks do not mix."""
         for _ in range(self.unread() + 2 if is_over else COPIED_AT_ONCE):
             if not log.append(self._waiting):
                 break
@@ -214,7 +214,7 @@ class RankLogs:
     """The logs of the ranks that run in a worker, where it is asked to split them.
 
     Args:
-        log: the worker's, into which everything goes as well.
+        log: the worker's log, to which everything is copied.
 
     Attributes:
         are_wanted: whether each rank that starts from now on gets a log of its own.
@@ -226,11 +226,11 @@ class RankLogs:
         self.are_wanted = False
 
     def open(self, rank: "int | None") -> "int | None":
-        """The descriptor that a rank is to write to; None where it has no log of its own."""
+        """Open the log of a rank, and return the descriptor to write to; None where it has no log of its own."""
         if rank is None or not self.are_wanted:
             return None
         path = os.path.join(os.path.dirname(self._log.path), "ranks", "rank-{}.log".format(rank))
-        self.close(rank)  # any process of the worker may ask for a rank that there is already
+        self.close(rank)  # any process of the worker may request a rank that exists
         try:
             self._logs[rank] = RankLog(path, self._log.cap)
         except OSError as error:
@@ -239,16 +239,16 @@ class RankLogs:
         return self._logs[rank].descriptor
 
     def copy(self) -> None:
-        """Bring the worker's log up to date."""
+        """Copy new output of all ranks to the worker's log."""
         for log in self._logs.values():
             log.copy_to(self._log)
 
     def are_filling(self) -> bool:
-        """Return whether one of them must not wait for long to be looked at again."""
+        """Return whether one of the logs grows so fast that the next check must be soon."""
         return any(log.is_filling for log in self._logs.values())
 
     def close(self, rank: "int | None") -> None:
-        """Copy the rest of what a rank has printed, now that it has ended."""
+        """Copy the rest of the output of a rank that has ended, and close its log."""
         if rank in self._logs:
             log = self._logs.pop(rank)
             log.copy_to(self._log, is_over=True)

@@ -1,8 +1,8 @@
-"""A file that comes in pieces: beside its place until all of it is there, and under its own name from then on.
+"""A file that arrives in pieces, in a part file beside its final place until all of it is there.
 
-It is named by the content that is to come. So what was torn goes on where it ended, and a file that is there already
-need not come again. Raises OSError where it cannot be written, and ValueError where what comes is not what was
-announced. One thread may close it while another is at work on it, which then ends.
+The name of the part file depends on the announced content. So an interrupted transfer is resumed where it ended, and a
+file that is there already is not sent again. Methods raise OSError where it cannot be written, and ValueError where
+other content arrives than was announced. One thread may close it while another uses it, which then gets ValueError.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ SLICE = 1 << 22  # bytes that are hashed at once
 
 
 class PartFile:
-    """A file that comes. Nothing is opened before ``open`` is called.
+    """A file that arrives in pieces. Nothing is opened before ``open`` is called.
 
     Args:
         root: the folder that it may not leave.
-        parts: its path in there, in parts.
-        size, sha256: what was announced.
-        sender: who sends it: two that send files of one name and content do not get into each other's way.
+        parts: its path in that folder, in parts.
+        size, sha256: the announced size and hash.
+        sender: name of the sender, so that two senders of files with one name and content do not share a part file.
 
     Attributes:
-        offset: how much of it is there.
-        is_finished: whether all of it is, under its own name.
+        offset: how many bytes of it are there, and hashed.
+        is_finished: whether all of it is there, under its final name.
     """
 
     def __init__(self, root: str, parts: "list[str]", size: int, sha256: str, sender: str = "") -> None:
@@ -42,7 +42,7 @@ class PartFile:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Open what is there of it."""
+        """Open the finished file or the part file, which is made if there is none."""
         with self._lock:
             self._check_open()
             self._folder = open_folder(self._root, self._parts[:-1], make=True)
@@ -51,7 +51,7 @@ class PartFile:
                 self._open_part()
 
     def hash_slice(self) -> bool:
-        """Hash some of what is there; False once that is done, and only then is it known how much that is."""
+        """Hash some of the present content; return False once all is hashed: only then ``offset`` is final."""
         with self._lock:
             self._check_open()
             data = os.pread(self._file, SLICE, self.offset)
@@ -67,7 +67,7 @@ class PartFile:
             return False
 
     def write(self, offset: int, payload: bytes) -> None:
-        """Take the next piece."""
+        """Write the next piece."""
         with self._lock:
             self._check_open()
             if offset != self.offset or self.offset + len(payload) > self._size:
@@ -85,7 +85,7 @@ class PartFile:
                 data = data[written:]
 
     def finish(self, mode: "int | None" = None) -> None:
-        """Give it its name, if all of it is there and is what was announced."""
+        """Give the file its final name, if it has the announced content."""
         with self._lock:
             self._check_open()
             if not self.is_finished and self._hash.hexdigest() != self._sha256:
@@ -98,7 +98,7 @@ class PartFile:
             self.is_finished = True
 
     def close(self) -> None:
-        """Close it; what has come stays for the next attempt."""
+        """Close the file; a part file stays for the next attempt."""
         with self._lock:
             self._is_closed = True
             for descriptor in (self._file, self._folder):
@@ -111,7 +111,7 @@ class PartFile:
             raise ValueError("it has been given up")
 
     def _open_finished(self) -> bool:
-        """Open the finished file; return whether there is one of that name and size, which may be the very one."""
+        """Open the finished file; return whether there is one of that name and size, whose hash is yet unknown."""
         try:
             self._file = open_file(self._folder, self._parts[-1], os.O_RDONLY)
         except OSError:

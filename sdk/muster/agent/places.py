@@ -1,7 +1,7 @@
-"""Folders that files are put into and got from, and from which no path leads out.
+"""Places: folders of a worker into which files are put and from which they are got, and which no path can leave.
 
-Every part of a path is opened from the folder before it, and none may be a link: so neither ``..`` nor a link that
-somebody has left there, or leaves there at this very moment, leads anywhere else.
+Every part of a path is opened relative to the folder before it, and must not be a link: so neither ``..`` nor a link
+that is there, or is made at this very moment, leads out of the folder.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, Mapping
 
 MOST_FILES = 10000  # in one listing
-MOST_SEEN = 200000  # on the way to those that a pattern matches
+MOST_SEEN = 200000  # files that are looked at for one pattern
 MAGIC = re.compile(r"[*?\[]")
 DEEPEST = 32  # folders in one another
-PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that has not come in full
+PART = re.compile(r"\.muster-[0-9a-f]{32}\.part\Z")  # the name of a file that has not arrived in full
 
 
 def part_name(worker: str, name: str, sha256: str) -> str:
-    """Return the name of a file that has not come in full: of the same length however long its own will be."""
+    """Return the name for a file until it has arrived in full; its length does not depend on the final name."""
     text = "\0".join((worker, name, sha256))
     return ".muster-{}.part".format(digest.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32])
 
 
 def symbol(place: str) -> str:
-    """Return the text that stands for a place's path in a plan. No argument or variable of a user's can hold it."""
+    """Return the text that stands for a place's path in a plan. No argument or variable of a user can contain it."""
     return "\0{}\0".format(place)
 
 
@@ -42,7 +42,7 @@ def is_symbolic(text: str) -> bool:
 
 
 def resolve(text: str, places: "Mapping[str, str]") -> str:
-    """The text with the paths of places in the stead of their symbols."""
+    """Return the text with the symbols of places replaced by their paths."""
     if is_symbolic(text):
         for place, path in places.items():
             text = text.replace(symbol(place), path)
@@ -50,11 +50,11 @@ def resolve(text: str, places: "Mapping[str, str]") -> str:
 
 
 def settle(config: "dict[str, Any]", around: str) -> "dict[str, Any]":
-    """The config of an agent with a path for every place: those that nobody has given are in a new folder, its scratch.
+    """Return an agent's config with a path for every place; missing places are made in the scratch folder.
 
     Args:
-        config: what the agent must know.
-        around: the folder to make that folder in, which goes with the worker.
+        config: the agent's config.
+        around: the folder in which a scratch folder is made, if there is none; it is removed with the worker.
 
     Raises:
         OSError: the folder cannot be made.
@@ -74,7 +74,7 @@ def settle(config: "dict[str, Any]", around: str) -> "dict[str, Any]":
 
 
 def split(path: str) -> "list[str]":
-    """The parts of a relative path. Raises OSError for one that would leave its folder."""
+    """Return the parts of a relative path. Raises OSError for a path that would leave its folder."""
     parts = path.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise OSError(errno.EPERM, "it is no path within its folder", path)
@@ -82,7 +82,7 @@ def split(path: str) -> "list[str]":
 
 
 def open_folder(root: str, parts: "list[str]", make: bool = False) -> int:
-    """A descriptor of a folder inside ``root``, which the caller closes.
+    """Open a folder inside ``root`` and return its descriptor, which the caller closes.
 
     Args:
         root: the folder around it.
@@ -90,7 +90,7 @@ def open_folder(root: str, parts: "list[str]", make: bool = False) -> int:
         make: whether to make those that are missing, for their owner only.
 
     Raises:
-        OSError: there is none, it is a link, or it cannot be opened.
+        OSError: there is no such folder, a part of the path is a link, or it cannot be opened.
     """
     if make:
         os.makedirs(root, 0o700, exist_ok=True)
@@ -108,7 +108,7 @@ def open_folder(root: str, parts: "list[str]", make: bool = False) -> int:
 
 
 def open_file(folder: int, name: str, flags: int) -> int:
-    """A descriptor of a regular file in ``folder``. Raises OSError for anything else, such as a link or a pipe."""
+    """Open a regular file in ``folder`` and return its descriptor. Raises OSError for a link, a pipe and so on."""
     found = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
@@ -117,10 +117,9 @@ def open_file(folder: int, name: str, flags: int) -> int:
 
 
 def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[str, int | None]]":
-    """Relative path and size of every regular file in ``folder`` and below; links are passed over.
+    """Yield the relative path and the size of every regular file in ``folder`` and below; links are skipped.
 
-    The size is None where the file, or all of a folder, is there but cannot be got: its name is not UTF-8, or it
-    cannot be read.
+    The size is None for a file or a folder that cannot be got: its name is not UTF-8, or it cannot be read.
 
     Raises:
         OSError: the folders lie too deep in one another.
@@ -147,10 +146,10 @@ def listing(folder: int, prefix: str = "", depth: int = 0) -> "Iterator[tuple[st
 
 
 def find(root: str, pattern: str) -> "Iterator[tuple[str, int | None]]":
-    """Relative path and size, as ``listing`` has them, of every file in ``root`` that a pattern matches.
+    """Yield the relative path and the size, as ``listing`` does, of every file in ``root`` that matches a pattern.
 
-    In a pattern ``*`` and ``?`` stand for characters of one name, ``[...]`` for one of some, and ``**`` for any number
-    of folders. One that matches a folder matches everything in it.
+    In a pattern ``*`` and ``?`` stand for characters of one name, ``[...]`` for one of several characters, and ``**``
+    for any number of folders. A pattern that matches a folder matches everything in it.
 
     Raises:
         OSError: the pattern leads out of ``root``; or there are too many files in it.
@@ -172,7 +171,7 @@ def find(root: str, pattern: str) -> "Iterator[tuple[str, int | None]]":
 
 
 def matcher(pattern: str) -> "re.Pattern[str]":
-    """Return what matches the relative paths of the files that a pattern stands for in ``find``. Raises as that."""
+    """Return a regular expression for the relative paths that match a pattern of ``find``. Raises as ``find``."""
     try:
         return _translated(_parts(pattern))
     except re.error as error:
@@ -187,7 +186,7 @@ def _parts(pattern: str) -> "list[str]":
 
 
 def _translated(parts: "list[str]") -> "re.Pattern[str]":
-    """The regular expression for a pattern, given its parts."""
+    """Return the regular expression for a pattern, given its parts."""
     found = ""
     for part in parts[:-1]:
         found += "(?:.*/)?" if part == "**" else _translated_name(part) + "/"
@@ -218,5 +217,5 @@ def _can_travel(path: str) -> bool:
 
 
 def open_folder_in(folder: int, name: str) -> int:
-    """A descriptor of a folder in ``folder``. Raises OSError for anything else."""
+    """Open a folder in ``folder`` and return its descriptor. Raises OSError for anything else."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)

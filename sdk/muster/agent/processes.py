@@ -1,4 +1,4 @@
-"""The processes that an agent starts for its worker: starting, ending, and what becomes of their children."""
+"""The processes that an agent starts for its worker: their start, their end, and the end of their descendants."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Become = Callable[[list[str], dict[str, str]], object]
 
 SIGNALS_TO_RESTORE = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGCHLD")
-MARK = "MUSTER_PROCESS"  # names, in its environment, which of the agent's processes a process comes from
+MARK = "MUSTER_PROCESS"  # variable that says from which of the agent's processes a process descends
 
 
 def spawn(
@@ -28,17 +28,17 @@ def spawn(
     has_terminal: bool = False,
     become: "Become | None" = None,
 ) -> int:
-    """Start a process that leads a session of its own and is killed when this one ends.
+    """Start a process that leads its own session and is killed when this one ends.
 
     Args:
-        argv: its command; the program is looked up in the PATH of ``env``.
+        argv: its command line; the program is looked up in the PATH of ``env``.
         env: its whole environment.
         cwd: its working directory.
         output: descriptor of its standard output.
         errors: descriptor of its standard error; None for the same.
-        source: descriptor of its standard input; None for none.
-        has_terminal: whether that is a terminal, which becomes the one that it belongs to.
-        become: makes the fork that process, with its command and environment, where it needs no new program.
+        source: descriptor of its standard input; None for the null device.
+        has_terminal: whether ``source`` is a terminal, which becomes its controlling terminal.
+        become: called in the fork with command line and environment in place of an exec, and does not return.
 
     Returns:
         Its process id.
@@ -46,7 +46,7 @@ def spawn(
     Raises:
         OSError: it cannot be started; ``filename`` says what is missing.
     """
-    status_reader, status_writer = os.pipe()  # closed by a successful exec, and says otherwise why there was none
+    status_reader, status_writer = os.pipe()  # closed by a successful exec; otherwise it transmits the error
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -96,7 +96,7 @@ def _restore_signals() -> None:
 
 def _redirect(source: "int | None", output: int, errors: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    # Duplicates first: one of them may itself be a low number.
+    # Duplicated first, as one of the descriptors may be 0, 1 or 2 itself.
     ends = [os.dup(end) for end in (nothing if source is None else source, output, errors)]
     for target, end in enumerate(ends):
         os.dup2(end, target)
@@ -107,15 +107,15 @@ class Child:
 
     Attributes:
         pid: its process id, and that of its session and process group.
-        key: what marks its descendants.
+        key: value of the variable ``MARK`` in its environment and that of its descendants.
         rank: its rank; None where it has none.
-        on_exit: called with it once it has ended.
+        on_exit: called with this object once the process has ended.
         exit_code, signal: how it ended.
         is_asked: whether it has been asked to end.
         reason: ``memory`` or ``stopped`` where the agent ended it.
-        memory: bytes that it and its descendants had when they were too many.
-        ended_at: what ``time.time()`` and ``time.monotonic()`` said when it was found to have ended.
-        late: seconds by which that may have been after its end, beyond what is usual.
+        memory: bytes of memory that it and its descendants used, if that was too much.
+        ended_at: ``time.time()`` and ``time.monotonic()`` when its end was noticed.
+        late: seconds by which its end may have been noticed later than usual.
     """
 
     def __init__(self, pid: int, key: str, rank: "int | None", on_exit: "Callable[[Child], object]") -> None:
@@ -146,7 +146,7 @@ class Children:
         self._started = 0
         self.services: "dict[int, Callable[[int], object]]" = {}
         self.running: "dict[int, Child]" = {}
-        self.marks: "set[str]" = set()  # of services whose daemons are left alone as long as they run
+        self.marks: "set[str]" = set()  # marks of services whose daemons are left alone as long as the services run
 
     def start(
         self,
@@ -159,10 +159,10 @@ class Children:
         source: "int | None" = None,
         become: "Become | None" = None,
     ) -> Child:
-        """Start one process. ``on_exit`` is called with it when it has ended.
+        """Start one process. ``on_exit`` is called with its ``Child`` when it has ended.
 
         Its output goes to the descriptor ``output``, or else to the worker's log; it reads from ``source``, if given;
-        ``become`` as ``spawn`` has it.
+        ``become`` is passed to ``spawn``.
 
         Raises:
             OSError: it cannot be started.
@@ -175,11 +175,11 @@ class Children:
         return child
 
     def expect_end(self, pid: int, on_exit: "Callable[[int], object]") -> None:
-        """Call ``on_exit(status)`` when the service ``pid``, which somebody else spawned, has ended."""
+        """Call ``on_exit(status)`` when the service ``pid``, which was not started by this class, has ended."""
         self.services[pid] = on_exit
 
     def reap(self) -> None:
-        """Collect what has ended, and kill what it left behind. To be called on SIGCHLD."""
+        """Collect processes that have ended, and kill what they left behind. To be called on SIGCHLD."""
         ended = []
         while True:
             try:
@@ -197,7 +197,7 @@ class Children:
             child.on_exit(child)
 
     def kill_leftovers(self) -> None:
-        """Kill the orphans of processes that have ended. Those of running ones are daemons, and left alone."""
+        """Kill orphans of processes that have ended. Orphans of running ones are daemons, and left alone."""
         orphans = [pid for pid in linux.children() if pid not in self.running and pid not in self.services]
         if not orphans:
             return
@@ -214,21 +214,21 @@ class Children:
         linux.kill_group(child.pid, signum)
 
     def end(self, child: Child, grace: float, reason: "str | None") -> None:
-        """Ask a process to end, unless it has been, and kill it and its descendants ``grace`` seconds later."""
+        """Ask a process to end, unless it was asked before, and kill it and its descendants after ``grace`` seconds."""
         child.reason = child.reason or reason
-        if not child.is_asked:  # a handler that saves something is not entered again
+        if not child.is_asked:  # a second signal could interrupt a handler that saves something
             child.is_asked = True
             self.signal(child, signal.SIGTERM)
         self._loop.call_later(grace, lambda: self.kill(child))
 
     def kill(self, child: Child) -> None:
-        """Kill a process and its descendants, where it still runs."""
+        """Kill a process and its descendants, if it still runs."""
         if self.running.get(child.pid) is child:
             self.kill_tree(child.pid)
 
     @staticmethod
     def hang_up(pid: int) -> None:
-        """Tell a process and its group that whoever had it started is gone."""
+        """Send a process group the signals of a terminal that has hung up, and SIGTERM."""
         for signum in (signal.SIGHUP, signal.SIGCONT, signal.SIGTERM):
             linux.kill_group(pid, signum)
 
@@ -278,7 +278,7 @@ def describe_end(child: Child) -> str:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, such as ``SIGKILL``."""
+    """Return the name of a signal, such as ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

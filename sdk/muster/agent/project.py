@@ -1,8 +1,8 @@
-"""A folder of the session's that is laid out on this worker, of which only the files that are not here already come.
+"""Copying of a folder of the session to this worker, for which only files that are not here already are sent.
 
-The session has put a list of its files with their hashes into one of the worker's places. What lies at its place
-already, or in the cache of earlier runs, is taken from there; then the contents of all others come as one stream, in
-the order of the list. Each file takes its name once all of it is there and has the hash that was announced.
+The session has put a list of the folder's files with their hashes into one of the worker's places. A file that is in
+its place already, or in the cache of earlier runs, is used; then the contents of all others are sent as one stream, in
+the order of the list. Each file gets its name once all of it has arrived and has the announced hash.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 MOST_FILES = 100000
 LARGEST_LIST = 1 << 26  # bytes
-SLICE_BYTES = 1 << 22  # that are copied or hashed at once
-SLICE_FILES = 64  # that are looked at at once
+SLICE_BYTES = 1 << 22  # bytes that are copied or hashed before the agent does other work
+SLICE_FILES = 64  # files that are looked at before the agent does other work
 PIECE = 1 << 20  # bytes that are read at once
-CACHE_BYTES = 1 << 30  # that a cache may hold where nobody says otherwise
+CACHE_BYTES = 1 << 30  # bytes that a cache may hold by default
 
 
 class Entry:
@@ -45,16 +45,16 @@ class Entry:
 
 
 class ProjectCopy:
-    """One folder that is laid out.
+    """The transfer of one folder.
 
     Args:
-        order: the session's.
-        root: the folder to lay it out in.
+        order: the session's order.
+        root: the folder to copy into.
         lists: the folder that has the list.
-        cache: contents that earlier runs have left; None where nothing is kept.
+        cache: the cache of contents from earlier runs; None where nothing is kept.
 
     Raises:
-        OSError, ValueError: the list is none, or the folder cannot be written to.
+        OSError, ValueError: the list is not valid, or the folder cannot be written to.
 
     Attributes:
         place: the name of the place.
@@ -63,14 +63,14 @@ class ProjectCopy:
     def __init__(self, order: wire.Sync, root: str, lists: str, cache: "Cache | None") -> None:
         self.place = order.place
         self._number = order.transfer
-        self._owner = "{}.{}".format(os.getpid(), order.transfer)  # others may lay out the same beside it
+        self._owner = "{}.{}".format(os.getpid(), order.transfer)  # other workers may write to the same folder
         self._root = root
         self._cache = cache
         self._folder: "Tuple[List[str], int] | None" = None  # the one that was last opened
         self._file = -1
         self._hash = digest.sha256()
         self._offset = 0
-        self._missing_here = 0  # bytes of the file that comes
+        self._missing_here = 0  # bytes of the present file that have not arrived
         self._contents: "Dict[str, List[Entry]]" = {}
         os.close(open_folder(root, [], make=True))
         self._links = []
@@ -85,7 +85,7 @@ class ProjectCopy:
         self._total = 0
 
     def hash_slice(self) -> bool:
-        """Lay out some of what is here already; False once that is done."""
+        """Copy some of the files whose contents are here already; return False once all are done."""
         done = 0
         for _ in range(SLICE_FILES):
             if not self._unseen:
@@ -101,7 +101,7 @@ class ProjectCopy:
         return True
 
     def begin(self, answer: "Callable[..., object]") -> None:
-        """Tell the session what is missing."""
+        """Tell the session which contents are missing."""
         missing = set(self._missing)
         bits = bytearray((len(self._contents) + 7) // 8)
         for number, sha256 in enumerate(self._contents):
@@ -112,7 +112,7 @@ class ProjectCopy:
         self._next_file(answer)
 
     def write(self, chunk: wire.Chunk, answer: "Callable[..., object]") -> None:
-        """Take the next piece of the stream."""
+        """Write the next piece of the stream."""
         if chunk.offset != self._offset or self._offset + len(chunk.payload) > self._total:
             raise OSError("a piece of the stream is not the next one")
         data = memoryview(chunk.payload)
@@ -129,7 +129,7 @@ class ProjectCopy:
                 self._next_file(answer)
 
     def close(self) -> None:
-        """Close what is open, and drop what has not come in full."""
+        """Close open files, and remove a file that has not arrived in full."""
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 folder, name = self._place_of(self._contents[self._missing[-1]][0])
@@ -143,7 +143,7 @@ class ProjectCopy:
     # One file
 
     def _next_file(self, answer: "Callable[..., object]") -> None:
-        """Open the part file of what comes next; the end of everything where nothing does."""
+        """Open the part file of the next content; if there is none, make the links and end the transfer."""
         if not self._missing:
             self._make_links()
             kept = ""
@@ -175,7 +175,7 @@ class ProjectCopy:
         self._file = -1
 
     def _lay_out_from_here(self, sha256: str) -> bool:
-        """Lay out the files with this content if that is here; return whether it is."""
+        """Write all files with this content if it is on this worker; return whether it is."""
         entries = self._contents[sha256]
         if not entries[0].size:
             for entry in entries:
@@ -202,7 +202,7 @@ class ProjectCopy:
             os.close(source)
 
     def _open_here(self, entry: Entry) -> int:
-        """A descriptor of the file that lies at an entry's place, where that has its size; -1 if none does."""
+        """Return a descriptor of the existing file of an entry, if it has the entry's size; -1 otherwise."""
         folder, name = self._place_of(entry)
         try:
             found = open_file(folder, name, os.O_RDONLY)
@@ -214,7 +214,7 @@ class ProjectCopy:
         return -1
 
     def _copy(self, source: int, entry: Entry) -> bool:
-        """Lay out one file as a copy of an open one (-1: an empty one); False where that is not what it should be."""
+        """Write a file as a copy of an open one (-1: as an empty file); return False where that has another hash."""
         folder, name = self._place_of(entry)
         part = self._part(name)
         target = open_file(folder, part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -241,7 +241,7 @@ class ProjectCopy:
         return part_name(self._owner, name, "")
 
     def _place_of(self, entry: Entry) -> "Tuple[int, str]":
-        """The folder of a file, open until the next call, and its name there."""
+        """Return a descriptor of a file's folder, open until the next call, and the file's name in it."""
         parts = split(entry.path)
         if self._folder is None or self._folder[0] != parts[:-1]:
             opened = open_folder(self._root, parts[:-1], make=True)
@@ -252,16 +252,16 @@ class ProjectCopy:
 
 
 class Cache:
-    """Contents of files by their hashes, in a folder that is the user's alone, for later runs.
+    """A cache of file contents by their hashes for later runs, in a folder that only the user can access.
 
-    What is in it is checked whenever it is used. Anything that goes wrong with it costs time only.
+    Contents are checked whenever they are used. An error in the cache costs time only.
 
     Args:
         folder: the folder; ``~`` is the user's home.
-        most: bytes that it may hold; what has not been used for longest goes first.
+        most: bytes that it may hold; the least recently used contents are removed first.
 
     Raises:
-        OSError: the folder cannot be made, or is somebody else's.
+        OSError: the folder cannot be made, or belongs to another user.
     """
 
     def __init__(self, folder: str, most: int = CACHE_BYTES) -> None:
@@ -275,7 +275,7 @@ class Cache:
         os.chmod(self.folder, 0o700)
 
     def open(self, sha256: str, size: int) -> int:
-        """A descriptor of a content; -1 if it is not there."""
+        """Return a descriptor of a content; -1 if it is not in the cache."""
         try:
             found = os.open(self._path(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -289,7 +289,7 @@ class Cache:
         return -1
 
     def keep(self, sha256: str, source: int, size: int) -> None:
-        """Keep a copy of an open file."""
+        """Put a copy of an open file into the cache."""
         if size > self._most:
             return
         part = "{}.{}.part".format(self._path(sha256), os.getpid())
@@ -306,12 +306,12 @@ class Cache:
                 os.unlink(part)
 
     def drop(self, sha256: str) -> None:
-        """Keep a content no longer."""
+        """Remove a content from the cache."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(sha256))
 
     def trim(self) -> None:
-        """Remove what is too much."""
+        """Remove the least recently used contents until the rest fits."""
         if not self._has_grown:
             return
         self._has_grown = False
@@ -337,7 +337,7 @@ class Cache:
 
 
 def _read_list(lists: str, path: str) -> "List[Entry]":
-    """The entries of the list. Raises OSError or ValueError where it is none."""
+    """Return the entries of a list. Raises OSError or ValueError where it is not valid."""
     parts = split(path)
     folder = open_folder(lists, parts[:-1])
     try:
@@ -355,7 +355,7 @@ def _read_list(lists: str, path: str) -> "List[Entry]":
 
 
 def _digest(source: int, target: int = -1) -> str:
-    """The SHA-256 of an open file, which is copied to ``target`` meanwhile."""
+    """Return the SHA-256 of an open file, and copy the file to ``target`` meanwhile, unless that is -1."""
     found = digest.sha256()
     offset = 0
     while True:

@@ -1,7 +1,7 @@
-"""Processes that a launcher asks for over ssh: the agent's side of :mod:`~muster.agent.entry` and of ``mpi_rank.py``.
+"""Ranks that a launcher requests over ssh: the agent's side of :mod:`~muster.agent.entry` and of ``mpi_rank.py``.
 
-``horovodrun`` logs in to a worker once per rank. The entry, which sshd runs for it, hands the request to the agent over
-``agent.sock``; so a rank is the agent's own child, writes straight to the worker's log, and ends with the agent.
+``horovodrun`` logs in to a worker once per rank. The entry, which sshd runs for it, passes the request to the agent
+over ``agent.sock``; so a rank is the agent's own child, writes directly to the worker's log, and ends with the agent.
 ``mpiexec`` logs in once per worker, and its daemon there starts ``mpi_rank.py`` once per rank, which does the same.
 """
 
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
         def remark(self, text: str) -> None: ...  # noqa: D102
 
 
-HANG_UP_DELAY = 0.2  # seconds in which a rank may end by itself whose launcher has gone: it may have told it to
-CANCEL_GRACE = 1.0  # seconds that it gets to end after that
-CANNOT_START = 127  # what a shell exits with in that case
+HANG_UP_DELAY = 0.2  # seconds in which a rank without its launcher may end by itself, as it may have been told to
+CANCEL_GRACE = 1.0  # seconds between SIGTERM and SIGKILL after that
+CANNOT_START = 127  # exit status of a shell in that case
 DESCRIPTOR = struct.Struct("i")
 MOST_RANKS = 1 << 24
-MOST_SILENT = 64  # connections that have asked for nothing yet
-ANSWER_SECONDS = 0.2  # for an answer to be taken: whoever asks waits for it
+MOST_SILENT = 64  # connections without a request
+ANSWER_SECONDS = 0.2  # time limit for sending an answer, for which the other side waits
 
 
 class Ranks:
-    """Serves the entries of one worker.
+    """The server for the entries of one worker.
 
     Args:
         loop: the agent's event loop.
         agent: the agent, which starts the processes.
-        path: where to listen.
+        path: path of the Unix socket to listen on.
     """
 
     def __init__(self, loop: Loop, agent: "Agent", path: str) -> None:
@@ -91,10 +91,10 @@ class Ranks:
 
 
 class Request:
-    """One entry that has connected: a rank to start, or a question for the worker's environment.
+    """The connection of one entry, with a request to start a rank or to return the worker's environment.
 
     Attributes:
-        is_silent: whether it is open and has asked for nothing yet.
+        is_silent: whether it is open and has made no request yet.
     """
 
     def __init__(self, loop: Loop, agent: "Agent", connection: socket.socket) -> None:
@@ -136,7 +136,7 @@ class Request:
                     self._end()
 
     def _end(self) -> None:
-        """Hang up. Where there is a rank, ssh is gone, and so is the launcher or its interest in this rank."""
+        """Close the connection. If it has a rank, ssh has ended, so that the launcher is gone or has given it up."""
         self.close()
         if self._child is not None:
             self._agent.send_to_session(wire.HungUp(self._child.rank))
@@ -156,7 +156,7 @@ class Request:
             self._answer("environment", env=self._agent.environment, cwd=self._agent.config["cwd"])
 
     def _receive_data(self) -> bytes:
-        """The next bytes, and with the first of them perhaps a descriptor that the rank is to inherit."""
+        """Return the next bytes; a descriptor that is sent with them is kept, for the rank to inherit."""
         data, control, _, _ = self._connection.recvmsg(
             1 << 16, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
         )
@@ -212,7 +212,7 @@ class Request:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._is_open:
             self._is_open = self.is_silent = False
             self._loop.forget(self._connection)
@@ -231,7 +231,7 @@ def _are_texts(values: object) -> bool:
 
 @contextlib.contextmanager
 def _bound_to(cores: "list[int] | None") -> "Iterator[None]":
-    """Have processes that are started meanwhile run on these cores only; None for those that the agent itself has."""
+    """Pin processes that are started within the block to these cores; None for the agent's own cores."""
     if cores is None:
         yield
         return
@@ -246,8 +246,8 @@ def _bound_to(cores: "list[int] | None") -> "Iterator[None]":
 def launcher_variables(given: "dict[str, str]", known: "dict[str, str]") -> "dict[str, str]":
     """Return the variables that a rank takes from the environment that its launcher sent along.
 
-    The launcher's own variables count. The rest is whatever the launcher itself was started with, such as its PATH:
-    that only fills gaps in the environment ``known`` to the worker.
+    The launcher's own variables are taken in any case. The others are those that the launcher itself was started with,
+    such as PATH: they are taken only if the worker's environment ``known`` lacks them.
     """
     own = ("HOROVOD_", "NCCL_", "OMPI_", "PMI_", "PMIX_")
     return {name: value for name, value in given.items() if name.startswith(own) or name not in known}

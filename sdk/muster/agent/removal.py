@@ -1,4 +1,4 @@
-"""Removing folders, whatever scripts have left in them: thousands of folders in one another, or some closed to all."""
+"""Removal of folders, whatever scripts have left in them: deeply nested folders, or folders without permissions."""
 
 import contextlib
 import fcntl
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-NAMED = 8  # characters by which mkdtemp tells its folders apart: others that begin like these may be the user's
+NAMED = 8  # random characters at the end of mkdtemp's names; similar names of another form may be the user's
 MADE = "[a-z0-9_]{%d}\\Z" % NAMED
-OWNER = "owner.json"  # in a folder: says whose it is
-SWEEP_SECONDS = 10.0  # after which what others have left is left to the next
+OWNER = "owner.json"  # file in a folder that says who owns it
+SWEEP_SECONDS = 10.0  # time limit of the removal of unused folders; the next call goes on
 
 
 def remove_folder(path: "str | os.PathLike[Any]") -> bool:
     """Remove a folder with all that is in it, as far as it can be, and return whether nothing of it is left.
 
-    Links in it are removed and not followed. However deep it is, this takes few descriptors and no recursion: folders
-    in other folders are moved up, to be emptied in their turn. What says whose it is goes last, so that the rest of a
-    removal that is cut off is not nobody's.
+    Links in it are removed and not followed. However deep it is, this needs few descriptors and no recursion: inner
+    folders are moved up, and then emptied in turn. The file ``owner.json`` is removed last, so that the owner of the
+    rest is known if the removal is interrupted.
     """
     with contextlib.suppress(OSError):
         folder = _open(os.fspath(path), None)
@@ -38,25 +38,25 @@ def remove_folder(path: "str | os.PathLike[Any]") -> bool:
 
 
 def lock(folder: str) -> int:
-    """A descriptor of a folder, which keeps ``remove_unused`` from removing it. Raises OSError."""
+    """Lock a folder against ``remove_unused``, and return the descriptor that holds the lock. Raises OSError."""
     found = os.open(folder, FOLDER | os.O_RDONLY)
-    with contextlib.suppress(OSError):  # of a file system without locks nothing is swept either
+    with contextlib.suppress(OSError):  # on a file system without locks nothing is removed either
         fcntl.flock(found, fcntl.LOCK_SH)
     return found
 
 
 def begin_to_remove_unused(own: str) -> None:
-    """Call ``remove_unused`` without waiting for it: what others have left may be large, and its disk slow."""
+    """Call ``remove_unused`` on a thread, as unused folders may be large, and their disk slow."""
     import threading  # only here, as every launch waits for a guard's imports
 
     threading.Thread(target=remove_unused, args=(own,), daemon=True).start()
 
 
 def remove_unused(own: str) -> None:
-    """Remove the folders like one's own, and beside it, of which nobody holds a lock: their users have been killed.
+    """Remove folders beside ``own`` that are named like it and not locked: the processes that used them were killed.
 
     Args:
-        own: one's own, which ``tempfile.mkdtemp`` has made. As that it is for this user only, and its name ends alike.
+        own: the caller's folder, made by ``tempfile.mkdtemp``; others like it have the same prefix and permissions.
     """
     around, name = os.path.split(own)
     like_it = re.compile(re.escape(name[:-NAMED]) + MADE)
@@ -74,7 +74,7 @@ def remove_unused(own: str) -> None:
 
 
 def _remove_unused(path: str) -> None:
-    """Remove a folder that is this user's. Raises OSError where somebody uses it."""
+    """Remove a folder, if it belongs to this user. Raises OSError where it is in use."""
     folder = os.open(path, FOLDER | os.O_RDONLY)
     try:
         found = os.fstat(folder)
@@ -86,7 +86,7 @@ def _remove_unused(path: str) -> None:
 
 
 def _empty(root: int) -> None:
-    """Remove all that is in a folder. Raises OSError where that cannot be listed."""
+    """Remove the contents of a folder. Raises OSError where it cannot be listed."""
     waiting = _remove_files(root, OWNER)
     name_of_moved = ".removed-{}-{{}}".format(os.urandom(8).hex()).format
     count = 0
@@ -107,7 +107,7 @@ def _empty(root: int) -> None:
 
 
 def _remove_files(folder: int, kept: str = "") -> "list[str]":
-    """Remove what is no folder, as far as it can be, and return the names of the folders. Raises OSError."""
+    """Remove everything in a folder except folders, as far as possible, and return their names. Raises OSError."""
     folders = []
     for name in os.listdir(folder):
         try:
@@ -122,7 +122,7 @@ def _remove_files(folder: int, kept: str = "") -> "list[str]":
 
 
 def _open(name: str, around: "int | None") -> int:
-    """A descriptor of a folder, whose owner may do anything in it from now on. Raises OSError, for links, too."""
+    """Open a folder, give its owner all permissions, and return its descriptor. Raises OSError, also for links."""
     try:
         found = os.open(name, FOLDER | os.O_RDONLY, dir_fd=around)
     except PermissionError:
@@ -135,7 +135,7 @@ def _open(name: str, around: "int | None") -> int:
 
 
 def _let_owner_in(name: str, around: "int | None") -> None:
-    """Let the owner of a folder read it, and not of what may take its place at this moment. Raises OSError."""
+    """Give the owner of a folder all permissions, without a race with its replacement by a link. Raises OSError."""
     found = os.open(name, FOLDER | getattr(os, "O_PATH", os.O_RDONLY), dir_fd=around)
     try:
         os.chmod("/proc/self/fd/{}".format(found), stat.S_IRWXU)

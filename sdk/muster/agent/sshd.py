@@ -1,4 +1,4 @@
-"""A worker's own sshd, on port 2222 of its own address: who may log in, and what happens when somebody does."""
+"""A worker's own sshd, on port 2222 of its own address: its configuration, its start, and its end."""
 
 import base64
 import collections
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 PORT = 2222
-OTHER_PORT = 2223  # where a worker whose address is given has another sshd on the first one; then any that is free
+OTHER_PORT = 2223  # used if another sshd has the first port of a fixed address; after that, any free port
 START_TIMEOUT = 10.0  # seconds from start to "Server listening"
 ATTEMPTS = 20  # addresses to try
 TAIL = 30  # lines of its log that are kept
@@ -163,7 +163,7 @@ class Sshd:
             self._fail("its sshd ended by itself")
 
     def _choose_another_place(self) -> bool:
-        """Move on from where another sshd listens, as no client would notice. Returns whether there is a place left."""
+        """Choose another address or port, as another sshd listens on this one; return whether any may be tried."""
         if self._config["may_move"]:
             self._address = random_loopback_address()
             return self._attempts < ATTEMPTS
@@ -185,7 +185,7 @@ class Sshd:
 
 
 def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) -> str:
-    """The text of sshd_config for a worker."""
+    """Return the text of sshd_config for a worker."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
     libraries = config["environ"].get("LD_LIBRARY_PATH")  # some interpreters do not even start without it
     setting = ["env", "LD_LIBRARY_PATH={}".format(libraries)] if libraries else []
@@ -195,7 +195,7 @@ def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) 
         address=address,
         folder=folder,
         user=pwd.getpwuid(os.geteuid()).pw_name,
-        # From 9.8 on sshd shuts out addresses for a while that it finds suspicious, such as one of many workers.
+        # From 9.8 on sshd blocks addresses for a while that it finds suspicious, such as one shared by many workers.
         extra="PerSourcePenalties no\n" if version_of(config["sshd"]["version"]) >= (9, 8) else "",
         run=config["run_id"],
         worker=config["name"],
@@ -204,13 +204,13 @@ def sshd_config(config: "dict[str, Any]", address: str, port: int, folder: str) 
 
 
 def version_of(text: str) -> "tuple[int, int]":
-    """The version in what ``sshd -V`` prints, such as ``(9, 2)``; ``(0, 0)`` where there is none."""
+    """Return the version in the output of ``sshd -V``, such as ``(9, 2)``; ``(0, 0)`` where there is none."""
     found = re.search(r"OpenSSH_(\d+)\.(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def public_part(private_key: str) -> str:
-    """The public key, ``type base64``, of an unencrypted private key in OpenSSH's own format.
+    """Return the public key, ``type base64``, of an unencrypted private key in OpenSSH's own format.
 
     Raises:
         ValueError: it is in another format.

@@ -1,8 +1,8 @@
-"""The template: a process of the user's interpreter which imports what scripts import, and which agents are forks of.
+"""The template: a process of the user's interpreter that imports the modules of scripts, and from which agents fork.
 
-The guard starts it, in the environment of the ranks that are to come; ranks are forks of its agents (``warm.py``). It
-touches no device, and is not used where a fork of it might differ from a process that has just started: where its
-imports have left threads, open files, signal handlers or modules that are no installed package's.
+The guard starts it, in the environment of future ranks, which are forks of its agents (``warm.py``). It uses no device,
+and is not used itself if a fork of it might differ from a newly started process: if its imports have left threads, open
+files, signal handlers, or modules that do not belong to an installed package.
 """
 
 import gc
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 DESCRIPTOR = struct.Struct("i")
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
 ADOPTION_SECONDS = 5.0
-CLOCK_STEP = 20_000_000  # nanoseconds by which the times of files are behind the clock, at most
-SHARED_FILES = {"/dev/urandom", "/dev/random", "/dev/null"}  # that processes may have in common
+CLOCK_STEP = 20_000_000  # most nanoseconds by which the times of files lag behind the clock
+SHARED_FILES = {"/dev/urandom", "/dev/random", "/dev/null"}  # files that processes may share
 OURS = __name__.partition(".")[0]
 
-UNKNOWN = (-1, -1, -1)  # what no file has
+UNKNOWN = (-1, -1, -1)  # a stamp that no file has
 
 
 def main(descriptor: int) -> None:
-    """Import what the guard names, and fork agents until it hangs up."""
+    """Import the modules that the guard names, and fork agents until it hangs up."""
     guard = os.getppid()
     linux.signal_at_parent_death(signal.SIGKILL)
     channel = socket.socket(fileno=descriptor)
@@ -54,7 +54,7 @@ def main(descriptor: int) -> None:
         template, stamps = _import_everything(order["imports"])
     except BaseException as reason:
         channel.sendall(frames.encode("unsafe", why=str(reason) or type(reason).__name__))
-        os._exit(0)  # at once: the interpreter's own end would wait for threads that the imports have left
+        os._exit(0)  # a normal exit would wait for threads that the imports have left
     channel.sendall(frames.encode("ready"))
     while True:
         order, upstream = _receive(channel, decoder)
@@ -71,15 +71,15 @@ def main(descriptor: int) -> None:
                 os._exit(0)
         else:
             os.close(upstream)
-            order.clear()  # it has a worker's secrets
+            order.clear()  # it contains a worker's secrets
 
 
 class Unsafe(Exception):
-    """A reason for which nothing may be a fork of this process."""
+    """No process may be forked from this template; says why."""
 
 
 def _import_everything(wanted: "list[str]") -> "tuple[warm.Template, dict[str, Stamp]]":
-    """Import modules, and what scripts take out of them. Raises Unsafe."""
+    """Import modules, and the attributes that scripts take from them. Raises Unsafe."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     env = warm.relevant(dict(os.environ), "")
     if env is None or getattr(sys.flags, "safe_path", False):
@@ -107,7 +107,7 @@ def _import_everything(wanted: "list[str]") -> "tuple[warm.Template, dict[str, S
 
 
 def _import(wanted: str) -> None:
-    """Import ``module`` or ``module:attribute.attribute``, as far as an installed package has it."""
+    """Import ``module`` or ``module:attribute.attribute``, if it belongs to an installed package."""
     name, _, attributes = wanted.partition(":")
     top = name.partition(".")[0]
     if top == OURS or not _is_installed(importlib.util.find_spec(top)):
@@ -121,14 +121,14 @@ def _import(wanted: str) -> None:
                 found = getattr(found, attribute)
             except AttributeError:
                 found = importlib.import_module("{}.{}".format(found.__name__, attribute))
-    except ModuleNotFoundError:  # the script will say so, or has another way
+    except ModuleNotFoundError:  # the script will fail itself, or handle that
         return
     except BaseException as error:
         raise Unsafe("{} cannot be imported: {!r}".format(name, error)) from error
 
 
 def _folders() -> "list[str]":
-    """The folders of installed packages and of the standard library."""
+    """Return the folders of installed packages and of the standard library."""
     names = ("purelib", "platlib", "stdlib", "platstdlib")
     found = [sysconfig.get_paths()[name] for name in names] + list(getattr(site, "getsitepackages", list)())
     found += [site.getusersitepackages()] + [folder for folder in sys.path if folder.endswith("-packages")]
@@ -147,7 +147,7 @@ def _is_installed(spec: "Any") -> bool:
 
 
 def _refuse_what_forks_would_lose(files: "set[str]") -> None:
-    """Raise Unsafe where a fork would lack something, or have what it should not."""
+    """Raise Unsafe where a fork would lack something that the imports have made, or have more than it should."""
     if threading.active_count() > 1:
         raise Unsafe("its imports leave a thread: {}".format(threading.enumerate()[-1].name))
     more = warm.threads() - 1 - _threads_of_blas()
@@ -169,13 +169,13 @@ def _refuse_what_forks_would_lose(files: "set[str]") -> None:
     folders = [*_folders(), os.path.dirname(os.path.realpath(__file__))]
     library = sysconfig.get_paths()["stdlib"]
     for _, path in _modules():
-        # Debian has the library's sitecustomize.py in /etc, and a link to it.
+        # Debian has the standard library's sitecustomize.py in /etc, and a link to it.
         if os.path.dirname(path) != library and not _is_in(os.path.realpath(path), folders):
             raise Unsafe("its imports load {}, which is not installed".format(path))
 
 
 def _threads_of_blas() -> int:
-    """The number of threads that OpenBLAS has for itself. It ends them before a fork, and starts them when needed."""
+    """Return the number of OpenBLAS's own threads. It ends them before a fork, and starts them when needed."""
     with open("/proc/self/maps") as file:
         libraries = {line.split()[-1] for line in file if "openblas" in line}
     each = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
@@ -184,20 +184,20 @@ def _threads_of_blas() -> int:
 
 
 def _files() -> "set[str]":
-    """Return what this process has open."""
+    """Return the files that this process has open."""
     return linux.open_files(os.getpid())
 
 
 def _is_shared(name: str) -> bool:
-    """Return whether a descriptor above those of standard streams is of a file that processes may have in common."""
+    """Return whether a descriptor, other than of a standard stream, belongs to a file that processes may share."""
     try:
         return int(name) > 2 and os.readlink("/proc/self/fd/" + name) in SHARED_FILES
-    except OSError:  # that of the folder itself
+    except OSError:  # the descriptor of the listed folder itself
         return False
 
 
 def _modules() -> "list[tuple[str, str]]":
-    """Names and files of the modules that are loaded."""
+    """Return the names and files of the loaded modules."""
     found = []
     for name, module in list(sys.modules.items()):
         path = _file_of(module)
@@ -215,9 +215,9 @@ def _file_of(module: "ModuleType | None") -> "str | None":
 
 
 def _stamps(began_at: int) -> "dict[str, Stamp]":
-    """State of every file that was imported, and of the folders that packages are installed into.
+    """Return the stamp of every file that was imported, and of the folders of installed packages.
 
-    What has changed since the imports began counts as changed, as nobody knows which state of it was imported.
+    A file that was written after the imports began counts as changed, as it is unknown which state was imported.
     """
     folders = _folders()
     paths = {path for _, path in _modules()} | {*folders, sys.argv[3], os.path.realpath(sys.executable)}
@@ -227,7 +227,7 @@ def _stamps(began_at: int) -> "dict[str, Stamp]":
 
 
 def _stamp(path: str) -> "Stamp":
-    """Return when a file was written, when anything about it changed, which nobody can set, and its size."""
+    """Return a file's times of modification and of status change, of which the latter cannot be set, and its size."""
     try:
         found = os.stat(path)
     except OSError:
@@ -236,7 +236,7 @@ def _stamp(path: str) -> "Stamp":
 
 
 def _changed(stamps: "dict[str, Stamp]") -> str:
-    """Return the path of something that has changed since it was imported; empty where nothing has."""
+    """Return the path of a file or folder that has changed since the imports; empty if none has."""
     return next((path for path, stamp in stamps.items() if _stamp(path) != stamp), "")
 
 
@@ -248,7 +248,7 @@ def _next(channel: socket.socket, decoder: frames.Decoder) -> "dict[str, Any]":
 
 
 def _receive(channel: socket.socket, decoder: frames.Decoder) -> "tuple[dict[str, Any], int]":
-    """The next order of the guard, and the descriptor that came along, or -1. Ends with the guard."""
+    """Return the next order of the guard, and the descriptor sent with it, or -1. Exit when the guard hangs up."""
     descriptor = -1
     while True:
         data, control, _, _ = channel.recvmsg(1 << 16, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC)
@@ -256,13 +256,13 @@ def _receive(channel: socket.socket, decoder: frames.Decoder) -> "tuple[dict[str
             (descriptor,) = DESCRIPTOR.unpack(content)
         if not data:
             os._exit(0)
-        for message in decoder.feed(data):  # the guard waits for each answer
+        for message in decoder.feed(data):  # only one, as the guard waits for each answer
             return message, descriptor
 
 
 def _fork(channel: socket.socket, guard: int, upstream: int) -> bool:
-    """Fork an agent, which the guard adopts. Returns whether this process is that."""
-    # The agent is to get signals from its first moment on, but not before it has handlers of its own.
+    """Fork an agent, which the guard adopts. Return whether this process is the agent."""
+    # Signals to the agent must not be lost, but be delivered only once it has handlers of its own.
     signal.pthread_sigmask(signal.SIG_BLOCK, agent.SIGNALS)
     between = os.fork()
     if between == 0:

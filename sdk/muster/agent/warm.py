@@ -1,8 +1,8 @@
-"""Ranks that begin as forks of a process which has imported what their script imports: when they may, and how.
+"""Ranks that are forked from a process with the imports of their script: when that is possible, and how it is done.
 
-The process is a *template* (``template.py``). A fork of it becomes the very process that the command line would have
-started: the same environment, files, signals and paths, the runner and the script read anew. Only modules of installed
-packages are there already. Whatever could make a difference to that has the rank start cold.
+The process is a *template* (``template.py``). A fork of it becomes the same process that the command line would have
+started: with the same environment, files, signals and paths, and the runner and the script are read anew. Only modules
+of installed packages are imported already. If anything could make a difference to that, the rank starts cold.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 RUNNER = "runner.py"
-# Variables that differ from run to run and from rank to rank. No package looks at them while it is imported; TMPDIR is
-# looked at by tempfile, which is told.
+# Variables that differ between runs and between ranks. No package reads them while it is imported, except tempfile,
+# which reads TMPDIR, and is reset in a fork.
 OF_A_RUN = (
     r"MUSTER_|CDSW_|HOROVOD_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|HYDI_|MPIR_|MPI_LOCAL|NCCL_SOCKET_IFNAME$|SSH_"
     r"|(TF_CONFIG|TMPDIR|IPYTHONDIR|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PWD|OLDPWD|SHLVL|_)$"
 )
-MARKS = "MUSTER_MARKS"  # in a template's environment: room for what its forks are known by
+MARKS = "MUSTER_MARKS"  # in a template's environment: room for the variables by which its forks are identified
 MARKED = ("MUSTER_RUN_ID", "MUSTER_PROCESS")
 IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFSZ")
 
@@ -34,12 +34,12 @@ class Template:
     """The properties of a template, as its forks have them.
 
     Attributes:
-        python: the interpreter, as it was called.
+        python: path of the interpreter, as it was called.
         env: its environment, as far as it matters to imports.
         changed: variables that the imports have set, or None where they have removed one.
-        path: ``sys.path`` without what stands in front of the standard library.
+        path: ``sys.path`` without the entries of PYTHONPATH.
         files: descriptors that the imports have left open.
-        modules: its modules at the top level, and the folder that each was found in.
+        modules: its top-level modules, and the folder in which each was found.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Template:
         self.modules = {name: _home(sys.modules[name]) for name in list(sys.modules) if not _is_hidden(name)}
 
     def reason_against(self, argv: "list[str]", env: "dict[str, str]", cwd: str) -> "str | None":
-        """Return, in words, why a process cannot be a fork; None where it can."""
+        """Return, in words, why a process cannot be a fork of the template; None where it can."""
         if not starts_script(argv):
             return "it is no script of Python's"
         if argv[0] != self.python:
@@ -84,10 +84,10 @@ def folder_of_script(argv: "list[str]", cwd: str) -> str:
 
 
 def relevant(env: "dict[str, str]", library: str) -> "dict[str, str] | None":
-    """The part of an environment that may matter to imports, without the run's own library.
+    """Return the variables of an environment that may matter to imports, without the run's own library.
 
-    An empty entry of PYTHONPATH stands for the working directory, which is left out as the script's folder is. None
-    where another folder in which modules are looked for depends on it.
+    An empty entry of PYTHONPATH stands for the working directory, which is left out as the script's folder is. Return
+    None where PYTHONPATH has another entry that depends on the working directory.
     """
     found = {name: value for name, value in env.items() if not re.match(OF_A_RUN, name) and name != "PYTHONPATH"}
     folders = [folder for folder in _python_path(env) if folder]
@@ -100,12 +100,12 @@ def relevant(env: "dict[str, str]", library: str) -> "dict[str, str] | None":
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a module is none that a script may have another one of."""
+    """Return whether a script cannot have another module of this name: it is no top-level module, or the main one."""
     return "." in name or name in ("__main__", "__mp_main__")
 
 
 def _home(module: object) -> str:
-    """Return the folder that a module at the top level was found in; empty for what has no file."""
+    """Return the folder in which a top-level module was found; empty for a module without a file."""
     try:
         found = object.__getattribute__(module, "__dict__")
     except AttributeError:
@@ -122,7 +122,7 @@ def _python_path(env: "dict[str, str]") -> "list[str]":
 
 
 def _importable(folder: str) -> "set[str]":
-    """Names of the modules and packages in a folder."""
+    """Return the names of the modules and packages in a folder."""
     suffixes = tuple(importlib.machinery.all_suffixes())
     found = set()
     try:
@@ -137,11 +137,11 @@ def _importable(folder: str) -> "set[str]":
 
 
 def become(template: Template, argv: "list[str]", env: "dict[str, str]") -> None:
-    """Be the process that a command line would have started. For a child just forked; does not return.
+    """Become the process that a command line would have started. For a child just forked; does not return.
 
     Args:
-        template: what this is a fork of.
-        argv: a command line that it can stand in for.
+        template: the template that this process is a fork of.
+        argv: the command line; the template has no reason against it.
         env: the whole environment.
     """
     _close_what_exec_closes(template.files)
@@ -201,12 +201,12 @@ def _status(code: object) -> int:
 
 
 def _finish(status: int) -> None:
-    """Exit as the interpreter does at its end, with everything that it does then."""
+    """Exit as the interpreter does at its end, with all of its clean-up."""
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         libc = ctypes.CDLL(None)
         libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status, once the interpreter has ended
-    # Not sys.exit: what called this is an agent, which the process no longer is.
+    # Not sys.exit, which would unwind into the agent's code, from which this was called.
     ctypes.pythonapi.Py_Exit(ctypes.c_int(abs(status)))
 
 
@@ -215,19 +215,19 @@ def _close_what_exec_closes(kept: "set[int]") -> None:
         try:
             if int(name) > 2 and int(name) not in kept and not os.get_inheritable(int(name)):
                 os.close(int(name))
-        except OSError:  # that of the folder itself
+        except OSError:  # the descriptor of the listed folder itself
             pass
 
 
 def _start_signals_afresh() -> None:
-    """Handle signals as an interpreter does that has just started."""
+    """Set the signal handlers of a newly started interpreter."""
     for name in IGNORED_BY_PYTHON:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _forget_chance() -> None:
-    """Forget what was chosen when modules were imported: another temporary folder, and other random numbers."""
+    """Reset what modules chose at their import: the temporary folder, and the seeds of random numbers."""
     for name, forget in (
         ("tempfile", lambda module: setattr(module, "tempdir", None)),
         ("random", lambda module: module.seed()),
@@ -239,7 +239,7 @@ def _forget_chance() -> None:
 
 
 def _show(argv: "list[str]", env: "dict[str, str]") -> None:
-    """Have /proc show what this process is, which otherwise shows the template: agents know their processes by it."""
+    """Make /proc show this process's command line and marks in place of the template's, as agents look there."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
@@ -263,7 +263,7 @@ def threads() -> int:
 
 
 def share_of(template: "dict[str, Any] | None") -> "dict[int, float]":
-    """Return the processes that a worker shares with others, and the part of their memory that counts as its own."""
+    """Return the processes whose memory a worker shares, and the part of it that counts as the worker's own."""
     if template is None:
         return {}
     return {os.getpid(): 1.0, int(template["pid"]): 1.0 / max(1, int(template["workers"]))}
