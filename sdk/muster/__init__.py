@@ -1,4 +1,4 @@
-"""Muster: distributed deep learning from a notebook, by ``muster.run_cluster`` above all."""
+"""Muster: distributed deep learning from a notebook. Its main function is ``muster.run_cluster``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what they are, for type checkers and editors; nothing is imported when Muster is
+if TYPE_CHECKING:  # for type checkers and editors only: `import muster` imports none of these
     from muster.api import attach as attach
     from muster.api import detach as detach
     from muster.api import doctor as doctor
@@ -57,9 +57,9 @@ _PUBLIC = {
     "tensorboard": "muster.board.tensorboard",
 }
 
-_LAUNCHING = ("run", "launch", "start", "train", "submit")  # what others call it
+_LAUNCHING = ("run", "launch", "start", "train", "submit")  # names of run_cluster in other libraries
 
-_SUBPACKAGES = ("errors", "events", "testing", "training")  # that the reference calls by these names
+_SUBPACKAGES = ("errors", "events", "testing", "training")  # those that the reference uses as muster.NAME
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605
 
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"muster.{name}")
     if name not in _PUBLIC:
         hint = f": it is muster.training.{name}" if name in import_module("muster.training").__all__ else _near(name)
-        # The name of no object: plain Python would add what it finds near in one.
+        # Without the object: with it Python would append a suggestion of its own to the message.
         raise AttributeError(f"module 'muster' has no attribute {name!r}{hint}", name=name, obj=None)
     value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _near(name: str) -> str:
-    """Return the public name that was most likely meant, as the end of an error; empty where none is near."""
+    """Return the end of an error message that suggests the most similar public name; empty if there is none."""
     import difflib
 
     if name.startswith("_"):
@@ -94,14 +94,14 @@ def _near(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    """Names to complete: without those that only the curious need."""
+    """Return the names for completion, without ``detach`` and ``testing``, which few users need."""
     return sorted({*_PUBLIC, *_SUBPACKAGES, "__version__"} - {"detach", "testing"})
 
 
 def _show_in_notebooks() -> None:
-    """Have a notebook show clusters and recorded runs that are the last line of a cell; they know no dashboards.
+    """Have IPython display clusters and recorded runs as a cell's last value, and a stopped run not as an error.
 
-    And a run that was stopped without the red of an error.
+    It is done here because these classes do not depend on the dashboards.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

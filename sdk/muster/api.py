@@ -1,4 +1,4 @@
-"""The one call that most users need: ``run_cluster``, which makes a Cluster from familiar arguments and shows it."""
+"""The public functions of Muster: ``run_cluster``, and ``doctor``, ``attach`` and ``detach`` beside it."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from muster.runtime import interrupts
 from muster.runtime.echo import without_echo
 from muster.strategies.base import Strategy
 
-if TYPE_CHECKING:  # most sessions do without what these import
+if TYPE_CHECKING:  # most sessions never need these modules
     from muster.checkup import Report
     from muster.records.runs import Run
 
 SECOND = 2
 OUTPUT = ("output", "outputs", "out", "stdout", "stderr", "log", "text", "returned", "return_value", "results")
-LONG_IMPORTS = 3.0  # seconds that are worth a word on how to save them
+LONG_IMPORTS = 3.0  # seconds of imports from which on the user is told of reuse=
 
 
 class ClusterAddress(tuple[Any, Any]):
-    """``(cluster_spec, session_address)``, as callers of ``run_cluster`` unpack it; ``.cluster`` is what is behind it.
+    """The return value of ``run_cluster``: the pair ``(cluster_spec, session_address)``, with the Cluster behind it.
 
-    Both are None where a script was run to its end, since the servers are gone then. What the cluster has, and its
-    ``result``, it has itself: ``.values``, ``.logs("worker-0")``, ``.stop()``. It can be awaited as the cluster can.
+    Both are None where a script was run to its end, since the servers are gone then. ``.cluster`` is the Cluster. The
+    public attributes of the cluster and of its ``result`` are attributes of the pair, too: ``.values``,
+    ``.logs("worker-0")``, ``.stop()``. The pair can be awaited like the cluster.
     """
 
     cluster: Cluster
@@ -54,7 +55,7 @@ class ClusterAddress(tuple[Any, Any]):
     def __new__(
         cls, spec: dict[str, list[str]] | None, session: str | None, cluster: Cluster, is_shown: bool = False
     ) -> ClusterAddress:
-        """Make the pair that a cluster is known by."""
+        """Make the pair for a cluster."""
         address = super().__new__(cls, (spec, session))
         address.cluster, address._is_shown = cluster, is_shown
         return address
@@ -65,12 +66,12 @@ class ClusterAddress(tuple[Any, Any]):
         if name in _public(Result):
             return getattr(self.cluster.result, name)
         text = f"what run_cluster returns has no attribute {name!r}{self._instead_of(name)}"
-        # The name of no object: plain Python would add what it finds near in one.
+        # Without the object: with it Python would append a suggestion of its own to the message.
         raise AttributeError(text, name=name, obj=None)
 
     def _instead_of(self, name: str) -> str:
-        """Return what may have been meant by an attribute that it has not, as the end of an error."""
-        if name.startswith("_") or name == "cluster":  # a copy that is being made has none yet
+        """Return the end of an error message that suggests what a missing attribute may have meant."""
+        if name.startswith("_") or name == "cluster":  # while it is being copied there is no cluster yet
             return ""
         script = self.cluster.job.script
         recorded = _recorded(self.cluster).result if self.cluster.run_id else None
@@ -87,11 +88,11 @@ class ClusterAddress(tuple[Any, Any]):
         return sorted({*super().__dir__(), *_public(Cluster), *_public(Result)})
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the end of the run as the cluster does."""
+        """Wait for the end of the run, like ``await`` of the cluster."""
         return self.cluster.__await__()
 
     def __repr__(self) -> str:
-        """The pair where there are servers; else the outcome of the run, which says more than two times None."""
+        """Return the pair where there are servers; else the outcome of the run, which says more than two Nones."""
         if self[0] or not self.cluster.run_id:
             return super().__repr__()
         if self.cluster.is_running:
@@ -104,14 +105,14 @@ class ClusterAddress(tuple[Any, Any]):
 
 
 def _recorded(cluster: Cluster) -> Run:
-    """Return a cluster's run as it is recorded."""
+    """Return the recorded run of a cluster."""
     from muster.records.runs import Run
 
     return Run(cluster.run_dir)
 
 
 def _public(kind: type) -> set[str]:
-    """Names of what a class offers to its users."""
+    """Return the names of a class's public attributes."""
     return {name for name in (*dir(kind), *kind.__annotations__) if not name.startswith("_")}
 
 
@@ -209,7 +210,7 @@ def run_cluster(
     detach: str | float | None = None,
     **options: Any,
 ) -> ClusterAddress | Run:
-    """Launch workers, make a training cluster of them, and run a script on it.
+    """Launch workers, make them a training cluster, and run a script on it.
 
     >>> def train(rate):
     ...     return {"loss": rate**2}
@@ -218,15 +219,15 @@ def run_cluster(
     [{'loss': 0.25}, {'loss': 0.25}]
 
     Args:
-        n_workers: workers that train.
-        n_ps: parameter servers.
-        cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices.
-        ps_cpu, ps_memory, ps_nvidia_gpu: what each parameter server is given; None for as much as a worker.
+        n_workers: number of workers that train.
+        n_ps: number of parameter servers.
+        cpu, memory, nvidia_gpu: resources of each worker: cores, GB, devices.
+        ps_cpu, ps_memory, ps_nvidia_gpu: resources of each parameter server; None for the same as a worker.
         worker_script: a file, a module's name, or a function. None: only start servers, for this session to train
             through.
-        timeout_seconds: how long the start may take, from when the platform has a place for the workers; 0 for any
-            time. It begins anew where servers import packages, as long as that goes on. Waiting for a place has
-            ``queue_timeout``, training ``run_timeout``.
+        timeout_seconds: how long the start may take, from when the platform has a place for the workers; 0 for no
+            limit. The time starts again as long as servers are importing packages. Waiting for a place is limited by
+            ``queue_timeout``, training by ``run_timeout``.
         strategy: ``parameter_server``, ``horovod``, ``mpi``, ``processes``, ``multi_worker``, or a strategy object;
             further keyword arguments are its options.
         platform: where workers run: ``local``, ``hosts``, ``containers``, ``slurm``, ``kubernetes``, ``workbench``, or
@@ -235,16 +236,17 @@ def run_cluster(
         args, env: command-line arguments and environment variables of the script.
         kwargs: keyword arguments of a function. Their values are never recorded.
         python: the interpreter that runs the script; None for this one.
-        name: what to call the run. A run of the same name that is under way in this session is stopped first.
-        wait: whether to wait for the script's end; if not, ``.cluster.wait()`` does.
+        name: name of the run. A run of the same name that is under way in this session is stopped first.
+        wait: whether to wait for the script's end; if False, call ``.cluster.wait()`` later.
         run_timeout, stall_seconds, queue_timeout, session_address, worker_ports: see :class:`Cluster`.
         project, project_limit, collect, restarts, restart_on, from_scratch, min_workers, observers: see there, too.
-        reuse: whether to keep, for some idle minutes, what lets the next such call on this machine start in seconds;
-            None for what ``MUSTER_REUSE`` in the environment says, ``1`` or ``0``. See :func:`muster.pool`.
-        warm: whether ranks may be forks of a process that has imported what they import.
+        reuse: whether to keep a process with the script's imports made for some idle minutes, so that the next such
+            call on this machine starts in seconds; None for the value of ``MUSTER_REUSE`` in the environment, ``1`` or
+            ``0``. See :func:`muster.pool`.
+        warm: whether ranks may be forks of a process that has already made the script's imports.
         dashboard: whether to show the run while it is under way.
-        detach: how long the run may live in a process of its own, such as ``"8h"`` or seconds. It then lives on
-            whatever becomes of this session, and this call returns as soon as it has begun: see :func:`attach`.
+        detach: how long the run may live in a process of its own, such as ``"8h"``, or in seconds. The run then
+            outlives this session, and this call returns as soon as the run has begun: see :func:`attach`.
 
     Returns:
         ``(cluster_spec, session_address)``, such as ``{"ps": ["127.8.1.2:40001"], "worker": [...]}`` and
@@ -309,7 +311,7 @@ def run_cluster(
                 advice="leave them out, and read open_run(ID).events()",
             )
         if dashboard:
-            choose_dashboard()  # which may refuse, and then nothing has begun
+            choose_dashboard()  # it may raise JobError: better before anything has begun
         _make_room(cluster, replace_same_name=name is not None)
         return _detached(checked, dashboard)
     address = _run(cluster, worker_script is not None, wait, dashboard, name is not None)
@@ -318,8 +320,8 @@ def run_cluster(
 
 
 def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_named: bool) -> ClusterAddress:
-    """Start a cluster, show it, and wait for its end where that is wanted."""
-    cluster.check().shortages()  # so that nothing is shown of what is refused
+    """Start a cluster, show it, and, if ``wait`` says so, wait for its end."""
+    cluster.check().shortages()  # before the dashboard appears
     shown = choose_dashboard(cluster=cluster) if dashboard else NoDashboard()
     forget = cluster.subscribe(shown, at_once=True)
     try:
@@ -346,11 +348,11 @@ def _run(cluster: Cluster, has_script: bool, wait: bool, dashboard: bool, is_nam
     return ClusterAddress(spec or None, f"grpc://{spec['worker'][0]}" if spec else None, cluster)
 
 
-_cold: list[str] = []  # names of the runs that have imported for long
+_cold: list[str] = []  # names of the runs that took long to import
 
 
 def _hint_at_reuse(cluster: Cluster) -> None:
-    """Say once, after the second run of a notebook that has imported for long here, how the next one starts sooner."""
+    """Tell the user of ``reuse=`` once, after a notebook's second run on this machine that took long to import."""
     if cluster.is_running or cluster.platform.name != "local" or cluster.job.script is None or not is_notebook():
         return
     from muster.records.first_step import importing
@@ -365,7 +367,7 @@ def _hint_at_reuse(cluster: Cluster) -> None:
 
 @without_inner_frames
 def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
-    """Look for what would make :func:`run_cluster` fail with these arguments, and for its fix. Nothing is trained.
+    """Find the reasons why :func:`run_cluster` would fail with these arguments, and their fixes, without training.
 
     For example::
 
@@ -373,11 +375,11 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
 
     Args:
         args, kwargs: the arguments of :func:`run_cluster`.
-        launch: whether to launch such workers for some seconds, which shows what only they can tell, and to try
-            Horovod on two ranks here, where it is to be used.
+        launch: whether to launch such workers for some seconds, for what can only be checked on them, and, where the
+            run is to use Horovod, to try it on two ranks here.
 
     Returns:
-        The findings, which show themselves as a table; ``is_fine`` where none of them makes the run fail.
+        The findings, displayed as a table; ``is_fine`` is true if none of them makes the run fail.
     """
     from muster.checkup import examine
 
@@ -393,20 +395,20 @@ def doctor(*args: Any, launch: bool = True, **kwargs: Any) -> Report:
 
 @without_inner_frames
 def attach(run: str | Run | None = None, *, dashboard: bool = True) -> Run:
-    """Return a run of any process of yours, and show it while it is under way: from its first event on.
+    """Return a run of any of your processes, and show it, from its first event on, while it is under way.
 
     Args:
-        run: its id, the beginning of one, or ``last`` as :func:`open_run` takes it. None: the newest detached run that
-            is under way; where none is, the newest that was detached or that this session has begun; where there is
-            none either, the newest of all. A line says which run it is.
+        run: the run's id, the beginning of its id, or ``last``, as for :func:`open_run`. None: the newest detached run
+            that is under way; failing that, the newest that was detached or that this session has begun; failing that,
+            the newest of all. A printed line says which run was chosen.
         dashboard: whether to show it.
 
     Returns:
-        The run: ``wait()`` returns its result or raises what it failed with, ``stop()`` ends it, ``log("worker-0")``
-        and ``stacks()`` say what it is doing.
+        The run: ``wait()`` returns its result or raises the error it failed with, ``stop()`` ends it,
+        ``log("worker-0")`` and ``stacks()`` tell what it is doing.
 
     Raises:
-        RunNotFound: there is none, or there are several.
+        RunNotFound: there is no such run, or there are several.
     """
     from muster.records.lookup import attached_to, open_run, run_to_attach_to
     from muster.records.runs import Run
@@ -420,22 +422,22 @@ def attach(run: str | Run | None = None, *, dashboard: bool = True) -> Run:
         elif not _is_at_prompt():
             follow = import_module("muster.dashboard.follow").follow
             shown = choose_dashboard()
-            atexit.register(shown.close)  # which gives the terminal back
+            atexit.register(shown.close)  # restores the terminal
             threading.Thread(target=follow, args=(opened, shown), name="muster-follow", daemon=True).start()
     return opened
 
 
 def detach(name: str | None = None) -> NoReturn:
-    """Say why a run that lives in this session cannot be moved out of it, and what to do in its place.
+    """Raise JobError, which says why a run cannot be moved out of this session, and what to do instead.
 
-    Its workers are connected to this process and its launcher is a child of it, which end with it so that nothing is
-    left behind; another process could take over neither.
+    The run's workers are connected to this process and its launcher is a child of this process. Both end with it so
+    that nothing is left behind, and another process could take over neither.
 
     Args:
-        name: of the run; None for any that is under way.
+        name: name of the run; None for any that is under way.
 
     Raises:
-        JobError: always, with what to do.
+        JobError: always, with advice.
     """
     living = running_clusters(name)
     if not living:
@@ -465,26 +467,26 @@ def _detached(checked: CheckedRun, dashboard: bool) -> Run:
 
 
 def _say(text: str) -> None:
-    """Print a remark: to standard error, but for notebooks, which show that as red as an error."""
+    """Print a remark to standard error, or in a notebook, which shows standard error in red, to standard output."""
     print(text, file=sys.stdout if is_notebook() else sys.stderr)
 
 
 def _is_at_prompt() -> bool:
-    """Return whether somebody types at a Python prompt in a terminal, where a live display would be in the way."""
+    """Return whether this is a Python prompt in a terminal, where a live display would be in the way of typing."""
     return hasattr(sys, "ps1") and not is_notebook()
 
 
 def _reach_without_proxies(spec: Mapping[str, Sequence[str]]) -> None:
-    """Have this process's gRPC go straight to the servers, which it is to train through: no proxy can reach them."""
+    """Have gRPC in this process, which trains through the servers, bypass proxies: no proxy can reach the servers."""
     if any(os.environ.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
         from muster.strategies.tensorflow import hosts_of
 
-        known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # the one hides the other from gRPC
+        known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # gRPC reads no_proxy only without it
         os.environ["no_grpc_proxy"] = ",".join(filter(None, [known, hosts_of(spec)]))
 
 
 def _make_room(cluster: Cluster, replace_same_name: bool) -> None:
-    """Stop the run of the same name that is under way, or warn of it: a cell may have been run again."""
+    """Stop a run of the same name that is under way, or warn of it: the user may have run a cell again."""
     for other in running_clusters(cluster.job.name):
         if replace_same_name:
             _say(f"Run {other.run_id} of the same name is stopped and replaced.")

@@ -1,4 +1,4 @@
-"""The workbench's own name for its worker calls: ``import muster.cdsw as cdsw``."""
+"""The worker functions under the workbench's own module name: ``import muster.cdsw as cdsw``."""
 
 from muster.workbench.cdsw import await_workers, launch_workers, list_workers, stop_workers
 

@@ -3,39 +3,39 @@
     MusterError                      what happened, to which worker, where the log is, what to try
     ├── JobError (ValueError)        bad input; no worker has been started
     │   ├── ScriptError              the script is missing, does not compile, or has no entry point
-    │   ├── InterpreterError         python= cannot be run, or lacks what the job needs
-    │   ├── CallError (TypeError)    a call lacks an argument, or has one that is not known
-    │   ├── ResourceError            more cores, memory or GPUs than there are, or a senseless number
-    │   └── ExtraMissing             a package is not installed that only some parts of Muster need
+    │   ├── InterpreterError         the interpreter python= cannot be run, or lacks a package that the job needs
+    │   ├── CallError (TypeError)    a call lacks an argument, or has an unknown one
+    │   ├── ResourceError            more cores, memory or GPUs than there are, or an invalid number
+    │   └── ExtraMissing             a package that only some parts of Muster need is not installed
     ├── PlatformError                the platform cannot do what was asked
     │   ├── PlatformUnsupported      this system cannot host the platform at all
     │   ├── LaunchRefused            a worker was refused; those already started have been stopped
     │   ├── HostUnreachable          a host cannot be used over ssh: it does not answer, or has no python3
     │   └── TrustError               a host cannot be logged in to without a prompt
-    │       ├── HostKeyUnknown       nobody has said that its key is the right one; the error has its fingerprint
-    │       ├── HostKeyChanged       its key is not the one that is known
-    │       └── LoginRefused         it takes none of our keys, nor the password
+    │       ├── HostKeyUnknown       nobody has confirmed the host's key; the error has its fingerprint
+    │       ├── HostKeyChanged       the host's key is not the known one
+    │       └── LoginRefused         the host accepts none of the user's keys, nor the password
     ├── StartTimeout (TimeoutError)  the deadline passed before the cluster was up
     │   ├── WorkersMissing           some workers never reported their address
     │   └── ServersNotListening      a process runs, but nothing listens on its port
     ├── RunFailed                    the run started and then failed
     │   ├── ScriptFailed             a script raised, or exited with a status other than 0
     │   ├── WorkerKilled             a signal ended a process
-    │   ├── WorkerOutOfMemory        a worker went over its memory and was ended for it
+    │   ├── WorkerOutOfMemory        a worker exceeded its memory limit and was killed
     │   ├── WorkerLost               a worker's agent vanished
-    │   │   └── WorkerPreempted      its platform took its place away for others
+    │   │   └── WorkerPreempted      the platform gave the worker's resources to other jobs
     │   ├── WorkerCancelled          somebody had the platform end a worker
-    │   ├── RunStalled               nothing moved for stall_seconds; details has the stacks of all ranks
+    │   ├── RunStalled               no sign of progress for stall_seconds; details has the stacks of all ranks
     │   ├── RunTimeout               the run took longer than run_timeout, or than its platform allows
     │   └── LauncherFailed           horovodrun or mpiexec itself failed
     ├── RunStopped                   somebody stopped the run before it ended
-    ├── StillRunning (TimeoutError)  the run has not ended in the time that somebody waited for it; it goes on
+    ├── StillRunning (TimeoutError)  a wait() timed out before the run ended; the run goes on
     ├── TensorBoardFailed            TensorBoard is not installed, or did not come up
-    ├── RunLost                      the process that the run lived in is gone, and left no result
+    ├── RunLost                      the run's session is gone, and left no result
     ├── RunNotFound                  no recorded run of that name
     └── RunUnreachable               a run under way does not answer other processes
 
-Foreign errors (of ssl, paramiko, subprocess, ...) are turned into these where the foreign call is made.
+Errors of other libraries (ssl, paramiko, subprocess, ...) are turned into these where the library is called.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class MusterError(Exception):
         message: what happened, in one sentence.
         worker: name of the worker it happened to, such as ``worker-1``.
         log: the log to read next.
-        advice: what to try. Where that is to change arguments, an ``ArgumentText``.
+        advice: what to try. An ``ArgumentText`` if the advice is to change arguments.
         details: longer material, such as a traceback or the end of a log.
 
-    What would steer a terminal is left out of all of them: they say what scripts and hosts have said.
+    Terminal control sequences are removed from all of these texts, which may quote scripts and hosts.
 
     Attributes:
-        failure: of a run that has failed, what did, as plain data: ``kind``, ``worker`` and ``rank``; of what is known
+        failure: the cause of a run's failure, as plain data: ``kind``, ``worker`` and ``rank``; where they are known,
             ``type`` (of an exception), ``message`` (why a worker is gone), ``exit_code`` and ``signal``; and as
-            ``others`` the processes that are named besides, which may as well have failed first, were lost together
-            with it, or are the other end of a link that is cut. Else empty.
+            ``others`` the other processes that are named, which may just as well have failed first, were lost together
+            with it, or are the other end of a broken connection. Empty for other errors.
     """
 
     failure: Mapping[str, Any] = MappingProxyType({})
@@ -102,14 +102,15 @@ class MusterError(Exception):
         return "\n".join(parts)
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows: the line of the cell, and the message, without the frames between."""
+        """Return the lines that IPython shows: the cell's line and the message, without the frames in between."""
         return shown_in_notebooks(self)
 
 
 def without_inner_frames(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Have what a public function raises of Muster's begin at its caller: the frames inside say nothing to users.
+    """Wrap a public function so that the traceback of a MusterError that it raises ends at the function's caller.
 
-    So does what Python says of wrong arguments. Other errors keep all of their frames.
+    The frames inside Muster tell users nothing. A TypeError for wrong arguments becomes a CallError in the same way.
+    Other errors keep all of their frames.
     """
 
     @functools.wraps(function)
@@ -135,19 +136,19 @@ class ScriptError(JobError):
 
 
 class InterpreterError(JobError):
-    """The interpreter given as ``python=`` cannot be run, or lacks what the job needs."""
+    """The interpreter given as ``python=`` cannot be run, or lacks a package that the job needs."""
 
 
 class CallError(JobError, TypeError):
-    """A function of Muster's was called without an argument that it needs, or with one that it does not know."""
+    """A function of Muster's was called without a required argument, or with an unknown one."""
 
 
 class ResourceError(JobError):
-    """The resources asked for are not there, or make no sense."""
+    """The requested resources are not available, or the numbers are invalid."""
 
 
 class ExtraMissing(JobError):
-    """A package is not installed that only some parts of Muster need; the advice is the command that installs it."""
+    """A package that only some parts of Muster need is not installed; the advice is the command that installs it."""
 
 
 class PlatformError(MusterError):
@@ -159,7 +160,7 @@ class PlatformUnsupported(PlatformError):
 
 
 class LaunchRefused(PlatformError):
-    """A worker was refused. Those of the same launch that had started have been stopped."""
+    """The platform refused a worker. Workers of the same launch that had already started have been stopped."""
 
 
 class HostUnreachable(PlatformError):
@@ -193,7 +194,7 @@ class WorkerKilled(RunFailed):
 
 
 class WorkerOutOfMemory(RunFailed):
-    """A worker used more memory than it was given, and was ended for it."""
+    """A worker used more memory than it was given, and was killed."""
 
 
 class WorkerLost(RunFailed):
@@ -201,7 +202,7 @@ class WorkerLost(RunFailed):
 
 
 class WorkerPreempted(WorkerLost):
-    """A worker's platform took its place away for others."""
+    """The platform ended a worker to give its resources to other jobs."""
 
 
 class WorkerCancelled(RunFailed):
@@ -209,7 +210,7 @@ class WorkerCancelled(RunFailed):
 
 
 class RunStalled(RunFailed):
-    """Nothing moved for ``stall_seconds``. The Python stacks of all ranks are in ``details``."""
+    """There was no sign of progress for ``stall_seconds``. The Python stacks of all ranks are in ``details``."""
 
 
 class RunTimeout(RunFailed):
@@ -225,11 +226,11 @@ class RunStopped(MusterError):
 
 
 class StillRunning(MusterError, TimeoutError):
-    """The run has not ended in the time that somebody waited for it. It goes on."""
+    """A ``wait()`` timed out before the run ended. The run goes on."""
 
     @classmethod
     def after(cls, timeout: float, run_id: str) -> StillRunning:
-        """Return the error for a wait of this many seconds."""
+        """Return the error for a wait that timed out after ``timeout`` seconds."""
         return cls(f"Run {run_id} has not ended after {timeout:g} s, and goes on.", advice="wait() again, or stop()")
 
 
@@ -238,23 +239,23 @@ class TrustError(PlatformError):
 
 
 class HostKeyUnknown(TrustError):
-    """A host proves itself by a key that nobody has said to be the right one."""
+    """A host identifies itself by a host key that nobody has confirmed."""
 
 
 class HostKeyChanged(TrustError):
-    """A host proves itself by another key than the one that is known."""
+    """A host identifies itself by another host key than the known one."""
 
 
 class LoginRefused(TrustError):
-    """A host takes none of our keys, nor the password."""
+    """A host accepts none of the user's keys, nor the password."""
 
 
 class TensorBoardFailed(MusterError):
-    """TensorBoard is not installed, or did not come up. What it said is in ``details``."""
+    """TensorBoard is not installed, or did not come up. Its output is in ``details``."""
 
 
 class RunLost(MusterError):
-    """The process that the run lived in is gone, and left no result."""
+    """The run's session is gone, and left no result."""
 
 
 class RunNotFound(MusterError):

@@ -1,6 +1,6 @@
-"""The plain data that everything else passes around: what to run, on which workers, as which processes.
+"""The plain data of a run: what to run, on which workers, as which processes.
 
-Frozen dataclasses. Nothing here does anything but check itself.
+All are frozen dataclasses whose only behaviour is to check themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from muster.errors import JobError, ResourceError
 from muster.text.arguments import Argument, ArgumentText
 from muster.text.shown import Table
 
-LIKELY_MEGABYTES = 256  # so much memory, where there is less, is meant in MB
+LIKELY_MEGABYTES = 256  # an amount from here on that exceeds what there is was probably meant in MB
 LEAST_MEMORY = 0.02  # GB
-SESSION = "session"  # where a launcher runs that no worker runs
+SESSION = "session"  # `Launcher.where` of a launcher that runs in the session
 SERVER = "ps"  # the role of parameter servers
 
 
@@ -54,7 +54,7 @@ class Resources:
     gpu: int = 0
 
     def check(self, prefix: str = "") -> None:
-        """Raise ResourceError where nobody could be given these; the arguments' names begin with ``prefix``."""
+        """Raise ResourceError if an amount is invalid; ``prefix`` begins the argument names in the message."""
         for name, amount in ((f"{prefix}cpu", self.cpu), (f"{prefix}memory", self.memory)):
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 < amount < float("inf"):
                 raise ResourceError(
@@ -78,7 +78,7 @@ class Resources:
             )
 
     def but(self, cpu: float | None, memory: float | None, gpu: int | None) -> Resources:
-        """Return these resources with other amounts where they are not None."""
+        """Return a copy with the amounts that are not None replaced."""
         return Resources(
             self.cpu if cpu is None else cpu,
             self.memory if memory is None else memory,
@@ -101,13 +101,13 @@ def memory_argument(worker: str | None) -> str:
 
 
 def at_most(name: str, asked: float, most: float, worker: str | None = None) -> ArgumentText:
-    """Return what to ask for in place of more than there is.
+    """Return advice for a request that exceeds the available amount.
 
     Args:
         name: ``cpu`` or ``memory``.
-        asked: what was asked for.
-        most: what there is.
-        worker: whom it is for; None where that is any.
+        asked: the requested amount.
+        most: the available amount.
+        worker: name of the worker that the request is for; None for any.
 
     >>> at_most("cpu", 64, 2), at_most("memory", 64, 25.37, "ps-0"), at_most("memory", 4096, 25.37)
     ('cpu=2 at most', 'ps_memory=25.3 at most', 'memory=4: it is in GB')
@@ -120,7 +120,7 @@ def at_most(name: str, asked: float, most: float, worker: str | None = None) -> 
 
 
 def _as_amount(name: str, text: object) -> str | None:
-    """Return what to give in place of a text such as ``"4GB"``; None where it is none."""
+    """Return the argument that a text such as ``"4GB"`` stands for; None if it is no such text."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(gb?)?\s*", str(text), re.IGNORECASE)
     if not found or not isinstance(text, str) or not float(found[1]):
         return None
@@ -132,11 +132,11 @@ class Script:
     """The user's script, module, function or program.
 
     Attributes:
-        kind: ``file``, ``module``, ``function``, or ``executable`` for a file that is no Python.
+        kind: ``file``, ``module``, ``function``, or ``executable`` for a file that is not Python.
         target: a path, a module's name, or the function's name for display.
-        is_task: whether it is a ``run(cluster, server, task_index)`` rather than a program of its own.
+        is_task: whether it has a ``run(cluster, server, task_index)`` and is not a complete program.
         pickled: the function, pickled by value; empty for files and modules.
-        cells: names and texts of the notebook's cells that it comes from, by the names of their files, pickled.
+        cells: names and texts of the notebook cells that the function comes from, by the names of their files, pickled.
     """
 
     kind: str
@@ -147,7 +147,7 @@ class Script:
 
     @property
     def name(self) -> str:
-        """A short name. Of a file it has neither folder nor ending, of a module or function only the last part."""
+        """A short name: a file's name without folder and suffix, or the last part of a module's or function's name."""
         if self.kind in ("file", "executable"):
             return Path(self.target).stem
         return self.target.rpartition(".")[2].strip("<>")
@@ -155,19 +155,19 @@ class Script:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the user's: a script, on how many workers, with what.
+    """A job of the user's: a script, its workers, their resources, and the script's arguments and environment.
 
     Attributes:
         script: what to run; None starts servers only.
         n_workers: number of workers that train, at least 1.
         n_ps: number of parameter servers.
-        resources: what each worker is given.
-        ps_resources: what each parameter server is given; None for the same.
+        resources: resources of each worker.
+        ps_resources: resources of each parameter server; None for the same.
         args: command-line arguments of the script.
-        env: environment variables of the script, beside those of the session. Their values are never recorded.
+        env: environment variables of the script, in addition to those of the session. Their values are never recorded.
         python: path of the interpreter that runs the script.
         cwd: working directory of the script.
-        name: what to call the run.
+        name: name of the run.
     """
 
     script: Script | None
@@ -182,13 +182,13 @@ class Job:
     ps_resources: Resources | None = None
 
     def resources_of(self, role: str) -> Resources:
-        """Return what each worker of a role is given."""
+        """Return the resources of each worker of a role."""
         return self.ps_resources if role == SERVER and self.ps_resources is not None else self.resources
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process to start. ``env`` comes on top of the environment of whoever starts it."""
+    """One process to start. ``env`` is added to the environment of the process that starts it."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -197,13 +197,13 @@ class Process:
 
 @dataclass(frozen=True)
 class SessionAddress:
-    """Address of a session, and what an agent needs to reach it.
+    """Address of a session, with the credentials that an agent needs to connect to it.
 
     Attributes:
-        host, port: what it dials.
-        certificate: what to pin (PEM).
-        token: proves that it is this generation of this worker.
-        lease_seconds: how long it acts without the session before it ends everything; 0: not at all.
+        host, port: address that the agent connects to.
+        certificate: the session's certificate, which the agent pins (PEM).
+        token: proves that the agent belongs to this generation of this worker.
+        lease_seconds: how long the agent goes on without the session before it ends everything; 0: it ends at once.
     """
 
     host: str
@@ -215,12 +215,12 @@ class SessionAddress:
 
 @dataclass(frozen=True)
 class SshIdentity:
-    """Keys of a worker's sshd, both OpenSSH text.
+    """Keys of a worker's sshd, both in OpenSSH's text format.
 
     Attributes:
-        host_key: its own private key.
+        host_key: the sshd's own private key.
         authorized_key: the public key that may log in.
-        is_required: whether a worker without sshd is of no use.
+        is_required: whether the worker is useless without sshd.
     """
 
     host_key: str = field(repr=False)
@@ -230,12 +230,12 @@ class SshIdentity:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of a script on the interpreter that runs it, where only its worker can look at that.
+    """A script's requirements on an interpreter that only its worker can check.
 
     Attributes:
         python: path or name of the interpreter.
-        packages: what it must be able to import.
-        version: what it must be of, major and minor; None for any.
+        packages: packages that it must be able to import.
+        version: its required version, major and minor; None for any.
     """
 
     python: str
@@ -245,11 +245,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Imports:
-    """Modules that a script imports, and the interpreter that runs it: what a template has to have.
+    """Modules that a script imports, and the interpreter that runs it: the requirements on a template process.
 
     Attributes:
         python: path of the interpreter.
-        modules: ``module``, or ``module:attribute`` where it takes something out of it.
+        modules: ``module``, or ``module:attribute`` where the script imports an attribute from it.
     """
 
     python: str
@@ -262,28 +262,28 @@ class WorkerSpec:
 
     Attributes:
         name: unique in its launch, such as ``worker-1``.
-        role, index: its place in the cluster.
-        run_id: id of the run; it marks every process of the worker (``MUSTER_RUN_ID``).
-        resources: what it is given.
-        log: file of the session's that takes everything its processes print.
-        scratch: folder of its own, mode 0700, removed with the worker. Its path has no spaces.
+        role, index: its role in the cluster, and its number in that role.
+        run_id: id of the run, which marks every process of the worker (``MUSTER_RUN_ID``).
+        resources: its resources.
+        log: file on the session's side for everything that its processes print.
+        scratch: the worker's own folder, mode 0700, removed with the worker. Its path has no spaces.
         cwd: working directory of its processes.
-        env: environment of its processes, on top of the session's.
-        session: where its agent reports to; None where nobody listens (``launch_workers``).
+        env: environment of its processes, added to the session's.
+        session: the session that its agent connects to; None where there is none (``launch_workers``).
         ssh: its ssh identity, where it is to run an sshd on port 2222.
-        process: what to start at once, without waiting for orders. The worker then ends with it.
-        ports: how many free ports to find and hold.
-        port_range: where to look for them, first and last; None for any.
-        generation: counts the workers that had this name and place before it.
-        places: paths on the worker of the folders that files can be put into and got from, by name: ``library``,
-            ``run``, ``scratch`` and ``project``. Where it has a ``run`` the worker's log is in there.
-        needs: what its interpreter must have; None where the session has looked.
-        imports: what may be imported beforehand, where its platform keeps templates; None: its ranks start cold.
-        queue_seconds: for how long it may wait until its platform has a place for it; None for any time.
+        process: process to start at once, without waiting for orders. The worker then ends with it.
+        ports: number of free ports to find and hold.
+        port_range: first and last port to choose from; None for any.
+        generation: number of earlier workers that this one replaces under the same name.
+        places: paths on the worker of the folders that files are transferred into and out of, by name: ``library``,
+            ``run``, ``scratch`` and ``project``. If there is a ``run``, the worker's log is in it.
+        needs: requirements on its interpreter; None if the session has checked them.
+        imports: imports to make beforehand, where its platform keeps templates; None: its ranks start cold.
+        queue_seconds: how long it may wait until its platform has a place for it; None for no limit.
 
-    For a worker that shares no files with the session there are no ``places``: the platform has them where it likes, or
-    the agent in a new folder. ``scratch``, ``cwd`` and ``env`` then name them by symbols (:mod:`muster.agent.places`),
-    and hold no path of the session's.
+    A worker that shares no files with the session has no ``places``: the platform chooses these folders, or the agent
+    makes them in a new folder. ``scratch``, ``cwd`` and ``env`` then name them by symbols
+    (:mod:`muster.agent.places`), and contain no path of the session's.
     """
 
     name: str
@@ -308,7 +308,7 @@ class WorkerSpec:
 
 
 class EndCause(str, Enum):
-    """Cause of a worker's end, where its platform knows one that its agent could not tell."""
+    """Cause of a worker's end that its platform knows, and its agent could not report."""
 
     LOST = "lost"  #: its machine, or whatever it ran in, is gone
     PREEMPTED = "preempted"  #: it had to make way for others
@@ -326,17 +326,17 @@ class Worker:
     """One launched worker, as its platform knows it. Times are seconds since the epoch.
 
     Attributes:
-        id: its handle, by which its platform knows it; unique there.
+        id: the platform's identifier of the worker, unique there.
         name: its name in the run, such as ``worker-1``.
         address: host address, once known.
-        placed_at: when the platform had a place for it, from which on it should start; None while it is queued.
-        exit_code: exit status of what it ran, once it has ended by itself.
+        placed_at: when the platform had a place for it, so that its start begins; None while it is queued.
+        exit_code: exit status of its process, once it has ended by itself.
         signal: number of the signal that ended it.
-        reason: why it failed, or, as long as it has not started, what it waits for; in words, with the platform's own
-            beside them. It is told live, and in errors.
-        cause: what ended it, where the platform knows.
-        advice: what to try, where the platform knows that.
-        app_url: address of a web application of its own, where its platform gives it one.
+        reason: why it failed, or, as long as it has not started, what it is waiting for; in words, including the
+            platform's own. It is shown while the run is under way, and in errors.
+        cause: cause of its end, if the platform knows it.
+        advice: what to try, if the platform knows.
+        app_url: URL of the worker's own web application, if its platform provides one.
     """
 
     id: str
@@ -355,7 +355,7 @@ class Worker:
     app_url: str | None = None
 
     def moved(self, status: Status, **changes: Any) -> Worker:
-        """Return the worker in its next state; unchanged where that would be a step back."""
+        """Return the worker with a new status; unchanged if the status would move backwards."""
         order = list(Status)
         if self.status.is_final or order.index(status) < order.index(self.status):
             return self
@@ -368,7 +368,7 @@ class Workers(Table[Worker]):
     HEADING = ("worker", "status", "address", "")
 
     def cells(self, item: Worker) -> Sequence[str]:
-        """Return what is worth knowing of one at a glance."""
+        """Return a worker's row: name, status, address, and its reason or how it ended."""
         ended = f"exit status {item.exit_code}" if item.exit_code else f"signal {item.signal}" if item.signal else ""
         return item.name, str(item.status), item.address or "", item.reason or ended
 
@@ -378,17 +378,18 @@ class Member:
     """One worker as its agent reported it, ready to become part of a cluster.
 
     Attributes:
-        name, role, index: its place in the run.
-        host: address that the others reach it at.
+        name, role, index: its name, its role, and its number in that role.
+        host: address that the other workers reach it at.
         ports: free ports that the agent holds for it.
-        ssh_port: port of its sshd; None where it runs none, or it cannot be reached.
+        ssh_port: port of its sshd; None if it runs none, or the sshd cannot be reached.
         host_key: its sshd's public host key, ``type base64``.
         interfaces: names of the network interfaces that carry ``host``.
-        cores: cores it may use.
+        cores: number of cores it may use.
         gpus: devices it may use.
-        clock_offset: how much further its monotonic clock is than the session's, in seconds, and
-        clock_error: how wrong that may be; None until it has been measured, right after the hello.
-        no_ssh: why it runs no sshd, or nobody can reach that, in words; empty where it was not asked for one.
+        clock_offset: seconds by which its monotonic clock is ahead of the session's; None until it has been measured,
+            right after the hello.
+        clock_error: greatest error of ``clock_offset``, in seconds; None until then, too.
+        no_ssh: why it runs no sshd, or the sshd cannot be reached, in words; empty if it was not asked for one.
     """
 
     name: str
@@ -414,13 +415,13 @@ class Launcher:
 
     Attributes:
         program: its name or path.
-        prestart: what is started first: it gets itself ready, reads a line of JSON with the whole command line as
-            ``argv`` from its input, and then is that program.
-        env: its whole environment. Nothing of the user's may be in it, as it ends up on command lines of ssh.
+        prestart: command that is started first: it prepares itself, reads a line of JSON with the whole command line
+            as ``argv`` from its standard input, and then becomes that program.
+        env: its whole environment. It must contain nothing of the user's, as it ends up on command lines of ssh.
         cwd: its working directory.
         args: its arguments; empty before there is a plan.
         where: where it runs: ``SESSION``, or the name of the worker whose agent runs it.
-        starts_ranks: False where it only serves ranks that the agents start, until the last of them has ended.
+        starts_ranks: False if it only serves ranks that the agents start, until the last of them has ended.
     """
 
     program: str
@@ -438,7 +439,7 @@ class Launcher:
 
     @property
     def title(self) -> str:
-        """Its name, and the worker that it runs on, if it runs on one."""
+        """The program's name, and the worker that it runs on, if any."""
         return self.name if self.where == SESSION else f"{self.name} on {self.where}"
 
     @property
@@ -449,21 +450,21 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a cluster will start, decided at once.
+    """Everything that a cluster will start, decided before anything is started.
 
     Attributes:
-        processes: what each worker's agent starts, by worker name. Where there is a launcher these are the ranks,
+        processes: the process that each worker's agent starts, by worker name. With a launcher these are the ranks,
             which the agent starts when the launcher asks for them by ssh.
-        launcher: the program that starts the ranks, such as ``horovodrun``, or serves those that the agents start;
-            None where there is no such program.
-        files: what to write beforehand (0600), by path relative to the launcher's folder.
-        ranks: which worker each rank runs on, where there are ranks.
-        rank_env: environment of each rank on top of its worker's, where no launcher sees to that.
+        launcher: the program that starts the ranks, such as ``horovodrun``, or serves the ranks that the agents start;
+            None if there is no such program.
+        files: contents of files to write beforehand (0600), by path relative to the launcher's folder.
+        ranks: the worker that each rank runs on, if there are ranks.
+        rank_env: environment of each rank, added to its worker's, where no launcher sets it.
         servers: port that each worker must listen on before the cluster counts as up.
         completed_by: names of the workers whose end ends the run; empty where the launcher's end does.
         restarted_alone: names of the workers whose process may be started again while the others go on.
-        cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, where there are any.
-        notes: what people should know of it, in sentences: what was chosen, and why.
+        cluster_spec: addresses (``host:port``) of the TensorFlow servers by role, if there are any.
+        notes: sentences for the user: what was chosen, and why.
     """
 
     processes: Mapping[str, Process]
@@ -479,11 +480,11 @@ class Plan:
 
     @property
     def starter(self) -> Launcher | None:
-        """The launcher, where it is what starts the ranks; None where the agents start everything."""
+        """The launcher, if it starts the ranks; None if the agents start everything."""
         return self.launcher if self.launcher is not None and self.launcher.starts_ranks else None
 
     def starts(self) -> Iterator[tuple[str, int | None, Process]]:
-        """Yield what agents start without a launcher: worker, rank (None where there are no ranks), and process."""
+        """Yield what the agents start without a launcher: worker, rank (None if there are no ranks), and process."""
         for rank, worker in self.ranks.items():
             process = self.processes[worker]
             yield worker, rank, replace(process, env={**process.env, **self.rank_env.get(rank, {})})
@@ -497,9 +498,9 @@ class Limits:
     """Time limits, in seconds; None or 0 for no limit.
 
     Attributes:
-        start: from when a worker has a place to run until all run and every server listens, without its imports.
+        start: from when a worker has a place to run until all run and every server listens, not counting its imports.
         run: from then until the end.
-        stall: without any sign of progress from a worker that trains.
+        stall: time without any sign of progress from a worker that trains.
         queue: from the call until the platform has a place for every worker; ``start`` counts only from there.
         detached: from the call until the end of a run that lives in a process of its own.
     """
@@ -512,16 +513,16 @@ class Limits:
 
     @classmethod
     def checked(cls, **limits: float | None) -> Limits:
-        """The limits that a user gave, in the order of the attributes.
+        """Return the limits that a user gave, in the order of the attributes.
 
         Raises:
-            JobError: one of them is no number of seconds.
+            JobError: a limit is not a number of seconds.
         """
         return cls(*(_seconds(name, limit) for name, limit in limits.items()))
 
 
 def _seconds_in(name: str, limit: object) -> ArgumentText | None:
-    """The argument with the seconds that were meant, by a text or a ``timedelta``; None where that is not known."""
+    """Return the argument with the seconds that a text or a ``timedelta`` stands for; None if that is not known."""
     seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
     if isinstance(limit, str) and re.fullmatch(r"\d+(\.\d+)?", limit):
         seconds = float(limit)

@@ -1,4 +1,4 @@
-"""Pools of workers: ``muster.pool``, several runs one after the other on the same workers."""
+"""Pools of workers: ``muster.pool``, for several runs one after the other on the same workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from muster.strategies.hold import Hold
 OF_THE_POOL = {
     "cpu", "memory", "nvidia_gpu", "ps_cpu", "ps_memory", "ps_nvidia_gpu", "platform", "log_cap", "reuse",
 }  # fmt: skip
-REPLACEMENTS = 1000  # of workers of a pool that are lost
+REPLACEMENTS = 1000  # greatest number of lost workers that a pool replaces
 
 
 def _refuse_misnamed(given: Mapping[str, Any], own: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ def pool(
 
     The first run starts as ``run_cluster`` does. After it, a process on each worker imports what the script has
     imported, and the ranks of the next run are forks of that process. On another platform than this machine the workers
-    themselves stay as well: they are waited for here, once.
+    themselves stay as well: only this call waits for them.
 
     >>> import muster
     >>> with muster.pool(2, memory=0.5) as pool:
@@ -69,21 +69,22 @@ def pool(
 
     Args:
         n_workers: workers that a run may have at most, parameter servers included.
-        cpu, memory, nvidia_gpu: what each worker is given: cores, GB, devices. On this machine they are free between
+        cpu, memory, nvidia_gpu: resources of each worker: cores, GB, devices. On this machine they are free between
             two runs; elsewhere the pool holds them until it is closed.
-        platform: where the workers are, as ``run_cluster`` takes it. Its options are keyword arguments, too.
-        idle_minutes: how long the pool keeps anything without a run: on this machine the imports, so that the next run
-            is as the first; elsewhere its workers, with which it is closed. None: until it is closed.
+        platform: where the workers run, as for ``run_cluster``. Its options are keyword arguments, too.
+        idle_minutes: minutes without a run after which the pool gives up what it keeps: on this machine the process
+            with the imports, so that the next run starts like the first; elsewhere the workers, which closes the pool.
+            None: it keeps everything until it is closed.
         timeout_seconds: how long the workers may take to start, from when the platform has a place for them.
-        queue_timeout: how long they may wait for that place, in seconds. None: any time.
-        session_address: ``host:port`` that workers reach this session at; None for what the platform says.
-        dashboard: whether to show the workers until they are there.
+        queue_timeout: how long they may wait for that place, in seconds. None: no limit.
+        session_address: ``host:port`` that workers reach this session at; None for the address that the platform says.
+        dashboard: whether to show the workers until they have started.
 
     Raises:
-        JobError: the numbers make no sense, or the platform has no such option.
-        ResourceError: the platform could never grant what the workers are to have.
-        PlatformUnsupported: there can be no pools there, as only the first agents of its workers reach this session.
-        PlatformError, StartTimeout: the workers could not be had. Nothing is left of them.
+        JobError: a number is invalid, or the platform has no such option.
+        ResourceError: the platform could never grant the workers' resources.
+        PlatformUnsupported: the platform can have no pools, as only the first agents of its workers reach this session.
+        PlatformError, StartTimeout: the workers could not be started. Nothing is left of them.
     """
     plain_bool("dashboard", dashboard)
     if whole_number("n_workers", n_workers) < 1:
@@ -113,12 +114,12 @@ def pool(
 class Pool:
     """Workers for one run after another; see :func:`muster.pool`.
 
-    Each run has processes, ports, files and an environment of its own, which end with it. The pool ends with ``close``,
-    with its ``with`` block, or with this session, however that ends.
+    Each run has its own processes, ports, files and environment, which end with it. The pool ends with ``close``, with
+    its ``with`` block, or with this session, however that ends.
 
     Attributes:
         n_workers: workers that a run may have at most.
-        resources: what each of them is given.
+        resources: resources of each worker.
     """
 
     def __init__(self, n_workers: int, resources: Resources, location: _Location) -> None:
@@ -140,14 +141,14 @@ class Pool:
         """Run a script on workers of the pool, as :func:`muster.run_cluster` does.
 
         Args:
-            n_workers: workers that train; None for all that are not parameter servers.
-            n_ps: parameter servers.
+            n_workers: number of workers that train; None for all that are not parameter servers.
+            n_ps: number of parameter servers.
             worker_script: a file, a module's name, or a function.
-            warm: whether ranks may be forks of a process that has imported what they import.
-            options: further arguments of ``run_cluster``, but for those that the pool has been given.
+            warm: whether ranks may be forks of a process that has already made the script's imports.
+            options: further arguments of ``run_cluster``, except for those that the pool determines.
 
         Raises:
-            JobError: the pool is closed, or has not as many workers.
+            JobError: the pool is closed, or has too few workers.
             PlatformError, StartTimeout, RunFailed: as ``run_cluster``.
         """
         if self._location.why_closed is not None:
@@ -193,11 +194,11 @@ class Pool:
 
     @property
     def memory(self) -> int:
-        """Bytes that the pool's templates hold between runs, shared pages in proportion. 0 where there is none."""
+        """Bytes of memory that the pool's templates hold between runs, shared pages in proportion; 0 without any."""
         return self._location.memory
 
     def close(self) -> None:
-        """End the run that is under way, and everything else of the pool."""
+        """End the run that is under way, and the pool."""
         for cluster in running_clusters():
             if self._location.has(cluster):
                 cluster.stop()
@@ -218,7 +219,7 @@ class Pool:
         return f"<Pool of {_workers(self.n_workers)} {self._location.where}, {each} each: {self._state()}>"
 
     def _state(self) -> str:
-        """Return, in words, what it is at."""
+        """Return the pool's state, in words."""
         if self._location.why_closed is not None:
             return f"closed{self._location.why_closed}"
         running = [cluster for cluster in running_clusters() if self._location.has(cluster)]
@@ -254,9 +255,9 @@ class _Location(ABC):
     """The part of a pool that stays between runs.
 
     Attributes:
-        where: where it is, in words.
-        why_closed: why it has ended, in words to follow "closed"; None as long as it has not.
-        arguments: of ``run_cluster``, for its runs.
+        where: where the workers run, in words.
+        why_closed: why the pool is closed, in words to follow "closed"; None as long as it is open.
+        arguments: arguments of ``run_cluster`` for the pool's runs.
     """
 
     where: str
@@ -269,19 +270,19 @@ class _Location(ABC):
     @property
     @abstractmethod
     def warmth(self) -> Mapping[str, object]:
-        """State of the templates, and why it is so."""
+        """State of the templates, and the reason for it."""
 
     @property
     @abstractmethod
     def memory(self) -> int:
-        """Bytes that it holds between runs."""
+        """Bytes of memory that the templates hold between runs."""
 
     @abstractmethod
     def has(self, cluster: Cluster) -> bool:
-        """Return whether a cluster runs on it."""
+        """Return whether a cluster runs on this pool."""
 
     def begin(self) -> None:  # noqa: B027  nothing to do where something else counts its runs
-        """Note that a run begins, and wait until it can. Raises JobError where it is closed meanwhile."""
+        """Note that a run begins, and wait until it can. Raise JobError if the pool is closed meanwhile."""
 
     def end(self) -> None:  # noqa: B027  as above
         """Note that a run has ended. Called on any thread; does not wait."""
@@ -292,7 +293,7 @@ class _Location(ABC):
 
 
 class _Here(_Location):
-    """This machine: a template stays, and no workers, which start in hundredths of a second."""
+    """A pool on this machine: it keeps a template but no workers, which start in hundredths of a second."""
 
     where = "on this machine"
 
@@ -323,13 +324,13 @@ class _Here(_Location):
 
 
 class _Elsewhere(_Location):
-    """Workers on another platform, which a run of their own holds.
+    """A pool on another platform: a run of the ``Hold`` strategy holds the workers.
 
     Args:
-        platform: where they are. It ends with the pool.
-        n_workers, resources: how many, and what each is given.
-        limits: arguments of the run that holds them.
-        idle_seconds: after how long without a run it is closed; None for never.
+        platform: where the workers run. It is closed with the pool.
+        n_workers, resources: number of workers, and resources of each.
+        limits: arguments of the run that holds the workers.
+        idle_seconds: seconds without a run after which the pool is closed; None for never.
     """
 
     def __init__(
@@ -360,7 +361,7 @@ class _Elsewhere(_Location):
         self.where = f"on {platform.name}"
 
     def start(self, dashboard: bool) -> None:
-        """Launch the workers, and wait for them. Raises as ``pool``."""
+        """Launch the workers, and wait for them. Raise the errors of ``pool``."""
         self._platform.check()
         self._platform.reach_of_pool()
         self._cluster.check().shortages()
@@ -414,7 +415,7 @@ class _Elsewhere(_Location):
             self._stop_timer()
             self._runs += 1
         deadline = time.monotonic() + BACK_SECONDS
-        while self.why_closed is None and time.monotonic() < deadline:  # here, where an interrupt ends it
+        while self.why_closed is None and time.monotonic() < deadline:  # on this thread, so that Ctrl-C ends it
             if all(worker.status is Status.RUNNING for worker in self._workers() or ()) and self._cluster.status:
                 return
             time.sleep(BACK_POLL)
@@ -428,7 +429,7 @@ class _Elsewhere(_Location):
         self._start_timer()
 
     def _start_timer(self) -> None:
-        """Close it some time after the last of its runs, unless another begins."""
+        """Start the timer that closes the pool ``idle_seconds`` after its last run, unless another run begins."""
         with self._lock:
             if self._runs or self._idle_seconds is None or self._why_closed is not None:
                 return
