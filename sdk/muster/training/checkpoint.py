@@ -1,4 +1,4 @@
-"""Checkpoints of a training on one rank or many, from which it goes on as if it had never been interrupted.
+"""Checkpoints of a training on one rank or many, from which it can resume as if it had never been interrupted.
 
 With Keras:
 
@@ -17,7 +17,7 @@ Position(epoch=0, step=0, total=0)
 ...     callbacks=[*distributed.callbacks(), distributed.SaveCheckpoints(checkpoint, every=3)],
 ... )
 
-and in loops of one's own:
+and in a custom loop:
 
 >>> position = checkpoint.restore()
 >>> for epoch in range(position.epoch, 4):
@@ -31,15 +31,15 @@ and in loops of one's own:
 'step-00000010'
 
 A checkpoint is a folder `step-00001234` that all ranks must be able to reach. Rank 0 writes the variables of model and
-optimizer (`model.npz`), each rank what is its own (`rank-N.npz`): variables in which the ranks differ, such as the
+optimizer (`model.npz`), and each rank its own state (`rank-N.npz`): variables in which the ranks differ, such as the
 seeds of dropout and the moving averages of batch normalisation; the residuals of a communication scheme; random states
 of Python, NumPy and TensorFlow; and the objects in `own`. They write into a hidden folder, which rank 0 renames when
-all are done: whenever a process is killed or the power fails, the checkpoints that are there are whole.
+all are done: whenever a process is killed or the power fails, the existing checkpoints are complete.
 
-With another number of ranks than the one that saved, all get the means of what had been the ranks' own. For residuals
-that is what they still owe: gradients are averaged over the ranks, and so are residuals when they are sent at last. Of
-what are no floating-point numbers and differs, each rank keeps what it has; a warning names objects to which that
-happens. The epoch goes on where it was, to the last step of all ranks together: a few examples may come twice.
+When another number of ranks resumes, each rank gets the means of the saved ranks' own states. That is right for
+residuals: gradients are averaged over the ranks, and so are residuals when they are sent later. If a value that is not
+a floating-point number differs between the ranks, each rank keeps its present one; a warning names objects to which
+that happens. The epoch resumes at the last whole step of the new number of ranks: a few examples may come twice.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Position(NamedTuple):
     total: int = 0
 
     def after_step(self, steps: int = 1) -> Position:
-        """The position so many steps later in the same epoch."""
+        """Return the position `steps` steps later in the same epoch."""
         return Position(self.epoch, self.step + steps, self.total + steps)
 
     def after_epoch(self) -> Position:
-        """The beginning of the next epoch."""
+        """Return the position at the beginning of the next epoch."""
         return Position(self.epoch + 1, 0, self.total)
 
 
@@ -88,14 +88,14 @@ class Checkpoint:
     """Saves a training in a folder, and restores it from there. Every rank makes one and calls the same methods.
 
     Args:
-        folder: Where the checkpoints are; one training has it for itself. Made when the first is saved.
-        model: Built.
-        optimizer: Default: the one that the model is compiled with, if any.
-        own: What else each rank has for itself, by name: objects with `state_dict()`, which returns NumPy arrays,
-            numbers and strings, or dicts and lists of them, and `load_state_dict(state)`; and, where the mean over the
-            ranks would be wrong, `merge_states(states)`, from the states of other ranks than these to one for this
-            rank. The scheme of a `DistributedOptimizer` is among them without being named.
-        keep: So many of the newest stay, the others are removed.
+        folder: Folder of the checkpoints, for one training only. It is created when the first one is saved.
+        model: The model, built.
+        optimizer: The optimizer; default: the one that the model is compiled with, if any.
+        own: Further state of each rank, by name: objects with `state_dict()`, which returns NumPy arrays, numbers and
+            strings, or dicts and lists of them, and `load_state_dict(state)`; and, if the mean over the ranks would be
+            wrong, `merge_states(states)`, which returns a state for this rank from the states of all saved ranks when
+            their number was another one. The scheme of a `DistributedOptimizer` is included by itself.
+        keep: Number of newest checkpoints to keep; older ones are removed.
 
     Raises:
         ValueError: The model is not built, or `keep` is less than 1.
@@ -125,18 +125,18 @@ class Checkpoint:
         if scheme is not None:
             self.own["communication"] = scheme
         self.position = Position()
-        self._saved: Optional[Mapping[str, Any]] = None  # by this rank, and restored
+        self._saved: Optional[Mapping[str, Any]] = None  # the restored state of this rank
         self._differing: List[int] = []  # indices of variables
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
 
     def save(self, position: Position) -> None:
-        """Save everything as of this position, unless no step has been taken since the last checkpoint.
+        """Save a checkpoint of this position, unless no step has been taken since the last one.
 
-        All ranks call it, and go on when all are done.
+        All ranks must call it, and it returns when all are done.
 
         Raises:
-            CheckpointError: On every rank, where one could not do its part; the checkpoints before stay as they are.
+            CheckpointError: A rank could not do its part; raised on every rank. Earlier checkpoints are unchanged.
         """
         if position.total == self.position.total:
             return
@@ -149,15 +149,15 @@ class Checkpoint:
             _together(f"complete {path}", lambda: self._store.publish(position.total), only_first=True)
         except CheckpointError:
             if horovod.rank() == 0:
-                self._store.discard(position.total)  # a full disk is not to stay full of it
+                self._store.discard(position.total)  # it may have filled the disk
             raise
         self.position = position
 
     def restore(self) -> Position:
-        """Load the newest checkpoint, and return where to go on; at the beginning where there is none.
+        """Load the newest checkpoint, and return its position; that of the beginning if there is no checkpoint.
 
         Raises:
-            CheckpointError: On every rank, where one could not read it, or it is not of this model.
+            CheckpointError: A rank could not read it, or it is not of this model; raised on every rank.
         """
         newest = -1
 
@@ -173,7 +173,7 @@ class Checkpoint:
         return self.position
 
     def refuse_another_training(self) -> None:
-        """Raise CheckpointError where there are newer checkpoints than this training has restored or saved."""
+        """Raise CheckpointError if the folder has a newer checkpoint than this training has restored or saved."""
         newest = self._store.newest()
         if newest > self.position.total:
             raise CheckpointError(
@@ -215,9 +215,9 @@ class Checkpoint:
         self.position = Position(manifest["epoch"], manifest["step"] * ranks // horovod.size(), manifest["total"])
 
     def take_up(self) -> None:
-        """Set once more, as `restore` found them, the random states and the variables in which the ranks differ.
+        """Restore the random states, and the variables in which the ranks differ, once more, as `restore` did.
 
-        For those who broadcast variables after it, or draw random numbers before the first step.
+        Needed if variables are broadcast, or random numbers drawn, between `restore` and the first step.
         """
         if self._saved is not None:
             variables = self._variables
@@ -225,7 +225,7 @@ class Checkpoint:
             _set_random_state(self._saved["random"])
 
     def take_up_metrics(self) -> None:
-        """Set the model's metrics to those of the epoch under way, as `restore` found them."""
+        """Set the model's metrics to those that `restore` loaded, of the interrupted epoch."""
         self.model.reset_metrics()
         if self._saved is not None:
             _assign(self.model.metrics_variables, self._saved["metrics"], "the metrics")
@@ -255,14 +255,14 @@ class Checkpoint:
 
     @property
     def _variables(self) -> List[keras.Variable]:
-        """All of the model and the optimizer, less the metrics."""
+        """The variables of the model and the optimizer, without those of the metrics."""
         metrics = {id(variable) for variable in self.model.metrics_variables}
         of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
         return of_model if self.optimizer is None else [*of_model, *self.optimizer.variables]
 
 
 def _together(what: str, action: Callable[[], None], only_first: bool = False) -> None:
-    """Do something on this rank, or only on rank 0, and go on when all have; raise on all where one has failed."""
+    """Call `action` on every rank, or only on rank 0, and wait for all; raise on all ranks if it has failed on one."""
     problem: Optional[Exception] = None
     try:
         if not only_first or horovod.rank() == 0:

@@ -1,8 +1,8 @@
-"""The ranks of a run that `horovodrun` or `mpirun` started, and the collectives that data-parallel training needs.
+"""Rank, size and collectives of Horovod for data-parallel training, also for a process that runs alone.
 
-A process by itself is rank 0 of 1 and its collectives return what they are given, so that one script serves one process
-and many, and Horovod need not be installed to try it. Launchers tell ranks apart by environment variables, which are
-read at each call.
+Such a process is rank 0 of 1, and its collectives return their argument, so that the same script works in one process
+and in many, and Horovod need not be installed to try it. Whether `horovodrun` or `mpirun` started the process is read
+from its environment variables at each call.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ def init() -> None:
 
 
 def rank() -> int:
-    """This process's number among all, from 0."""
+    """Return this process's rank, from 0."""
     return _library().rank() if is_distributed() else 0
 
 
 def size() -> int:
-    """The number of processes."""
+    """Return the number of ranks."""
     return _library().size() if is_distributed() else 1
 
 
 def local_rank() -> int:
-    """This process's number among those on its host, from 0: which of the host's GPUs it takes."""
+    """Return this process's number among the ranks on its host, from 0: the number of the GPU that it should use."""
     return _library().local_rank() if is_distributed() else 0
 
 
 def local_size() -> int:
-    """The number of processes on this host."""
+    """Return the number of ranks on this host."""
     return _library().local_size() if is_distributed() else 1
 
 
 def allreduce(tensor: tf.Tensor, name: str, op: str = "Average") -> tf.Tensor:
-    """The mean, or another reduction, of a dense tensor over all ranks, bit for bit the same on each.
+    """Return the mean, or another reduction, of a dense tensor over all ranks, bit for bit the same on each.
 
     Args:
         tensor: Same shape and type on every rank.
-        name: What the ranks agree by; the same on each, and no other collective of that name may be under way.
-        op: Of Horovod's reductions: "Average", "Sum" or "Adasum".
+        name: Name of the operation: the same on every rank, and unlike that of any other collective under way.
+        op: One of Horovod's reductions: "Average", "Sum" or "Adasum".
     """
     return _library().allreduce(tensor, op=getattr(_library(), op), name=name) if is_distributed() else tensor
 
 
 def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The tensors of all ranks, one behind the other along their first dimension, in the order of the ranks.
+    """Return the tensors of all ranks, concatenated along their first dimension in the order of the ranks.
 
     Only the lengths along that dimension may differ. `name` as for `allreduce`.
     """
@@ -81,11 +81,11 @@ def allgather(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def alltoall(tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
-    """Return every rank's part for this one, along the first dimension, in the order of the ranks.
+    """Return the parts that all ranks send to this one, along the first dimension, in the order of the ranks.
 
     Args:
-        tensor: What this rank has for the others: first for rank 0, then for rank 1, and so on.
-        splits: How much of the first dimension is for which rank.
+        tensor: The parts that this rank sends: first the one for rank 0, then the one for rank 1, and so on.
+        splits: Length of each rank's part along the first dimension.
         name: As for `allreduce`.
     """
     return _library().alltoall(tensor, splits=splits, name=name)[0] if is_distributed() else tensor
@@ -97,15 +97,15 @@ def has_adasum() -> bool:
 
 
 def broadcast(tensor: tf.Tensor, root_rank: int, name: str) -> tf.Tensor:
-    """The tensor of rank `root_rank`, on every rank; `name` as for `allreduce`."""
+    """Return the tensor of rank `root_rank`, on every rank; `name` as for `allreduce`."""
     return _library().broadcast(tensor, root_rank, name=name) if is_distributed() else tensor
 
 
 def differing(numbers: Sequence[int], name: str) -> List[int]:
-    """The indices of those whole numbers in which the ranks differ: the same answer on all, so that all can refuse.
+    """Return the indices at which the ranks' numbers differ; the same on all ranks, so that all can raise alike.
 
     Args:
-        numbers: As many on every rank.
+        numbers: Whole numbers, equally many on every rank.
         name: As for `allreduce`.
     """
     if not is_distributed():
@@ -119,7 +119,7 @@ def differing(numbers: Sequence[int], name: str) -> List[int]:
 
 
 def _launcher() -> Optional[str]:
-    """Return the launcher that started this process as a rank; None without one, and where MPI started no other."""
+    """Return the launcher that started this process as a rank; None if there is none, or MPI started only one rank."""
     if RANK_VARIABLE in os.environ:
         return "horovodrun"
     return "MPI" if any(os.environ.get(name, "1") != "1" for name in MPI_SIZES) else None

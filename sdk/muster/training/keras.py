@@ -1,6 +1,6 @@
 """Data-parallel training of Keras 3 models on Horovod's collectives, with the TensorFlow backend.
 
-A script is changed in these lines::
+A script needs these lines::
 
     from muster.training import horovod, partition, keras as distributed
 
@@ -15,7 +15,7 @@ All start from the same variables (`BroadcastVariables`) and therefore stay the 
 the same number of steps: one that stops early leaves the others waiting for its gradients.
 
 Horovod's own Keras integration (0.28.1, the last release) does not work with Keras 3; its collectives do, and only they
-are used here. Where `horovodrun` did not start the process, all of this works on its one rank.
+are used here. In a process that `horovodrun` did not start, everything works with one rank.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ SAME_EXAMPLES = (
 )
 
 Logs = Optional[Dict[str, Any]]
-SECONDS_PER_LOOK = 1.0  # at whether a worker is about to be taken away
-BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size; what it holds is in memory twice more
+SECONDS_PER_LOOK = 1.0  # about how often the ranks check for preemption
+BATCH_BYTES = 64 * 2**20  # a broadcast costs milliseconds, whatever its size, and needs its size in memory twice more
 
 
-def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by its users like a class
+def DistributedOptimizer(  # noqa: N802 - Horovod's name for it, which is used like a class
     optimizer: keras.optimizers.Optimizer, *, compression: communication.Compression = None
 ) -> keras.optimizers.Optimizer:
-    """Let an optimizer average the gradients of all ranks before it applies them, or do as another scheme does.
+    """Make an optimizer average the gradients of all ranks before it applies them, or follow another scheme.
 
-    It works in `model.fit` and in loops of one's own that call `optimizer.apply` or `optimizer.apply_gradients`. The
-    optimizer is changed in place and returned: class, configuration and state stay its own, so that a model is saved
-    and loaded as if there were one process, and an optimizer out of a loaded model can go on. Clipping and weight decay
-    come after the averaging. Calling it again replaces the scheme, which is found as `optimizer.communication`.
+    It works in `model.fit` and in custom loops that call `optimizer.apply` or `optimizer.apply_gradients`. The
+    optimizer is changed in place and returned: its class, configuration and state stay the same, so that a model is
+    saved and loaded as if there were one process, and the optimizer of a loaded model can be used again. Clipping and
+    weight decay come after the averaging. A second call replaces the scheme, which is `optimizer.communication`.
 
-    For mixed precision wrap the outermost: `DistributedOptimizer(LossScaleOptimizer(Adam()))`, so that all ranks see
-    the same infinite gradients and leave out the same steps.
+    For mixed precision pass the outermost optimizer: `DistributedOptimizer(LossScaleOptimizer(Adam()))`, so that all
+    ranks see the same infinite gradients and skip the same steps.
 
     Args:
         optimizer: Any Keras 3 optimizer, built or not.
-        compression: What the ranks send (`muster.training.communication`): None for every gradient as it is, such as
-            `TopK(0.01)` for less.
+        compression: What the ranks send: None for uncompressed gradients, or a compressor or scheme of
+            `muster.training.communication`, such as `TopK(0.01)`, to send less.
 
     Raises:
-        TypeError: The optimizer is not one of Keras 3, or `compression` is nothing of the kind.
+        TypeError: `optimizer` is not a Keras 3 optimizer, or `compression` neither a compressor nor a scheme.
         ValueError: A `LossScaleOptimizer` with anything but plain averaging: residuals would be kept at one scale and
-            sent at another, and steps be left out without its knowing.
+            sent at another, and steps be skipped without its knowledge.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer) or not hasattr(optimizer, "apply"):
         raise TypeError(f"DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer)!r}.")
@@ -87,7 +87,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by
             self.build(variables)
 
         def apply_reduced(reduced: Sequence[communication.Gradient]) -> None:
-            # Schemes apply in a branch of tf.cond, and Keras takes no mixture of tensors from inside and outside.
+            # Schemes apply in a branch of tf.cond, and Keras accepts no mixture of tensors from inside and outside it.
             inside = [None if gradient is None else tf.identity(gradient) for gradient in reduced]
             type(self).apply(self, inside, trainable_variables)
 
@@ -105,13 +105,13 @@ def DistributedOptimizer(  # noqa: N802 - the name that Horovod gave it, used by
 def broadcast_variables(
     model: keras.Model, optimizer: Optional[keras.optimizers.Optimizer] = None, root_rank: int = 0
 ) -> None:
-    """Give every rank the variables of one rank: the model's weights, and the optimizer's state where one is given.
+    """Give every rank the variables of one rank: the model's weights, and the optimizer's state if one is given.
 
-    For loops of one's own, between building (or loading) and the first step; in `model.fit` use `BroadcastVariables`.
-    The seeds of dropout and the like stay each rank's own.
+    Call it in custom loops, between building (or loading) the model and the first step; in `model.fit` use
+    `BroadcastVariables`. The seeds of dropout and the like stay different on each rank.
 
     Raises:
-        ValueError: The model is not built yet, so there is nothing to broadcast; or not the same on all ranks.
+        ValueError: The model is not built yet, so there is nothing to broadcast; or it is not the same on all ranks.
     """
     if not model.built:
         raise ValueError(
@@ -136,7 +136,7 @@ def _broadcast_together(variables: Sequence[Any], root_rank: int, name: str) -> 
 
 
 def _in_batches(variables: Sequence[Any]) -> List[List[Any]]:
-    """Variables of the same type together, as many as `BATCH_BYTES` hold; a larger one by itself, not to be copied."""
+    """Group variables of the same type, up to `BATCH_BYTES` in each group; a larger one is in a group by itself."""
     batches: List[List[Any]] = []
     by_type = itertools.groupby(sorted(variables, key=lambda variable: variable.dtype), lambda variable: variable.dtype)
     for dtype, alike in by_type:
@@ -156,15 +156,15 @@ def _size(variable: Any) -> int:
 
 
 class BroadcastVariables(keras.callbacks.Callback):
-    """Before the first step, give every rank the model and optimizer variables of one rank.
+    """Gives every rank the model and optimizer variables of one rank before the first step.
 
-    It also refuses, where there are several ranks, what would leave them waiting for each other or training apart.
+    With several ranks it also raises ValueError if they would wait for each other for ever, or train apart.
     """
 
     def __init__(self, root_rank: int = 0) -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._steps = 0  # that were told
+        self._steps = 0  # with a reported loss, up to 2
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Check how the model is compiled, then broadcast; raises ValueError."""
@@ -175,9 +175,10 @@ class BroadcastVariables(keras.callbacks.Callback):
         broadcast_variables(self.model, self.model.optimizer, self.root_rank)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """After the second step, warn of ranks that read the same examples: those have the same loss to the last bit.
+        """After the second step, warn if all ranks read the same examples: they then have the same loss, bit for bit.
 
-        After the first step others may have it, too: that of a model whose output begins with zeros.
+        After the first step that says nothing: the loss of a model whose initial output is zero may be the same for
+        different examples.
         """
         if self._steps < 2 and logs and horovod.size() > 1:
             self._steps += 1
@@ -199,7 +200,7 @@ def _check_compiled(model: keras.Model) -> None:
 
 
 def _check_steps(steps: Optional[int]) -> None:
-    """Refuse ranks that would take different numbers of steps in an epoch, where that can be known beforehand."""
+    """Raise ValueError if the ranks would take different numbers of steps in an epoch, as far as these are known."""
     if horovod.differing([steps or 0], "steps"):
         raise ValueError(
             f"The ranks would take different numbers of steps in an epoch, rank {horovod.rank()} {steps}, and wait for "
@@ -208,7 +209,7 @@ def _check_steps(steps: Optional[int]) -> None:
 
 
 def _check_models(variables: Sequence[Any]) -> None:
-    """Refuse ranks whose variables have other types or shapes, or another order."""
+    """Raise ValueError if the ranks' variables differ in number, type, shape or order."""
     kinds = [(variable.dtype, tuple(variable.shape)) for variable in variables]
     if horovod.differing([zlib.crc32(repr(kinds).encode())], "variables"):
         raise ValueError(
@@ -220,8 +221,8 @@ def _check_models(variables: Sequence[Any]) -> None:
 class AverageMetrics(keras.callbacks.Callback):
     """Averages the metrics of an epoch over all ranks at its end.
 
-    That is done in place: callbacks after this one, the history and the progress bar see the same numbers on every
-    rank. Every rank counts the same, whatever its share of the data.
+    The metrics are replaced in place: callbacks after this one, the history and the progress bar see the same numbers
+    on every rank. All ranks have the same weight, whatever the size of their share of the data.
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -236,7 +237,7 @@ class AverageMetrics(keras.callbacks.Callback):
 class SynchroniseVariables(keras.callbacks.Callback):
     """Makes the model the same on all ranks at the end of an epoch, before anything is saved.
 
-    Some schemes let it drift apart meanwhile: averaged models, block momentum, partial synchronisation.
+    Some schemes let the ranks' models drift apart in between: model averaging, block momentum, partial synchronisation.
     """
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -249,11 +250,11 @@ class SynchroniseVariables(keras.callbacks.Callback):
 class CheckpointOnRankZero(keras.callbacks.Callback):
     """Saves the model on rank 0 at the end of each epoch.
 
-    The file is written beside and renamed, so that at any time there is a whole one or none.
+    The model is written to another file, which is then renamed, so that at any time there is a complete file or none.
 
     Args:
-        filepath: Ends in `.keras` (model and optimizer) or `.weights.h5`; may hold `{epoch:02d}` (from 1) and metrics
-            such as `{val_loss:.3f}`. Its folder is created.
+        filepath: Ends in `.keras` (model and optimizer) or `.weights.h5`; may contain `{epoch:02d}` (from 1) and
+            metrics such as `{val_loss:.3f}`. Its folder is created.
 
     Raises:
         ValueError: The file name has another ending.
@@ -272,7 +273,7 @@ class CheckpointOnRankZero(keras.callbacks.Callback):
 
 
 def save_atomically(model: keras.Model, path: Path) -> None:
-    """Save a model (only its weights where the name ends in `.weights.h5`) so that no reader ever sees half a file."""
+    """Save a model, or only its weights if the name ends in `.weights.h5`; no reader ever sees an incomplete file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, model.save_weights if path.name.endswith(".weights.h5") else model.save)
 
@@ -295,12 +296,12 @@ class ReportProgress(keras.callbacks.Callback):
         """Start counting an epoch's steps."""
         self.epoch = epoch + 1
         length = self.params.get("steps")
-        # The first may be any epoch, of a training that goes on.
+        # A resumed training may begin with any epoch.
         self.steps_before = epoch * length if length else self.steps_before + self.steps
         self.steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Report the step with the metrics of this epoch so far; none of a step that `SaveCheckpoints` passes over."""
+        """Report the step with the metrics of this epoch so far, unless `SaveCheckpoints` skips the step."""
         self.steps = batch + 1
         if logs:
             self._report(logs)
@@ -323,16 +324,17 @@ class ReportProgress(keras.callbacks.Callback):
 
 
 class SaveCheckpoints(keras.callbacks.Callback):
-    """Saves in `model.fit`, at the end of every epoch and in between; and goes on in the middle of an epoch.
+    """Saves checkpoints in `model.fit`, after every epoch and in between, and resumes in the middle of an epoch.
 
-    It also saves when a worker of the run is about to be taken away (`muster.training.preempted`).
+    It also saves when the platform is about to end a worker of the run (`muster.training.preempted`).
 
-    There the batches that have been trained on already are taken from the data and passed over: the data must come in
-    the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
+    A resumed epoch takes the batches that it has been trained on already from the data, and skips them: the data must
+    come in the same order again, as from `partition.epochs`, or from arrays with `shuffle=False`.
 
     Args:
-        checkpoint: Restored before `model.fit`, which begins with `initial_epoch=checkpoint.position.epoch`.
-        every: Steps between two checkpoints within an epoch; None for none.
+        checkpoint: The checkpoint, already restored; call `model.fit` with
+            `initial_epoch=checkpoint.position.epoch`.
+        every: Number of steps between two checkpoints within an epoch; None for none.
     """
 
     def __init__(self, checkpoint: Checkpoint, every: Optional[int] = None) -> None:
@@ -341,12 +343,12 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self.every = every
         self.position = checkpoint.position
         self._is_resumed = False
-        self._looks_at = 0  # in steps of all, when the ranks ask one another next whether one of them is to go
-        self._looked: Optional[tuple[int, float]] = None  # when they last did: steps, and time
+        self._looks_at = 0  # total number of steps at which the ranks next check for preemption together
+        self._looked: Optional[tuple[int, float]] = None  # their last check: total number of steps, and time
         self._has_saved_at_notice = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Refuse a folder of another training; arrange for the batches to pass over."""
+        """Raise CheckpointError if the folder is of another training; prepare to skip batches already trained on."""
         self.checkpoint.refuse_another_training()
         self.position = self.checkpoint.position
         self._is_resumed = True
@@ -354,7 +356,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
             self._pass_over(self.position.step)
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Refuse another epoch than the one that is due; in the first, undo what others did since `restore`."""
+        """Raise ValueError unless this epoch is next; in the first one, restore what other callbacks have changed."""
         if epoch != self.position.epoch:
             raise ValueError(
                 f"model.fit begins with epoch {epoch}, and the checkpoint with {self.position.epoch}: "
@@ -365,17 +367,17 @@ class SaveCheckpoints(keras.callbacks.Callback):
             self._is_resumed = False
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Save where it is time to."""
-        if batch >= self.position.step:  # not one that is passed over
+        """Save after `every` steps, and before a worker is preempted."""
+        if batch >= self.position.step:  # not a skipped one
             self.position = self.position.after_step(batch + 1 - self.position.step)
             is_time = bool(self.every) and self.position.total - self.checkpoint.position.total >= (self.every or 0)
             if is_time or (self.position.total >= self._looks_at and self._all_are_told()):
                 self.checkpoint.save(self.position)
 
     def _all_are_told(self) -> bool:
-        """Return, the same on all ranks, whether any is told for the first time that a worker is to be taken away.
+        """Return whether any rank has seen the first notice of a preemption; the result is the same on all ranks.
 
-        They look at the same steps, about once a second: how many those are they agree on, too.
+        The ranks check after the same steps, about once a second: they also agree on the number of steps in between.
         """
         total, now = self.position.total, time.monotonic()
         before, self._looked = self._looked, (total, now)
@@ -387,12 +389,12 @@ class SaveCheckpoints(keras.callbacks.Callback):
         return is_first
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Save, unless the last step was followed by a checkpoint already."""
+        """Save, unless there is a checkpoint of the last step already."""
         self.position = self.position.after_epoch()
         self.checkpoint.save(self.position)
 
     def _pass_over(self, steps: int) -> None:
-        """Let `model.fit` take so many steps without training."""
+        """Make `model.fit` take `steps` batches without training on them."""
         train = self.model.train_function
 
         def take(iterator: Any) -> Dict[str, Any]:
@@ -403,7 +405,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
             if steps > 0:
                 return {}
             self.model.train_function = train
-            # Keras makes the variables of metrics when they are computed for the first time.
+            # Keras creates the variables of metrics when they are computed for the first time.
             x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
             self.model.compute_metrics(x, y, self.model(x, training=False), weights)
             self.checkpoint.take_up_metrics()
@@ -417,10 +419,10 @@ class SaveCheckpoints(keras.callbacks.Callback):
 def callbacks(
     checkpoint: Union[str, os.PathLike[str], None] = None, *, batch_size: Optional[int] = None
 ) -> List[keras.callbacks.Callback]:
-    """Return the callbacks that `model.fit` needs on every rank, in order; append any that go by averaged metrics.
+    """Return the callbacks that `model.fit` needs on every rank, in order; append others that use averaged metrics.
 
     Args:
-        checkpoint: Where rank 0 saves the model after each epoch (see `CheckpointOnRankZero`); None: nowhere.
+        checkpoint: File that rank 0 saves the model to after each epoch (see `CheckpointOnRankZero`); None: not saved.
         batch_size: Examples in one step of this rank, to count them (see `ReportProgress`).
     """
     saving = [] if checkpoint is None else [CheckpointOnRankZero(checkpoint)]

@@ -1,4 +1,4 @@
-"""Partition of data among processes: every one takes its share, and together they take all of it.
+"""Partition of data among processes: each takes its share, and together they take all of it.
 
 >>> import numpy as np
 >>> from muster.training import partition
@@ -16,23 +16,23 @@ array([1., 3.])
 For `model.fit` there is `partition.epochs(x, y, batch_size=32)`, with `steps_per_epoch=partition.steps(len(x), 32)`,
 and for `tf.data` `partition.dataset(examples, shuffle_buffer=1000)`.
 
-In every epoch the shares are disjoint, cover the data, and are within one example of the same length. They come from
-one permutation that every process makes for itself out of `seed` and `epoch`: example i of the permutation goes to
-process i modulo their number. So after k batches of each the first `k * processes * batch_size` examples of the
-permutation have been taken, whoever takes part, and training can go on from there with another number of processes.
+In every epoch the shares are disjoint, cover the data, and differ in length by at most one example. They come from one
+permutation that every process computes from `seed` and `epoch`: example i of the permutation goes to process i modulo
+the number of processes. So after k batches of each process the first `k * processes * batch_size` examples of the
+permutation have been taken, and training can go on from there with another number of processes.
 
-Every rank must take the same number of steps, or those that have one more wait for ever. `batches` and `epochs` see to
+Every rank must take the same number of steps, or those that have one more wait for ever. `batches` and `epochs` ensure
 that; other shares are made equal by `uneven`::
 
     "keep"    every example once; shares may differ by one example (for evaluation, and for loops that count steps)
-    "trim"    equal shares; fewer examples than there are processes sit this epoch out, others in the next one
+    "trim"    equal shares; fewer examples than there are processes are left out, others in the next epoch
     "pad"     equal shares; fewer examples than there are processes come a second time
 
-Who this process is, and of how many, comes from its launcher: Horovod, Muster, Open MPI, MPICH, or a TensorFlow cluster
-(`TF_CONFIG`). A process that none of them started is alone. Who knows better says `partition_index` (from 0) and
-`num_data_partitions`.
+The process's number, and the number of processes, come from its launcher: Horovod, Muster, Open MPI, MPICH, or a
+TensorFlow cluster (`TF_CONFIG`). A process that none of them started is alone. `partition_index` (from 0) and
+`num_data_partitions` override them.
 
-Needs NumPy; TensorFlow only has to be there for what makes a `tf.data.Dataset`. Python 3.6 syntax.
+Needs NumPy, and TensorFlow only for the functions that make a `tf.data.Dataset`. Python 3.6 syntax.
 """
 
 import itertools
@@ -52,13 +52,13 @@ UNEVEN = ("keep", "trim", "pad")
 
 
 def index_and_count() -> Tuple[int, int]:
-    """This process's number among those that train, from 0, and how many they are."""
+    """Return this process's number among those that train, from 0, and the number of those processes."""
     for rank, size in LAUNCHERS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
-    # Beside parameter servers a chief coordinates workers, and hands the data out by itself.
+    # With parameter servers a chief does not train: it coordinates the workers, and hands the data out by itself.
     trainers = ("worker",) if "ps" in cluster else ("chief", "master", "worker")
     members = [(kind, index) for kind in trainers for index in range(len(cluster.get(kind, ())))]
     me = task.get("type"), int(task.get("index", 0))
@@ -75,23 +75,23 @@ def indices(
     partition_index: Optional[int] = None,
     num_data_partitions: Optional[int] = None,
 ) -> "np.ndarray[Any, Any]":
-    """The numbers of this process's examples among `n`, in the order in which to take them.
+    """Return the indices of this process's examples among `n`, in the order in which to take them.
 
     Args:
-        n: Examples in all.
-        epoch: Another epoch, another permutation.
+        n: Number of examples in all.
+        epoch: Number of the epoch; each has another permutation.
         seed: The same on every process; 0 to 2**32 - 1.
         shuffle: False leaves the examples in their order, in every epoch.
-        uneven: "keep", "trim" or "pad", where `n` cannot be divided (see above).
-        partition_index: Which share, from 0; default: this process's rank.
-        num_data_partitions: How many shares; default: the number of processes.
+        uneven: "keep", "trim" or "pad", for an `n` that is no multiple of the number of shares (see above).
+        partition_index: Number of the share, from 0; default: this process's rank.
+        num_data_partitions: Number of shares; default: the number of processes.
 
     Raises:
         ValueError: An argument is out of its range, or shares of equal length would be empty.
     """
     index, count = _partition(partition_index, num_data_partitions)
     _check(uneven, n, count)
-    # RandomState, because its shuffles are the same in every version of NumPy, and so on every host.
+    # RandomState, because its permutations are the same in every version of NumPy, and so on every host.
     order = np.random.RandomState([seed, epoch]).permutation(n) if shuffle else np.arange(n)
     if uneven == "pad":
         order = np.resize(order, n + -n % count)  # goes on from its beginning
@@ -101,7 +101,7 @@ def indices(
 
 
 def array(*arrays: Any, **options: Any) -> Any:
-    """This process's examples of one array, or of several that belong together; `options` as for `indices`.
+    """Return this process's examples of one array, or of several of the same length; `options` as for `indices`.
 
     Raises:
         ValueError: The arrays differ in length, or as for `indices`.
@@ -113,7 +113,7 @@ def array(*arrays: Any, **options: Any) -> Any:
 
 
 def files(paths: Sequence[Union[str, "os.PathLike[str]"]], **options: Any) -> List[str]:
-    """This process's files; `options` as for `indices`. They are sorted first, as folders list them in any order."""
+    """Return this process's files; `options` as for `indices`. `paths` may be in any order: they are sorted first."""
     names = sorted(os.fspath(path) for path in paths)
     return [names[index] for index in indices(len(names), **options)]
 
@@ -128,19 +128,19 @@ def dataset(
     partition_index: Optional[int] = None,
     num_data_partitions: Optional[int] = None,
 ) -> Any:
-    """This process's share of a `tf.data.Dataset` of single examples, for one epoch.
+    """Return this process's share of a `tf.data.Dataset` of single examples, for one epoch.
 
-    A process keeps the same share in all epochs, since a stream cannot be shuffled as a whole; within it the order is
-    another one in each. Without end, for `model.fit(..., steps_per_epoch=...)`::
+    A process keeps the same share in all epochs, since a stream cannot be shuffled as a whole; the order within the
+    share changes with each epoch. For an endless dataset, as `model.fit(..., steps_per_epoch=...)` takes it::
 
         tf.data.Dataset.counter(first_epoch).flat_map(lambda epoch: partition.dataset(examples, epoch=epoch, ...))
 
     Args:
-        examples: The same, in the same order, on every process.
+        examples: The dataset: the same examples, in the same order, on every process.
         epoch: A number, or a tensor of type int64.
-        seed: Of the order.
-        shuffle_buffer: Examples among which the next one is drawn; 0 leaves them in their order.
-        uneven: As for `indices`; "trim" and "pad" need a dataset that knows how long it is.
+        seed: Seed of the order.
+        shuffle_buffer: Number of examples among which the next one is drawn; 0 leaves them in their order.
+        uneven: As for `indices`; "trim" and "pad" need a dataset of known length.
         partition_index: As for `indices`.
         num_data_partitions: As for `indices`.
 
@@ -151,7 +151,7 @@ def dataset(
 
     index, count = _partition(partition_index, num_data_partitions)
     if uneven != "keep":
-        with tf.init_scope():  # where it is a number: what flat_map calls is in a graph
+        with tf.init_scope():  # flat_map calls this in a graph, where the length would be a symbolic tensor
             n = int(examples.cardinality().numpy())
         if n < 0:
             raise ValueError("uneven={!r} needs a dataset that knows how long it is.".format(uneven))
@@ -160,7 +160,7 @@ def dataset(
     share = examples.shard(count, index)
     if not shuffle_buffer:
         return share
-    # One number, because shuffle() takes one; apart for every epoch of every seed.
+    # One number, because shuffle() takes one; different for every epoch of every seed.
     mixed = tf.cast(seed, tf.int64) * 1000003 + tf.cast(epoch, tf.int64)
     return share.shuffle(shuffle_buffer, seed=mixed, reshuffle_each_iteration=False)
 
@@ -169,7 +169,7 @@ def steps(n: int, batch_size: int, num_data_partitions: Optional[int] = None) ->
     """Return the number of batches that every process can take of its share of `n` examples; the last may be smaller.
 
     Raises:
-        ValueError: Not even one each.
+        ValueError: There are fewer examples than processes, or `batch_size` is less than 1.
     """
     count = num_data_partitions or index_and_count()[1]
     if batch_size < 1 or n < count:
@@ -180,15 +180,15 @@ def steps(n: int, batch_size: int, num_data_partitions: Optional[int] = None) ->
 
 
 def batches(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Iterator[Tuple[Any, ...]]:
-    """This process's batches of arrays for one epoch: as many on every process, so that none waits for another.
+    """Yield this process's batches of arrays for one epoch: equally many on every process, so that none waits for ever.
 
-    Batches of the last step may be smaller, and fewer examples than there are processes sit the epoch out.
+    Batches of the last step may be smaller, and fewer examples than there are processes are left out of the epoch.
 
     Args:
-        arrays: Whatever belongs together, the same on every process.
+        arrays: Arrays of the same length, such as inputs and labels; the same on every process.
         batch_size: Examples of one process in one step.
         first: The step to begin with, to go on in the middle of an epoch.
-        options: As for `indices`, less `uneven`.
+        options: As for `indices`, without `uneven`.
 
     Yields:
         A tuple with a part of each array.
@@ -200,14 +200,14 @@ def batches(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> It
 
 
 def epochs(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Any:
-    """The `batches` of one epoch after the other without end, as a `tf.data.Dataset`: for `model.fit`.
+    """Return the `batches` of one epoch after the other, as an endless `tf.data.Dataset` for `model.fit`.
 
-    What is in them depends on nothing but the seed and the epoch, so that training can go on where it was interrupted.
+    Their content depends only on the seed and the epoch, so that training can go on where it was interrupted.
 
     Args:
         arrays: As for `batches`.
-        batch_size: As for `batches`; `model.fit` gets `steps_per_epoch=partition.steps(n, batch_size)`.
-        first: The epoch to begin with; the same as `initial_epoch`.
+        batch_size: As for `batches`; give `model.fit` `steps_per_epoch=partition.steps(n, batch_size)`.
+        first: The epoch to begin with: the `initial_epoch` of `model.fit`.
         options: As for `batches`.
     """
     import tensorflow as tf
@@ -224,7 +224,7 @@ def epochs(*arrays: Any, batch_size: int, first: int = 0, **options: Any) -> Any
 
 
 def _partition(partition_index: Optional[int], num_data_partitions: Optional[int]) -> Tuple[int, int]:
-    """The two numbers as they are given, or as they are found."""
+    """Return the two numbers as given, or as `index_and_count` finds them if neither is."""
     if (partition_index is None) != (num_data_partitions is None):
         raise ValueError("partition_index and num_data_partitions belong together: give both or neither.")
     if partition_index is None or num_data_partitions is None:

@@ -1,11 +1,11 @@
-"""Progress of a training script, told to the agent of its worker: one JSON datagram for each report.
+"""Progress reports of a training script to its worker's agent: one JSON datagram for each report.
 
-A report must never disturb training. It costs microseconds, blocks on nothing, and what the agent cannot take is lost.
-Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins. Where no more
-come, a thread sends what was held back: a script that hangs is shown at the step at which it hangs.
+A report must never disturb training: it costs microseconds, never blocks, and is lost if the agent cannot take it.
+Reports that come faster than `MAX_PER_SECOND` are merged into one: for each field the newest value wins. If no more
+come, a thread sends what was held back, so that a script that hangs is shown at the step at which it hangs.
 
-Standard library and Python 3.6 syntax only (hence `Optional` and the like): any training interpreter imports this, and
-waits for it, so that `typing` is left to those who check types.
+Standard library and Python 3.6 syntax only (hence `Optional` and the like), since any training interpreter imports
+this. The script waits for the import, so that `typing` is imported for type checkers only.
 """
 
 import atexit
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE = "MUSTER_REPORT"
 RANK_VARIABLES = ("HOROVOD_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MUSTER_RANK")
-MAX_PER_SECOND = 5  # of each process: as many as somebody who watches can read; agents and session forward them all
+MAX_PER_SECOND = 5  # of each process: no person can read more; agents and session forward them all
 ARGUMENTS = ("step", "epoch", "steps", "epochs", "examples", "bytes_sent")  # of `report`, beside the metrics
 NOTICE = "preempted"  # the file in the worker's scratch folder, which its agent makes
-LIKENESS = 0.85  # of a metric's name to one of these, from which on it is taken for a slip
-SAME_EXAMPLES = 5  # steps with as many of them as the first, which are taken for a slip
-MAX_NAMES = 256  # of metrics that are looked at
-SECONDS_PER_CHECK = 0.5  # of the thread that sends what was held back, where nothing has followed it
-SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: nothing trains any more
+LIKENESS = 0.85  # similarity of a metric's name to an argument's from which on it counts as a misspelling
+SAME_EXAMPLES = 5  # steps after the first with the same number of examples, which then counts as a mistake
+MAX_NAMES = 256  # of metrics that are checked
+SECONDS_PER_CHECK = 0.5  # interval of the thread that sends what was held back
+SECONDS_AT_EXIT = 0.5  # the last report may wait this long for room in the agent's queue: training is over by then
 
 
 def report(
@@ -46,7 +46,7 @@ def report(
     bytes_sent: "Optional[SupportsInt]" = None,
     **metrics: "SupportsFloat",
 ) -> None:
-    """Tell the session how far this process has come; outside a Muster run, do nothing.
+    """Report this process's progress to the session; outside a Muster run, do nothing.
 
     In a loop of the script::
 
@@ -54,23 +54,23 @@ def report(
             loss = train(batch)
             report(step, steps=len(batches), epoch=1, epochs=1, examples=step * len(batch), loss=loss)
 
-    Steps and epochs are counted from 1, or from 0 as `range` does: of a process that has reported step 0 (or epoch 0),
-    step 59 of 60 is shown as the sixtieth. So the last one is 100 % either way. Events have them as they are reported.
+    Count steps and epochs from 1, or from 0 as `range` does: once a process has reported step 0 (or epoch 0), its step
+    59 of 60 is shown as the sixtieth, so that the last one is 100 % either way. Events contain the numbers as reported.
 
     Args:
-        step: Steps done, in this epoch where there are epochs, in total otherwise.
-        epoch: The epoch under way.
-        steps: Steps of one epoch where there are epochs, in total otherwise.
-        epochs: Epochs in total.
-        examples: Training examples that this process has taken since training began.
-        bytes_sent: Bytes that this process has sent to the others for training since then.
+        step: Number of steps done: in this epoch if there are epochs, in total otherwise.
+        epoch: Number of the epoch under way.
+        steps: Number of steps of one epoch if there are epochs, in total otherwise.
+        epochs: Number of epochs in total.
+        examples: Number of training examples that this process has taken since training began.
+        bytes_sent: Number of bytes that this process has sent to the others for training since then.
         metrics: Anything that `float()` takes, such as a TensorFlow eager tensor or a NumPy scalar; NaN and infinity
-            are sent by name. A value that `float()` refuses is left out, which the session is told of.
+            are sent by name. A value that `float()` refuses is left out, with a warning in the session.
 
-    Nothing is raised; of a name that looks like a misspelt argument the session is told, once. At most
-    `MAX_PER_SECOND` reports are sent, but the first and the last of every epoch always are, and so are that of the last
-    of `steps` and the last one before the process hangs or ends. Of the one before it hangs, metrics that are on
-    another device stay there: asking for them could wait for ever.
+    Nothing is raised; for a name that looks like a misspelt argument the session shows a warning, once. At most
+    `MAX_PER_SECOND` reports are sent per second. Always sent are the first and the last report of every epoch, the
+    report of the last of `steps`, and the last one before the process hangs or ends. The one before a hang omits
+    metrics that are on another device, as fetching them could block for ever.
     """
     if not os.environ.get(ADDRESS_VARIABLE):
         return
@@ -91,26 +91,26 @@ def report(
 
 
 def preempted() -> bool:
-    """Return whether a worker of this run is about to be taken away, so that now is the time to save a checkpoint.
+    """Return whether the platform is about to end a worker of this run, so that now is the time to save a checkpoint.
 
     In a loop of the script::
 
         if preempted():
             save(step)
 
-    The platform has told the agent of some worker to end: others need its machine, or somebody drains it. Every process
-    of the run is told, each at some moment of its own: ranks that save together have to agree on one, as
-    `muster.training.keras.SaveCheckpoints` does by itself. It looks for a file, which costs microseconds. A script can
-    go on afterwards: what the platform takes away is ended by the platform.
+    The platform has told some worker's agent to end: other jobs need its machine, or somebody is draining it. All
+    processes of the run are notified, but not at the same moment: ranks that save together have to agree on a step, as
+    `muster.training.keras.SaveCheckpoints` does by itself. The call looks for a file, which costs microseconds. A
+    script can go on afterwards, until the platform ends the worker.
     """
     scratch = os.environ.get("MUSTER_SCRATCH")
     return bool(scratch) and os.path.exists(os.path.join(str(scratch), NOTICE))
 
 
 def warn(text: str) -> None:
-    """Say something about this process that whoever trains should know; the session shows it with the run.
+    """Warn the user about this process; the session shows the warning with the run.
 
-    It is not printed, but where there is no session: what the script prints is its own.
+    Without a session the warning is printed to standard error; otherwise it stays out of the script's output.
     """
     if os.environ.get(ADDRESS_VARIABLE):
         _tell({"kind": "warning", "text": text}, SECONDS_AT_EXIT)
@@ -119,7 +119,7 @@ def warn(text: str) -> None:
 
 
 def thread_failed(thread: str, kind: str, message: str) -> None:
-    """Say that an exception has ended a thread of the script, and nothing else."""
+    """Warn that an exception has ended a thread of the script, but not the script."""
     lines = message.splitlines()
     text = "{}: {}".format(kind, lines[0][:500]) if lines else kind
     _tell(
@@ -129,22 +129,22 @@ def thread_failed(thread: str, kind: str, message: str) -> None:
 
 
 def watch_stages() -> None:
-    """Tell the agent from now on what the main thread is at, until its first step is done."""
+    """Start a thread that reports the main thread's stages to the agent, until its first step is done."""
     if not os.environ.get(ADDRESS_VARIABLE):
         return
     arguments = (_stages, threading.main_thread().ident)
     watching = threading.Thread(target=stages.watch, args=arguments, name="muster-stages", daemon=True)
-    with contextlib.suppress(RuntimeError):  # there is no room for another thread: the script may do without
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: the script works without this one
         watching.start()
 
 
 def serves() -> None:
-    """Expect no first step: this process serves others."""
+    """Note that this process is a server, which has no first step."""
     _stages.end()
 
 
 def script_ended() -> None:
-    """Note that the script has ended well; warn where it was to train with others and did not."""
+    """Note that the script has ended well; warn if it should have trained with others and did not."""
     if not _stages.is_over:
         _stages.end()
         _warn_of_apart(stages.ENDED_ALONE)
@@ -165,7 +165,7 @@ def _warn_of_apart(alone: str) -> None:
 
 
 def _tell(message: "Mapping[str, Any]", seconds: float = 0.0) -> None:
-    """Send one message of this process to its agent; wait at most so many seconds for room in its queue."""
+    """Send one message of this process to its agent; wait at most `seconds` for room in the agent's queue."""
     if os.environ.get(ADDRESS_VARIABLE):
         _send_datagram(dict(message, rank=_rank()), seconds)
 
@@ -174,7 +174,7 @@ class Reporter:
     """Merges reports and sends them at a bounded rate; safe to call from several threads.
 
     Args:
-        send: Takes one finished message and how many seconds it may wait for room in the queue.
+        send: Function of a finished message, and of the seconds that it may wait for room in the agent's queue.
         clock: Monotonic time in seconds.
     """
 
@@ -193,8 +193,8 @@ class Reporter:
         self._reported_at = None  # type: Optional[float]
         self._epoch = None  # type: Optional[int]
         self._next_send = float("-inf")
-        self._is_held = False  # something waits that nothing has been sent of
-        self._is_watched = False  # the thread runs that sends it
+        self._is_held = False  # a report is held back, of which nothing has been sent
+        self._is_watched = False  # the thread that sends it is running
 
     def report(self, counts: "Mapping[str, int]", metrics: "Mapping[str, Any]") -> None:
         """Take one report, and send it unless another one went out just now."""
@@ -202,7 +202,7 @@ class Reporter:
         with self._lock:
             epoch = counts.get("epoch", self._epoch)
             if epoch != self._epoch:
-                self.flush()  # the last word on the epoch before, which the new one must not overwrite
+                self.flush()  # the last report of the previous epoch, which the new one must not overwrite
                 self._epoch = epoch
                 self._next_send = float("-inf")
             self._counts.update(counts)
@@ -214,7 +214,7 @@ class Reporter:
                 self._hold()
 
     def flush(self, seconds: float = 0.0) -> None:
-        """Send what is waiting, if anything is; wait at most so many seconds for room in the agent's queue."""
+        """Send the waiting report, if there is one; wait at most `seconds` for room in the agent's queue."""
         self._notice_fork()
         with self._lock:
             if self._reported_at is None:
@@ -224,23 +224,23 @@ class Reporter:
             self._counts, self._metrics, self._reported_at = {}, {}, None
 
     def _notice_fork(self) -> None:
-        """Begin anew in a fork, which has no thread but its own: what waits is its parent's, as is whoever locks it."""
+        """Begin anew in a forked child: the waiting report, and any thread that holds the lock, are the parent's."""
         if self._pid != os.getpid():
             self._begin()
 
     def _hold(self) -> None:
-        """Have what waits sent a moment later, where nothing follows that it goes with."""
+        """Have the waiting report sent a moment later, unless it is merged into a later one before that."""
         self._is_held = True
         if not self._is_watched:
             self._is_watched = True
             watching = threading.Thread(target=self._watch, name="muster-report", daemon=True)
             try:
                 watching.start()
-            except RuntimeError:  # there is no room for another thread, or the interpreter ends
+            except RuntimeError:  # no more threads can be started, or the interpreter is shutting down
                 self._is_watched = False
 
     def _watch(self) -> None:
-        """Send what has been held back for too long, until nothing is."""
+        """Send reports that have been held back for too long, until none is held back."""
         while True:
             time.sleep(SECONDS_PER_CHECK)
             with self._lock:
@@ -251,7 +251,10 @@ class Reporter:
                     self._send_what_is_here()
 
     def _send_what_is_here(self) -> None:
-        """Send what waits, but for metrics that are elsewhere: they may never come, which must not hold up `report`."""
+        """Send the waiting report without metrics on other devices: fetching them could block `report` for ever.
+
+        Those metrics are sent with a later report.
+        """
         here = {name: value for name, value in self._metrics.items() if _is_here(value)}
         self._tell(here, 0.0)
         self._metrics = {name: value for name, value in self._metrics.items() if name not in here}
@@ -270,17 +273,17 @@ class Reporter:
 
 
 def _is_here(value: "Any") -> bool:
-    """Tell whether a value is a number of Python's or NumPy's, which no device has to be asked for."""
+    """Return whether a value is a Python or NumPy number, which need not be fetched from a device."""
     return isinstance(value, (int, float)) or type(value).__module__ == "numpy"
 
 
 def _is_last(counts: "Mapping[str, int]") -> bool:
-    """Tell whether a report is of the last step, counted from 1 or 0, which a script may be silent after for long."""
+    """Return whether a report is of the last step, counted from 1 or 0; none may follow it for a long time."""
     return "step" in counts and counts["step"] >= counts.get("steps", float("inf")) - 1
 
 
 def _converted(values: "Mapping[str, Any]", convert: "Callable[[Any], Any]") -> "Dict[str, Any]":
-    """The values that `convert` takes, converted."""
+    """Return the converted values, without None and, with a warning, without those that `convert` refuses."""
     converted = {}
     for name, value in values.items():
         if value is None:
@@ -316,7 +319,7 @@ def _check_names(metrics: "Mapping[str, Any]") -> None:
 
 
 def _check_examples(counts: "Mapping[str, int]") -> None:
-    """Warn where the number of examples stays as it is while steps go on: it is of one step, most likely."""
+    """Warn if the number of examples stays the same from step to step: most likely it is that of one step."""
     step, examples = counts.get("step"), counts.get("examples")
     if step is None or not examples or len(_first_examples) > SAME_EXAMPLES:
         return
@@ -333,13 +336,13 @@ def _warn_once(name: str, text: str) -> None:
 
 
 def _json_number(value: "Any") -> "Union[float, str]":
-    """The value as strict JSON has it: what is not finite is "NaN", "Infinity" or "-Infinity", as `float()` takes."""
+    """Return a value for strict JSON: the float, or "NaN", "Infinity" or "-Infinity", which `float()` reads back."""
     number = float(value)
     return number if math.isfinite(number) else json.dumps(number)
 
 
 def _rank() -> "Optional[int]":
-    """This process's global rank as its launcher put it into the environment; None where there is none."""
+    """Return this process's global rank, which its launcher put into the environment; None if there is none."""
     for variable in RANK_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdecimal():
@@ -348,9 +351,9 @@ def _rank() -> "Optional[int]":
 
 
 def _send_datagram(message: "Mapping[str, Any]", seconds: float) -> None:
-    """Send one message to the agent's socket; drop it where the queue stays full for so long or the agent is gone."""
+    """Send one message to the agent's socket; drop it if the queue stays full for `seconds` or the agent is gone."""
     try:
-        # A socket for each message: a few a second cost nothing, and none is shared with a forked child.
+        # A new socket for each message: a few per second cost nothing, and none is shared with a forked child.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
             agent.settimeout(seconds)
             agent.sendto(json.dumps(message).encode(), os.environ.get(ADDRESS_VARIABLE, ""))

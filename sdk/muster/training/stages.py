@@ -1,7 +1,7 @@
-"""The stages of a training process up to its first step, told to the agent of its worker while they last.
+"""The stages of a training process up to its first step, reported to its worker's agent as they happen.
 
-The wait for the first step is mostly imports, and the tracing and compiling of that step. A thread of its own looks
-ten times a second what the main thread is at, and ends with the first step. Standard library and Python 3.6 syntax.
+The wait for the first step is mostly imports, and the tracing and compiling of that step. A separate thread checks ten
+times a second what the main thread is doing, and ends with the first step. Standard library and Python 3.6 syntax.
 """
 
 import atexit
@@ -25,12 +25,12 @@ BUILDING = "building the first step"
 JOINING = "waiting for the other ranks"
 TRAINING = "training"
 CHECK_SECONDS = 0.1
-SLOW_CHECK_SECONDS = 0.5  # once it has taken a minute, it may take an hour
-SHORTEST = 0.3  # seconds that a stage lasts before it is told
-AGAIN_SECONDS = 0.5  # until an import that goes on is told again
-SILENT_SECONDS = 5.0  # after what looked like the first step: a script that has told nothing by then never will
+SLOW_CHECK_SECONDS = 0.5  # after the first minute: the wait may then take an hour
+SHORTEST = 0.3  # seconds that a stage must last to be reported
+AGAIN_SECONDS = 0.5  # between two reports of the same import
+SILENT_SECONDS = 5.0  # after the first step seems to be built: a script that has reported no step by then never will
 
-BUILDERS = (  # parts of the paths of files, all of them
+BUILDERS = (  # a package, and a part of the paths of its files that build steps
     ("tensorflow", "/polymorphic_function/"),
     ("tensorflow", "/eager/def_function.py"),
     ("tensorflow", "/client/session.py"),
@@ -63,7 +63,7 @@ class Stages:
     """The stages of a process up to its first step.
 
     Args:
-        tell: Takes each message.
+        tell: Function that sends a message to the agent.
         clock: Monotonic time in seconds.
     """
 
@@ -83,13 +83,13 @@ class Stages:
         self.is_over = False
 
     def record(self, stage: str, call: "Optional[FrameType]" = None) -> None:
-        """Take in what the process is at now, and in which call of that kind."""
+        """Record the stage that the process is in now, and the frame of the call that shows it."""
         now = self._clock()
         with self._lock:
             if self.is_over:
                 return
             if (stage, call) != self._candidate:
-                # It has begun after the last check; the interpreter's lock may have kept that waiting for long.
+                # The stage began after the last check, which may be long ago: another thread may have held the GIL.
                 self._candidate, self._candidate_since = (stage, call), self._checked_at
             self._checked_at = now
             if stage != self._stage and now - self._candidate_since >= SHORTEST:
@@ -100,7 +100,7 @@ class Stages:
                 self._end()
 
     def came_further(self, modules: int) -> None:
-        """Tell the stage again where modules have come since: an import that takes long is not one that hangs."""
+        """Report the stage again if more modules are loaded by now, so that a long import does not look like a hang."""
         now = self._clock()
         with self._lock:
             if self._stage and modules != self._modules and now - self._told_at >= AGAIN_SECONDS and not self.is_over:
@@ -111,7 +111,7 @@ class Stages:
         """Note that the first step is done."""
         with self._lock:
             if not self.is_over:
-                if self._stage:  # nobody knows of what came before where nothing has been told
+                if self._stage:  # without an earlier report the session shows no stages
                     self._enter(TRAINING, self._clock())
                 self._end()
 
@@ -134,7 +134,7 @@ class Stages:
 
 
 def importing() -> "Optional[str]":
-    """The package that is being imported: the outermost that is not the script's own, where there is one."""
+    """Return the package that is being imported, the outermost one outside the script's folder if there is one."""
     found = []
     own = str(sys.path[0]) if sys.path else ""
     for name, module in list(sys.modules.items()):
@@ -144,14 +144,14 @@ def importing() -> "Optional[str]":
             spec = object.__getattribute__(module, "__dict__").get("__spec__")  # of a lazy module, without loading it
             if getattr(spec, "_initializing", False):
                 found.append((name, str(getattr(spec, "origin", "") or "")))
-        except Exception:  # modules may be anything
+        except Exception:  # sys.modules may contain any object
             continue
     others = [name for name, origin in found if not own or os.path.dirname(origin).rstrip("/") != own.rstrip("/")]
     return others[0] if others else found[0][0] if found else None
 
 
 def outermost(frame: "Optional[FrameType]", files: "Tuple[Tuple[str, str], ...]") -> "Optional[FrameType]":
-    """The outermost call of a stack in a file of that kind."""
+    """Return the outermost frame of a stack whose file matches one of `files`; None if there is none."""
     found = None
     while frame is not None:
         path = frame.f_code.co_filename
@@ -183,7 +183,7 @@ def watch(stages: Stages, thread: int) -> None:
 
 
 def trains_alone() -> bool:
-    """Return whether ``horovodrun`` started this process as one of several, and it has never joined the others."""
+    """Return whether `horovodrun` started this process as one of several, and it has never initialised Horovod."""
     if _ranks() < 2:
         return False
     modules = [sys.modules.get(name) for name in HOROVOD]
@@ -192,7 +192,7 @@ def trains_alone() -> bool:
 
 
 def trains_apart() -> bool:
-    """Return whether one of several ranks uses Horovod's Keras integration with a Keras that it does not know."""
+    """Return whether this is one of several ranks, and uses Horovod's Keras integration with Keras 3."""
     keras = str(getattr(sys.modules.get("keras"), "__version__", ""))
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     return "horovod._keras" in sys.modules and _ranks() > 1 and keras.startswith("3.") and not is_legacy
@@ -213,13 +213,13 @@ def lacks_strategy() -> bool:
 
 
 def _ranks() -> int:
-    """Return the number of ranks that ``horovodrun`` has started; 1 where it has started none."""
+    """Return the number of ranks that `horovodrun` has started; 1 if it has started none."""
     size = os.environ.get("HOROVOD_SIZE", "1")
     return int(size) if size.isdigit() else 1
 
 
 class _Registered:
-    """Sees which functions are registered with ``atexit``, which compares them with whatever it is to drop."""
+    """Collects the functions registered with `atexit`: its `unregister` compares each of them with this object."""
 
     def __init__(self):
         # type: () -> None
@@ -235,7 +235,7 @@ class _Registered:
 
 
 def _was_initialised(horovod: "Any") -> bool:
-    """Return whether Horovod is, or has ever been, initialised: init() registers its shutdown for the end."""
+    """Return whether Horovod is, or has ever been, initialised: `init()` registers its shutdown with `atexit`."""
     try:
         return bool(horovod.is_initialized()) or any(
             getattr(function, "__self__", None) is horovod for function in _Registered().functions

@@ -1,6 +1,6 @@
-"""States as files: nested dicts, lists and tuples of NumPy arrays, numbers, strings and None, in one `.npz`.
+"""Files of states: nested dicts, lists and tuples of NumPy arrays, numbers, strings and None, in one `.npz`.
 
-Nothing is pickled, so a file from elsewhere can do no harm, and every NumPy can read it. Python 3.6 syntax.
+Nothing is pickled, so a file from an untrusted source can do no harm, and every NumPy can read it. Python 3.6 syntax.
 """
 
 import json
@@ -10,14 +10,14 @@ from typing import Any, List, Sequence, Union
 import numpy as np
 
 PLAIN = (bool, int, float, str, type(None))
-BROUGHT_BY_OTHERS = 2  # in a dtype's `isbuiltin`
+BROUGHT_BY_OTHERS = 2  # a dtype's `isbuiltin` if another package registered the type
 
 
 def write(path: Union[str, "os.PathLike[str]"], state: Any) -> None:
-    """Write a state, down to the disk.
+    """Write a state to a file, and wait until it is on the disk.
 
     Raises:
-        TypeError: There is something in it that is neither of the above.
+        TypeError: The state contains an object of another type than those above.
     """
     arrays = []  # type: List[np.ndarray[Any, Any]]
     structure = json.dumps(_described(state, arrays))
@@ -28,16 +28,16 @@ def write(path: Union[str, "os.PathLike[str]"], state: Any) -> None:
 
 
 def read(path: Union[str, "os.PathLike[str]"]) -> Any:
-    """The state in a file; arrays without dimensions come back as NumPy's scalars."""
+    """Return the state in a file; arrays without dimensions come back as NumPy scalars."""
     with np.load(path, allow_pickle=False) as file:
         return _restored(json.loads(str(file["structure"])), file)
 
 
 def merged(states: Sequence[Any]) -> Any:
-    """One state out of several of the same kind: what they agree on, and the means of their floating-point values.
+    """Merge several states of the same structure: keep equal values, and average floating-point values that differ.
 
     Raises:
-        ValueError: They differ in anything else.
+        ValueError: The states differ in anything else.
     """
     first = states[0]
     if isinstance(first, dict) and all(isinstance(state, dict) and set(state) == set(first) for state in states):
@@ -56,16 +56,16 @@ def merged(states: Sequence[Any]) -> Any:
 
 
 def is_floating(array: "np.ndarray[Any, Any]") -> bool:
-    """Return whether it holds floating-point numbers; NumPy itself does not count bfloat16 among them."""
+    """Return whether an array holds floating-point numbers, bfloat16 included, which NumPy does not count as such."""
     return "float" in array.dtype.name
 
 
 def _described(state: Any, arrays: List["np.ndarray[Any, Any]"]) -> Any:
-    """The state as JSON has it, its arrays taken out; every JSON object says what it stands for."""
+    """Return a state as JSON data, and append its arrays to `arrays`; the key of each JSON object names a type."""
     if isinstance(state, (np.ndarray, np.generic)):
         arrays.append(np.asarray(state))
         kind = arrays[-1].dtype
-        # Of types that others brought to NumPy, such as bfloat16, a file keeps nothing but the bytes.
+        # Of types that other packages register with NumPy, such as bfloat16, a file keeps only the bytes.
         return {kind.name if kind.isbuiltin == BROUGHT_BY_OTHERS else "array": len(arrays) - 1}
     if isinstance(state, dict):
         strange = [key for key in state if not isinstance(key, str)]

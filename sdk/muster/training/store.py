@@ -1,7 +1,7 @@
-"""The folder that holds a training's checkpoints, each of them whole, whatever is killed and whenever the power fails.
+"""The folder of a training's checkpoints, each of which is complete even if a process is killed or the power fails.
 
-A checkpoint is a folder `step-00001234`, by the number of steps taken. Until all of it is on the disk it has a hidden
-name. Standard library only.
+A checkpoint is a folder `step-00001234`, named by the number of steps taken. It has a hidden name until all of it is on
+the disk. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Callable, List, Optional, Union
 
 NAME = re.compile(r"step-(\d{8,})")
-CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # of a file system that cannot do it for folders
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # from fsync on file systems that do not support it for folders
 
 
 def latest(folder: Union[str, os.PathLike[str]]) -> Optional[Path]:
-    """The newest checkpoint in a folder; None where there is none."""
+    """Return the path of the newest checkpoint in a folder; None if there is none."""
     return max(_complete(Path(folder)), key=_total, default=None)
 
 
 def write_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` make a file, which then gets this path: readers find the old one or all of the new one.
+    """Replace a file by the one that `write` makes: readers find the old file or the complete new one.
 
-    So they do after a power cut, too. The file that `write` is given lies beside, and has the same ending.
+    That holds after a power failure, too. The path that `write` is given is in the same folder, and has the same
+    suffix.
     """
     beside = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -43,8 +44,8 @@ class Store:
     """Makes checkpoints in a folder, and removes old ones.
 
     Args:
-        folder: Made with the first checkpoint.
-        keep: So many of the newest stay.
+        folder: The folder, which is created with the first checkpoint.
+        keep: Number of newest checkpoints to keep.
     """
 
     def __init__(self, folder: Union[str, os.PathLike[str]], keep: int) -> None:
@@ -52,43 +53,43 @@ class Store:
         self.keep = keep
 
     def path(self, total: int) -> Path:
-        """Return the path of the checkpoint after so many steps."""
+        """Return the path of the checkpoint after `total` steps."""
         return self.folder / f"step-{total:08d}"
 
     def unfinished(self, total: int) -> Path:
-        """Return the path of that checkpoint until it is published."""
+        """Return the path that the checkpoint has until it is published."""
         return self.folder / f".{self.path(total).name}.part"
 
     def newest(self) -> int:
-        """The steps of the newest checkpoint; -1 where there is none."""
+        """Return the number of steps of the newest checkpoint; -1 if there is none."""
         return max(map(_total, _complete(self.folder)), default=-1)
 
     def prepare(self, total: int) -> None:
-        """Make the folder for a checkpoint's files, and clear away what was never finished."""
+        """Make the folder for a checkpoint's files, and remove unfinished checkpoints."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(".step-*"):  # of ranks that were killed while they saved
             shutil.rmtree(leftover, ignore_errors=True)
         self.unfinished(total).mkdir(exist_ok=True)
 
     def discard(self, total: int) -> None:
-        """Remove what there is of a checkpoint that could not be finished."""
+        """Remove a checkpoint that could not be finished."""
         shutil.rmtree(self.unfinished(total), ignore_errors=True)
 
     def publish(self, total: int) -> None:
-        """Give a checkpoint its name, now that all its files are there; then remove those that are too old.
+        """Give a complete checkpoint its final name, then remove those that are too old.
 
-        What cannot be removed (on NFS, files that somebody has open) stays, and is tried again with the next one.
+        Files that cannot be removed (on NFS, those that a process has open) stay until the next checkpoint.
         """
         unfinished = self.unfinished(total)
         files = [path for path in unfinished.iterdir() if path.is_file()]
         for written in (*files, unfinished):
             _sync(written)
         os.rename(unfinished, self.path(total))
-        _sync(self.folder)  # no other goes before this one is sure to stay
+        _sync(self.folder)  # older ones are removed only once this one is sure to survive a power failure
         for old in sorted(_complete(self.folder), key=_total)[: -self.keep]:
             hidden = old.with_name(f".{old.name}.old")
             with contextlib.suppress(OSError):
-                os.rename(old, hidden)  # so that none is ever seen half removed
+                os.rename(old, hidden)  # so that nobody ever sees a partly removed checkpoint
                 shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -97,12 +98,12 @@ def _complete(folder: Path) -> List[Path]:
 
 
 def _total(path: Path) -> int:
-    """The steps in the name of a checkpoint."""
+    """Return the number of steps in the name of a checkpoint."""
     return int(path.name.partition("-")[2])
 
 
 def _sync(path: Path) -> None:
-    """Have the disk take in a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The name that a misspelt one stands for, as newer Pythons suggest it where they show an error themselves.
+"""Suggestions for misspelt names in errors, as newer Pythons make them in the tracebacks that they print.
 
 Standard library and Python 3.6 syntax only: any training interpreter imports this.
 """
@@ -10,17 +10,17 @@ import sys
 from typing import Any, Iterable
 
 LIKENESS = 0.7
-MOST_NAMES = 20000  # that are looked through
+MOST_NAMES = 20000  # that are compared
 
 
 def did_you_mean(error: BaseException) -> str:
-    """Return the name that is near to the one that an error misses; empty where there is none."""
+    """Return the existing name that is most similar to the one that an error is about; empty if there is none."""
     for kind, pattern, names_of in MISSES:
         found = re.match(pattern, str(error)) if isinstance(error, kind) else None
         if found:
             try:
                 return _nearest(found.group("name"), names_of(error, found))
-            except Exception:  # whatever modules and objects of the user's raise when they are asked for their names
+            except Exception:  # dir() of the user's modules and objects may raise anything
                 return ""
     return ""
 

@@ -1,20 +1,20 @@
-"""Communication among ranks while they train: schemes that send less than every gradient to everybody.
+"""Communication among ranks while they train: schemes that send less than every full gradient.
 
-The optimizer is told which::
+The optimizer is given the scheme::
 
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), compression=TopK(0.01))
 
 `compression` is None for plain Horovod (`Dense`), a compressor, or a scheme::
 
-    compressors       FP16, TopK, Threshold, OneBit, KBit; one of one's own is two methods of `Compressor`
-    for gradients     Dense; Reducer, which puts together a compressor, a memory and a collective
+    compressors       FP16, TopK, Threshold, OneBit, KBit; a custom one implements two methods of `Compressor`
+    for gradients     Dense; Reducer, which combines a compressor, a memory and a collective
     for parameters    PartialSynchronisation, ModelAveraging, BlockMomentum
     around others     WarmStart, LocalAggregation
 
-A `Reducer` asks its memory what to send in place of a gradient, has the collective send it as what the compressor makes
-of it, lets the optimizer apply the mean, and has the memory keep what was left out. All of it works in `model.fit`, in
-`tf.function` and outside, and on a process alone. This package needs TensorFlow 2.5, and Keras only through
-`DistributedOptimizer`.
+In each step, the memory of a `Reducer` adds to a gradient what it has kept, the compressor encodes the sum, the
+collective averages it over the ranks, the optimizer applies the mean, and the memory keeps what was left out. All of it
+works in `model.fit`, inside and outside `tf.function`, and in a single process. This package needs TensorFlow 2.5; only
+`DistributedOptimizer` needs Keras.
 """
 
 from .averaging import BlockMomentum, ModelAveraging, PartialSynchronisation

@@ -1,4 +1,4 @@
-"""Schemes that let each rank train by itself and bring parameters together, instead of gradients."""
+"""Schemes that let each rank train by itself, and average parameters instead of gradients."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .scheme import Apply, Gradient, Scheme, allreduce_bytes, bytes_of, whole
 class PartialSynchronisation(Scheme):
     """Every step applies this rank's own gradients, then averages one chunk of the parameters, in turn (SINGA).
 
-    Sends a dense step's bytes divided by the number of chunks, on average; every parameter is averaged once in as many
-    steps. With one chunk and plain SGD it is synchronous SGD.
+    Sends a dense step's bytes divided by the number of chunks, on average; every parameter is averaged once in
+    `chunks` steps. With one chunk and plain SGD it is synchronous SGD.
 
     Args:
-        chunks: Into so many the tensors are divided, of sizes as equal as whole tensors allow.
+        chunks: Number of chunks that the tensors are divided into, of sizes as equal as whole tensors allow.
         name: As for every scheme.
 
     Raises:
-        ValueError: No whole number from 1 on; from `build`: more chunks than tensors.
+        ValueError: The number is not whole and positive; from `build`: there are more chunks than tensors.
     """
 
     def __init__(self, chunks: int, *, name: str = "parameter") -> None:
@@ -54,7 +54,7 @@ class PartialSynchronisation(Scheme):
 
 
 class PeriodicScheme(Scheme):
-    """Every step applies this rank's own gradients; after every so many steps `synchronise` is called."""
+    """Every step applies this rank's own gradients; after every `period` steps the ranks synchronise."""
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:
         self._steps = self._state.variable("steps", np.int64(0))  # since the ranks came together
@@ -71,16 +71,16 @@ class PeriodicScheme(Scheme):
 
 
 class ModelAveraging(PeriodicScheme):
-    """Local SGD: every rank trains by itself and all parameters are averaged after every so many steps.
+    """Local SGD: every rank trains by itself, and all parameters are averaged after every `period` steps.
 
-    Sends a dense step's bytes divided by the period, on average. What the optimizers remember stays each rank's own.
+    Sends a dense step's bytes divided by the period, on average. The optimizers' states are not averaged.
 
     Args:
-        period: Steps from one averaging to the next.
+        period: Number of steps from one averaging to the next.
         name: As for every scheme.
 
     Raises:
-        ValueError: No whole number from 1 on.
+        ValueError: The number is not whole and positive.
     """
 
     def __init__(self, period: int, *, name: str = "parameter") -> None:
@@ -89,7 +89,7 @@ class ModelAveraging(PeriodicScheme):
 
     @property
     def period(self) -> int:
-        """Steps between two averages, as given."""
+        """Steps from one averaging to the next, as given."""
         return self._period
 
     def _synchronise(self, variables: List[Any]) -> None:
@@ -98,27 +98,27 @@ class ModelAveraging(PeriodicScheme):
 
 
 class BlockMomentum(PeriodicScheme):
-    """Blockwise model-update filtering (Chen and Huo 2016), as CNTK's `block_momentum_distributed_learner` has it.
+    """Blockwise model-update filtering (Chen and Huo 2016), as in CNTK's `block_momentum_distributed_learner`.
 
-    Every rank trains by itself; after each block the sum of what the models have moved is filtered with a momentum of
-    its own: `D = eta D + (1 - eta) zeta S; W = Wg - D`, and with Nesterov's look-ahead `W -= eta D`. S is a sum, so N
-    ranks move by N (1 - eta) zeta times their mean; the defaults make that 1. eta = 0 and zeta = 1/N are plain model
+    Every rank trains by itself; after each block a separate momentum filters the sum S of the models' updates:
+    `D = eta D + (1 - eta) zeta S; W = Wg - D`, and with Nesterov's look-ahead `W -= eta D`. S is a sum, so N ranks move
+    by N (1 - eta) zeta times their mean; with the defaults this factor is 1. eta = 0 and zeta = 1/N are plain model
     averaging.
 
     Args:
         block_size: Examples of all ranks in a block; rounded up to whole steps.
         batch_size: Examples in one step of one rank.
-        momentum: eta, from 0 to below 1; None for the one that follows from the time constant.
+        momentum: eta, at least 0 and below 1; None for the one that follows from the time constant.
         time_constant: T, in examples: eta = exp(-n / (T / N)) for n examples of each rank in a block. None for
             -block_size / ln(1 - 1/N), which makes eta = 1 - 1/N.
         learning_rate: zeta, the block learning rate.
         nesterov: Look ahead.
         reset_momentum: Begin each block with the optimizer's slots (momentum and the like) at 0, as CNTK does. Meant
-            for SGD; an Adam without its second moments takes large steps.
+            for SGD; Adam takes large steps without its second moments.
         name: As for every scheme.
 
     Raises:
-        ValueError: A number out of its range, or both `momentum` and `time_constant`.
+        ValueError: A number is out of its range, or both `momentum` and `time_constant` are given.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class BlockMomentum(PeriodicScheme):
 
     @property
     def period(self) -> int:
-        """Steps of a block."""
+        """Number of steps in a block."""
         return math.ceil(self.block_size / (self.batch_size * horovod.size()))
 
     @property
     def momentum(self) -> float:
-        """eta, for as many ranks as there are."""
+        """The momentum eta, for the present number of ranks."""
         if self._momentum is not None:
             return self._momentum
         ranks, own_examples = horovod.size(), self.period * self.batch_size
@@ -170,7 +170,7 @@ class BlockMomentum(PeriodicScheme):
         ]
 
     def follow(self, variables: Sequence[Any]) -> None:
-        """Take up changes that others made to the variables, so that they are no move of the next block."""
+        """Take note of changes to the variables without this scheme, so that the next block does not count them."""
         for own, common in zip(variables, self._globals):
             common.assign(tf.convert_to_tensor(own))
 
@@ -190,7 +190,7 @@ class BlockMomentum(PeriodicScheme):
 
 
 def average(variables: Sequence[Any], names: Sequence[str]) -> int:
-    """Give variables their mean over all ranks, by an allreduce of that name each; returns the bytes sent."""
+    """Set variables to their means over all ranks, by one allreduce for each name, and return the bytes sent."""
     values = [tf.convert_to_tensor(variable) for variable in variables]
     means = [horovod.allreduce(value, name) for value, name in zip(values, names)]
     for variable, mean in zip(variables, means):

@@ -1,4 +1,4 @@
-"""Collectives: they bring payloads from every rank to every rank, and make one mean of them, the same on all."""
+"""Collectives: they exchange payloads between all ranks, and compute their mean, the same on every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Compressor(Protocol):
-        """The part of a compressor that a collective uses; `compressors.Compressor` says what each part means."""
+        """The part of a compressor that a collective uses; see `compressors.Compressor`."""
 
         summable: bool
         columnar: bool
@@ -37,9 +37,9 @@ class Exchanged(NamedTuple):
     """The result of a collective.
 
     Attributes:
-        means: For each tensor the mean over all ranks, as far as it was sent; the same on every rank.
-        left_out: For each tensor what this rank's payload does not tell of its own.
-        bytes_sent: By this rank: an int, or a tensor where it depends on the values.
+        means: For each tensor the mean of the decoded payloads of all ranks; the same on every rank.
+        left_out: For each tensor the difference between this rank's tensor and its payload, decoded.
+        bytes_sent: Number of bytes that this rank sent: an int, or a tensor if it depends on the values.
     """
 
     means: List[tf.Tensor]
@@ -48,14 +48,14 @@ class Exchanged(NamedTuple):
 
 
 class Collective(ABC):
-    """Means of tensors over all ranks, by way of a compressor.
+    """A way to compute means of tensors over all ranks, which sends them compressed.
 
     Args:
-        compressor: What every tensor is sent as.
-        name: Begins the names of its collective operations.
+        compressor: Encodes every tensor into the payload that is sent.
+        name: Prefix of the names of its Horovod operations.
 
     Raises:
-        ValueError: Payloads of this compressor cannot go this way.
+        ValueError: The collective cannot send payloads of this compressor.
     """
 
     def __init__(self, compressor: Compressor, name: str) -> None:
@@ -63,24 +63,24 @@ class Collective(ABC):
         self.name = name
 
     def build(self, shapes: Sequence[Sequence[int]], memory: Callable[..., Memory], state: State) -> None:  # noqa: B027
-        """Make what the collective remembers from step to step, if anything, before anything is traced.
+        """Make the collective's variables, if any, before any function is traced.
 
         Args:
-            shapes: Of the tensors that `exchange` will be called with.
+            shapes: Shapes of the tensors that `exchange` will be called with.
             memory: The class of memory that the scheme uses.
-            state: Where variables belong, so that they are saved.
+            state: The state that variables are added to, so that they are saved.
         """
 
     @abstractmethod
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
-        """Send float32 tensors, whose shapes are known and the same on all ranks, and receive."""
+        """Exchange float32 tensors, whose shapes are known and the same on all ranks, and return their means."""
 
 
 class AllReduce(Collective):
-    """The ranks' payloads are added up on their way around a ring: 2(N-1)/N of a payload is sent, at any N.
+    """Ring allreduce, which adds the payloads of N ranks on their way: each rank sends 2(N-1)/N of a payload.
 
-    Only for payloads that may be added. Everything is divided by N first, so that no sum leaves the range of its type;
-    what is left out is therefore found here, and not by the compressor.
+    Only for payloads that may be added. All tensors are divided by N first, so that no sum leaves the range of its
+    type; what is left out is therefore computed here, and not by the compressor.
     """
 
     def __init__(self, compressor: Compressor, name: str) -> None:
@@ -92,7 +92,7 @@ class AllReduce(Collective):
             )
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
-        """One allreduce for each part of each payload; Horovod fuses them."""
+        """Run one allreduce for each part of each payload; Horovod fuses them."""
         means, left_out, size = [], [], 0
         for index, tensor in enumerate(tensors):
             payload = self.compressor.compress(tensor / horovod.size())
@@ -106,13 +106,13 @@ class AllReduce(Collective):
 
 
 class AllGather(Collective):
-    """Every rank gets every payload and adds them up itself, in the order of the ranks: N-1 payloads are sent.
+    """Allgather: every rank receives all N payloads, and adds them in the order of the ranks; each sends N-1 payloads.
 
-    All payloads of a step go in one allgather; where their sizes depend on the values another one tells them first.
+    All payloads of a step go in one allgather; if their sizes depend on the values, another one exchanges these first.
     """
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
-        """Compress, gather, add up."""
+        """Compress the tensors, gather all payloads, and average them."""
         payloads = [self.compressor.compress(tensor) for tensor in tensors]
         received, size = self._gather(payloads)
         means = [self.compressor.mean(of_ranks, tensor.shape) for of_ranks, tensor in zip(zip(*received), tensors)]
@@ -120,7 +120,7 @@ class AllGather(Collective):
         return Exchanged(means, left_out, size)
 
     def _gather(self, payloads: Sequence[Payload]) -> Tuple[List[List[Payload]], Any]:
-        """The payloads of each rank, and the bytes sent."""
+        """Return the payloads of each rank, and the number of bytes sent."""
         mine, alike = to_bytes(payloads), [payloads] * horovod.size()
         if not self.compressor.ragged:
             return from_bytes(horovod.allgather(mine, self.name), alike), allgather_bytes(bytes_of(mine))
@@ -132,11 +132,11 @@ class AllGather(Collective):
 
 
 class TwoPhase(Collective):
-    """CNTK's exchange for codes that cannot be added: about 2(N-1)/N of a payload is sent, at any N.
+    """CNTK's exchange for payloads that cannot be added: each of N ranks sends about 2(N-1)/N of a payload.
 
     Each payload is cut into N stripes of columns, a column being one position of the tensor's last axis. First every
-    rank sends its stripe j to rank j, which averages what all sent. Then that compresses the mean of its stripe, with a
-    memory of its own for what it leaves out, and sends it to all (Seide 2014, section 3).
+    rank sends its stripe j to rank j, which averages the N stripes. Then rank j compresses this mean, with a separate
+    memory for what is left out, and sends it to all ranks (Seide 2014, section 3).
     """
 
     def __init__(self, compressor: Compressor, name: str) -> None:
@@ -148,14 +148,14 @@ class TwoPhase(Collective):
             )
 
     def build(self, shapes: Sequence[Sequence[int]], memory: Callable[..., Memory], state: State) -> None:
-        """A memory for this rank's stripe of every tensor."""
+        """Make a memory for this rank's stripe of every tensor."""
         self.memories = [
             memory(state, f"stripe/{index}", (int(np.prod(shape[:-1])), _widths(shape[-1])[horovod.rank()]))
             for index, shape in enumerate(shapes)
         ]
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> Exchanged:
-        """Both phases, each with one collective operation for all tensors."""
+        """Run both phases, each with one Horovod operation for all tensors."""
         ranks, rank, code = horovod.size(), horovod.rank(), self.compressor
         payloads = [code.compress(tensor) for tensor in tensors]
         stripes = list(zip(*[_stripes(payload, tensor.shape[-1]) for payload, tensor in zip(payloads, tensors)]))
@@ -183,24 +183,24 @@ class TwoPhase(Collective):
 
 
 def _widths(columns: int) -> List[int]:
-    """Return the columns of each rank's stripe: as equal as can be, some none where there are fewer than ranks."""
+    """Return the number of columns in each rank's stripe, as equal as possible; 0 for some if there are too few."""
     return [columns // horovod.size() + (rank < columns % horovod.size()) for rank in range(horovod.size())]
 
 
 def restriped(stripes: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """This rank's stripe of a matrix, out of the stripes of as many ranks as there were."""
+    """Return this rank's stripe of a matrix, given the stripes of a possibly different number of ranks."""
     matrix = np.concatenate(stripes, axis=1)
     ends = np.cumsum(_widths(matrix.shape[1]))
     return np.split(matrix, ends[:-1], axis=1)[horovod.rank()]
 
 
 def _stripes(payload: Payload, columns: int) -> List[Payload]:
-    """A payload cut by columns into one for each rank."""
+    """Cut a payload by columns into one for each rank."""
     return list(zip(*[tf.split(part, _widths(columns), axis=-1) for part in payload]))
 
 
 def to_bytes(payloads: Sequence[Payload]) -> tf.Tensor:
-    """All parts of all payloads, one behind the other, as they are in memory."""
+    """Return the bytes of all parts of all payloads, concatenated as they are in memory."""
     parts = [tf.reshape(tf.bitcast(part, tf.uint8), [-1]) for payload in payloads for part in payload]
     return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
@@ -208,12 +208,12 @@ def to_bytes(payloads: Sequence[Payload]) -> tf.Tensor:
 def from_bytes(
     buffer: tf.Tensor, like: Sequence[Sequence[Payload]], lengths: Optional[tf.Tensor] = None
 ) -> List[List[Payload]]:
-    """Return the payloads that `to_bytes` made a buffer of, for several ranks one behind the other.
+    """Return the payloads in a buffer: the concatenated results of `to_bytes` on several ranks.
 
     Args:
         buffer: The bytes.
         like: For each rank, payloads of the same types and shapes.
-        lengths: How many elements every part has, rank by rank, where the shapes do not tell.
+        lengths: Number of elements of every part, rank by rank, if the shapes do not tell.
     """
     every = [part for payloads in like for payload in payloads for part in payload]
     if lengths is None:
@@ -227,5 +227,5 @@ def from_bytes(
 
 
 def _typed(data: tf.Tensor, dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
-    """Bytes as a tensor."""
+    """Return bytes as a tensor of the given type and shape."""
     return tf.bitcast(tf.reshape(data, [*shape, dtype.size] if dtype.size > 1 else shape), dtype)

@@ -1,4 +1,4 @@
-"""Large tensors in one pass: operations that XLA compiles into one loop, where TensorFlow goes over memory for each."""
+"""Operations on large tensors that XLA compiles into one loop, where TensorFlow passes over memory for each."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-WORTH_COMPILING = 100_000  # values; compiling takes a tenth of a second for each shape, once
+WORTH_COMPILING = 100_000  # values from which on to compile, which takes a tenth of a second for each shape, once
 
 
 def one_pass(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Let a function of tensors be compiled where its keyword `size`, a number of values, is large.
+    """Wrap a function of tensors so that it is compiled if the keyword argument `size`, a number of values, is large.
 
-    Only for what compares, chooses and moves: XLA rounds a product and a sum once or twice, by processor, and ranks
-    must decode alike.
+    Only for functions that compare, select and move values: XLA rounds a multiplication followed by an addition once
+    or twice, depending on the processor, and all ranks must decode alike.
     """
     compiled = tf.function(function, jit_compile=True)
 

@@ -1,4 +1,4 @@
-"""Codes for tensors: fewer bytes to send, and what comes back out of them."""
+"""Compressors: codes that send a tensor in fewer bytes, and decode it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .compiled import one_pass
 
 
 class Compressor(ABC):
-    """A code for float32 tensors, made of functions that hold no state and know one rank only.
+    """A code for float32 tensors, made of functions without state that see one rank only.
 
-    One of one's own gives `compress` and `decompress`; everything else follows from them.
+    A custom compressor implements `compress` and `decompress`; everything else follows from them.
 
     Attributes:
-        collective: What payloads travel through unless a `Reducer` is told otherwise.
+        collective: The collective that sends the payloads, unless a `Reducer` is given another.
         summable: Whether the sum of payloads is a payload of the sum, so that an allreduce may add them on the way.
-        columnar: Whether the last axis of every part of a payload is that of the tensor, each position of which is
-            coded by itself, so that payloads can be cut and joined by columns.
+        columnar: Whether the last axis of every part of a payload is that of the tensor, and each of its positions is
+            encoded separately, so that payloads can be cut and joined by columns.
         ragged: Whether the size of a payload depends on the values, so that ranks send different amounts.
     """
 
@@ -34,18 +34,18 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, tensor: tf.Tensor) -> Payload:
-        """The tensors to send; of one dimension where their size depends on the values."""
+        """Return the tensors to send; of one dimension if their size depends on the values."""
 
     @abstractmethod
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
-        """A tensor of this shape, as near to the original as the payload tells."""
+        """Return a tensor of this shape, the payload's approximation of the original."""
 
     def left_out(self, tensor: tf.Tensor, payload: Payload) -> tf.Tensor:
-        """Return the part of a tensor that its payload does not tell."""
+        """Return the difference between a tensor and its payload, decoded."""
         return tensor - self.decompress(payload, tensor.shape)
 
     def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor:
-        """The mean of what payloads tell, added in their order, so that it is the same on every rank."""
+        """Return the mean of the decoded payloads, added in their order, so that it is the same on every rank."""
         total = self.decompress(payloads[0], shape)
         for payload in payloads[1:]:
             total += self.decompress(payload, shape)
@@ -53,9 +53,9 @@ class Compressor(ABC):
 
 
 class FP16(Compressor):
-    """Half precision: half the bytes. Values beyond its range are cut off; with error feedback the rest comes later.
+    """Half precision: half the bytes. Values are clipped to its range; with error feedback the rest is sent later.
 
-    `AllReduce` divides by the number of ranks before values are compressed, so that the sum on the way stays in range.
+    `AllReduce` divides by the number of ranks before values are compressed, so that all partial sums stay in range.
     """
 
     collective = AllReduce
@@ -63,49 +63,49 @@ class FP16(Compressor):
 
     def compress(self, tensor: tf.Tensor) -> Payload:
         """Clip to the range that a mean may use, and round."""
-        # Short of the largest half, 65,504, by more than the rounding of partial sums adds up to on 150 ranks.
+        # Below the largest half, 65,504, by more than the rounding errors of partial sums on 150 ranks.
         limit = 60_000 / horovod.size()
         return (tf.cast(tf.clip_by_value(tensor, -limit, limit), tf.float16),)
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
-        """Exactly what was rounded to."""
+        """Return the rounded values, exactly."""
         return tf.reshape(tf.cast(payload[0], tf.float32), shape)
 
 
 class Sparse(Compressor):
-    """Some of a tensor's values with their indices; all others count as zero. What is sent is sent exactly."""
+    """Some of a tensor's values, sent exactly, with their indices; all others count as zero."""
 
     def compress(self, tensor: tf.Tensor) -> Payload:
-        """Values, and their int32 indices in the flat tensor."""
+        """Return the selected values, and their int32 indices in the flat tensor."""
         return self.select(tf.reshape(tensor, [-1]))
 
     @abstractmethod
     def select(self, values: tf.Tensor) -> Payload:
-        """Return the values of a flat tensor to send, and their indices, each once."""
+        """Return the values of a flat tensor to send, and their indices, no index twice."""
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
-        """Zeros but for the values sent."""
+        """Return zeros except for the values sent."""
         return self.mean([payload], shape)
 
     def mean(self, payloads: Sequence[Payload], shape: Sequence[int]) -> tf.Tensor:
-        """The same values at the same positions added up, all payloads at once."""
+        """Return the mean of all payloads, added up in one operation."""
         values = tf.concat([values for values, _ in payloads], 0) / len(payloads)
         indices = tf.concat([indices for _, indices in payloads], 0)
-        # A GPU adds what goes to the same position in any order, which would differ from rank to rank. And of all of
-        # TensorFlow's scatters this is by far the fastest on a CPU.
+        # A GPU adds the values of one position in any order, so that ranks would get different sums. On a CPU this is
+        # by far the fastest of TensorFlow's scatter operations.
         with tf.device("CPU:0"):
             dense = tf.math.unsorted_segment_sum(values, indices, np.prod(shape, dtype=int))
         return tf.reshape(dense, shape)
 
 
 class Largest(Sparse):
-    """All values above a magnitude, and of those equal to it the first ones.
+    """All values above a magnitude, and the first ones of those equal to it.
 
-    A subclass that selects others, or sends something else of them, has a `left_out` of its own.
+    A subclass that selects other values, or sends them differently, must override `left_out`.
     """
 
     def left_out(self, tensor: tf.Tensor, payload: Payload) -> tf.Tensor:
-        """Zeros for what is sent, told by magnitude: to decode it and subtract that takes twice as long."""
+        """Return the tensor with zeros for the values sent, found by magnitude: decoding them takes twice as long."""
         values, indices = payload
         magnitudes = tf.abs(values)
         least = tf.reduce_min(magnitudes)
@@ -117,14 +117,14 @@ class Largest(Sparse):
 class TopK(Largest):
     """The values of the largest magnitude: of n values k = ceil(ratio * n).
 
-    Sends N-1 times 8 bytes a value, so it is less than dense only for ratios below 1/N. The name that error feedback
-    goes by with it is Deep Gradient Compression's ancestor, gradient dropping (Aji and Heafield 2017).
+    Each of N ranks sends N-1 times 8 bytes for each of the k values, which is less than dense only for ratios below
+    1/N. With error feedback it is gradient dropping (Aji and Heafield 2017), the ancestor of Deep Gradient Compression.
 
     Args:
-        ratio: Above 0, at most 1.
+        ratio: Share of the values to send: above 0, at most 1.
 
     Raises:
-        ValueError: Another ratio.
+        ValueError: The ratio is out of its range.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -133,20 +133,20 @@ class TopK(Largest):
         self.ratio = ratio
 
     def select(self, values: tf.Tensor) -> Payload:
-        """Exactly k, the first of equal ones."""
+        """Return exactly k values; of equal ones the first."""
         n = values.shape[0]
         k = math.ceil(self.ratio * n)
         return (values, tf.range(n)) if k == n else largest(values, k)
 
 
 class Threshold(Largest):
-    """All values of at least a given magnitude: as many as there are, which differs from rank to rank.
+    """All values of at least a given magnitude; their number differs from rank to rank.
 
     Args:
-        threshold: At least 0.
+        threshold: The least magnitude, at least 0.
 
     Raises:
-        ValueError: Another threshold.
+        ValueError: The threshold is out of its range.
     """
 
     ragged = True
@@ -157,23 +157,23 @@ class Threshold(Largest):
         self.threshold = float(threshold)  # a NumPy scalar would be a tensor of its own type in compiled code
 
     def select(self, values: tf.Tensor) -> Payload:
-        """All that reach the threshold."""
+        """Return all values that reach the threshold."""
         return reaching(values, self.threshold)
 
 
-SAMPLE = 16_384  # values, out of which a threshold is estimated
+SAMPLE = 16_384  # values from which a threshold is estimated
 
 
 def largest(values: tf.Tensor, k: int) -> Payload:
-    """The k values of the largest magnitude with their indices, in a fraction of the time of `tf.math.top_k`.
+    """Return the k values of the largest magnitude with their indices, in a fraction of the time of `tf.math.top_k`.
 
-    A sample gives a threshold that somewhat more than k values reach, most probably; only these are sorted. Where it is
-    fewer or far more (many equal values), all are.
+    A sample gives a threshold that most probably somewhat more than k values reach; only these are sorted. If fewer
+    values or far more reach it (many equal values), all values are sorted.
     """
     n = values.shape[0]
     if n <= SAMPLE:
         return _top(values, tf.range(n), k)
-    # Multiples of a large prime: spread over the tensor, whatever the length of its rows.
+    # Multiples of a large prime are spread over the tensor, whatever the length of its rows.
     positions = (np.arange(SAMPLE, dtype=np.int64) * 2_654_435_761 % n).astype(np.int32)
     expected = k * SAMPLE / n
     rank = min(SAMPLE, math.ceil(expected + 4 * math.sqrt(expected) + 1))  # four standard deviations to spare
@@ -189,26 +189,26 @@ def largest(values: tf.Tensor, k: int) -> Payload:
 
 
 def _top(values: tf.Tensor, indices: tf.Tensor, k: int) -> Payload:
-    """The k values of the largest magnitude, the first of equal ones."""
+    """Return the k values of the largest magnitude with their indices; of equal ones the first."""
     positions = tf.math.top_k(tf.abs(values), k, sorted=False).indices
     return tf.gather(values, positions), tf.gather(indices, positions)
 
 
 def reaching(values: tf.Tensor, threshold: Union[tf.Tensor, float]) -> Payload:
-    """The values of at least a magnitude, with their indices."""
+    """Return the values whose magnitude is at least `threshold`, with their indices."""
     indices = tf.cast(tf.where(_is_reaching(values, threshold, size=values.shape[0]))[:, 0], tf.int32)
     return tf.gather(values, indices), indices
 
 
 @one_pass
 def _is_reaching(values: tf.Tensor, threshold: Union[tf.Tensor, float]) -> tf.Tensor:
-    """Two comparisons, which need less memory than absolute values."""
+    """Compare each magnitude with a threshold: two comparisons need less memory than absolute values."""
     return (values >= threshold) | (values <= -threshold)
 
 
 @one_pass
 def _without_largest(values: tf.Tensor, least: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Zeros for all above a magnitude, and for those equal to it up to an index."""
+    """Return the values with zeros for magnitudes above `least`, and for those equal to it up to index `last`."""
     magnitudes = tf.abs(values)
     is_sent = (magnitudes > least) | ((magnitudes == least) & (tf.range(values.shape[0]) <= last))
     return tf.where(is_sent, 0.0, values)

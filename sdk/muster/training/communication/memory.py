@@ -1,4 +1,4 @@
-"""Memories: what a rank keeps of a tensor from step to step, so that what was not sent is not lost."""
+"""Memories: they keep the part of a tensor that was not sent, from step to step, so that it is not lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Memory(ABC):
     """The memory for one tensor.
 
     Args:
-        state: Where its variables belong, so that they are saved.
-        name: Begins their names.
-        shape: The tensor's.
+        state: The state that its variables are added to, so that they are saved.
+        name: Prefix of their names.
+        shape: Shape of the tensor.
     """
 
     @abstractmethod
@@ -29,11 +29,11 @@ class Memory(ABC):
 
     @abstractmethod
     def remember(self, left_out: tf.Tensor) -> None:
-        """Take note of what the others do not get of the tensor that `compensate` returned."""
+        """Keep the part of the tensor from `compensate` that was not sent."""
 
 
 class ErrorFeedback(Memory):
-    """Adds what was left out so far to what is sent next (Seide 2014): `v = g + e; e = v - D(C(v))`."""
+    """Adds what was left out so far to the next tensor to send (Seide 2014): `v = g + e; e = v - D(C(v))`."""
 
     def __init__(self, state: State, name: str, shape: Sequence[int]) -> None:
         self.residual = state.variable(f"{name}/residual", np.zeros(shape, np.float32))
@@ -43,7 +43,7 @@ class ErrorFeedback(Memory):
         return tensor + self.residual
 
     def remember(self, left_out: tf.Tensor) -> None:
-        """Keep it as the new residual."""
+        """Keep what was left out as the new residual."""
         self.residual.assign(left_out)
 
 

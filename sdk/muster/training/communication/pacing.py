@@ -1,4 +1,4 @@
-"""Schemes around other schemes: when these get to communicate."""
+"""Schemes that wrap another scheme and decide when it communicates."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .scheme import Apply, Gradient, Scheme, densified, whole
 
 
 class Wrapper(Scheme):
-    """A scheme that calls another one; bytes and state are of both."""
+    """A scheme that calls an inner scheme; its state includes the inner scheme's."""
 
     def __init__(self, compression: Compression) -> None:
         self.scheme = as_scheme(compression)
         super().__init__(self.scheme.name)
 
     def build(self, variables: Sequence[Any], slots: Sequence[Any] = ()) -> None:
-        """Make the variables of both."""
+        """Make the variables of both schemes."""
         self.scheme.build(variables, slots)
         super().build(variables, slots)
 
@@ -28,33 +28,33 @@ class Wrapper(Scheme):
         self.scheme.synchronise(variables)
 
     def follow(self, variables: Sequence[Any]) -> None:
-        """Have the scheme inside follow."""
+        """Let the inner scheme take note of variables that were changed without it."""
         self.scheme.follow(variables)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that the scheme inside has sent."""
+        """Number of bytes that the inner scheme has sent."""
         return self.scheme.bytes_sent
 
     def state_dict(self) -> Dict[str, Any]:
-        """The state of both."""
+        """Return the state of both schemes."""
         return {**super().state_dict(), **{f"scheme/{key}": value for key, value in self.scheme.state_dict().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of both; ValueError as for every scheme."""
+        """Load the state of both schemes; raise ValueError as every scheme does."""
         own, inner = _divided(state)
         super().load_state_dict(own)
         self.scheme.load_state_dict(inner)
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-        """Merge the states of both, each in its own way."""
+        """Merge the states of both schemes, each in its own way."""
         own, inner = zip(*map(_divided, saved))
         merged = self.scheme.merge_states(inner)
         return {**super().merge_states(own), **{f"scheme/{key}": value for key, value in merged.items()}}
 
 
 def _divided(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """The state of a wrapper, and that of the scheme inside."""
+    """Return the state of a wrapper, and that of its inner scheme."""
     inner = {key[len("scheme/") :]: value for key, value in state.items() if key.startswith("scheme/")}
     return {key: value for key, value in state.items() if not key.startswith("scheme/")}, inner
 
@@ -62,17 +62,17 @@ def _divided(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
 class WarmStart(Wrapper):
     """CNTK's `distributed_after`: no communication at first, then the scheme.
 
-    Until then all ranks must train alike: from the same variables, on the same data in the same order. So their
-    gradients are the same and there is nothing to send. It is for the program to hand out the data by rank from there
-    on; `distributed` says when.
+    At first all ranks must train alike, from the same variables, on the same data in the same order, so that their
+    gradients are the same and need not be sent. From then on the program must give each rank its own data;
+    `distributed` says when.
 
     Args:
-        compression: What comes after.
-        distributed_after: Examples, of one rank; rounded up to whole steps.
+        compression: The compressor or scheme to use afterwards.
+        distributed_after: Examples of one rank before communication begins; rounded up to whole steps.
         batch_size: Examples in one step of one rank.
 
     Raises:
-        ValueError: A number that is not whole and positive.
+        ValueError: A number is not whole and positive.
     """
 
     def __init__(self, compression: Compression, distributed_after: int, batch_size: int) -> None:
@@ -85,7 +85,7 @@ class WarmStart(Wrapper):
 
     @property
     def distributed(self) -> bool:
-        """True if the next step communicates, so that it is time for data of each rank's own."""
+        """True if the next step communicates, so that each rank must now get its own data."""
         return self.built and bool(self._steps.numpy() >= self.steps_alone)
 
     def _step(self, gradients: List[Gradient], variables: List[Any], apply: Apply) -> None:
@@ -102,16 +102,16 @@ class WarmStart(Wrapper):
 
 
 class LocalAggregation(Wrapper):
-    """Horovod's `backward_passes_per_step`: the mean of several gradients of this rank is one step of the scheme.
+    """Horovod's `backward_passes_per_step`: the scheme takes a step with the mean of several gradients of this rank.
 
-    The optimizer applies, and counts, only these. It is like a batch so many times as large.
+    The optimizer applies, and counts, only the scheme's steps. The effect is that of a batch as many times as large.
 
     Args:
-        compression: What every so many passes takes a step.
-        backward_passes_per_step: Calls of `step` for one of the scheme.
+        compression: The compressor or scheme that takes the steps.
+        backward_passes_per_step: Number of calls of `step` for one step of the scheme.
 
     Raises:
-        ValueError: No whole number from 1 on.
+        ValueError: The number is not whole and positive.
     """
 
     def __init__(self, compression: Compression, backward_passes_per_step: int) -> None:
@@ -143,5 +143,5 @@ class LocalAggregation(Wrapper):
 
 
 def _type_of_sums(variable: Any) -> Type[np.floating[Any]]:
-    """Wide enough that a sum of gradients in half precision is neither rounded away nor out of range."""
+    """Return a type wide enough to sum gradients in half precision without loss of small ones or overflow."""
     return np.float64 if tf.as_dtype(variable.dtype) == tf.float64 else np.float32

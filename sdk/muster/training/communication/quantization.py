@@ -1,6 +1,6 @@
-"""A few bits for each value, with two numbers for each column of a tensor that say what they stand for.
+"""Quantization: a few bits for each value, and two numbers for each column of a tensor to decode them.
 
-A column is one position of the last axis: what one unit of a layer gets from all units before it.
+A column is one position of the last axis: in a dense layer, the weights of one unit's inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .compressors import Compressor
 
 
 class OneBit(Compressor):
-    """CNTK's one bit a value (Seide 2014): whether it is at least 0, and for each column the means of both kinds.
+    """CNTK's one bit per value (Seide 2014): whether it is at least 0; for each column the means of both kinds.
 
     Needs error feedback. Sends about an eighth of a byte for each value and 8 bytes for each column.
     """
@@ -25,7 +25,7 @@ class OneBit(Compressor):
     columnar = True
 
     def compress(self, tensor: tf.Tensor) -> Payload:
-        """Bits, and for each column the mean of what is below 0 and of what is not; 0 where there is nothing."""
+        """Return bits, and for each column the means of values below 0 and of the others; 0 if there are none."""
         matrix = _columns(tensor)
         above = matrix >= 0
         count = _column_sums(tf.cast(above, tf.float32))
@@ -34,13 +34,13 @@ class OneBit(Compressor):
         return packed(tf.cast(above, tf.uint8), 1), low, high
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
-        """One of its column's two means for each value."""
+        """Return for each value one of the two means of its column."""
         bits, low, high = payload
         return tf.reshape(_chosen(bits, low, high, _rows(shape), size=np.prod(shape, dtype=int)), shape)
 
 
 class KBit(Compressor):
-    """2, 4 or 8 bits a value: which of evenly spaced levels, between each column's least and largest value, is nearest.
+    """2, 4 or 8 bits per value: the nearest of evenly spaced levels from a column's least to its largest value.
 
     32 bits send values as they are, for comparison.
 
@@ -48,7 +48,7 @@ class KBit(Compressor):
         bits: 2, 4, 8 or 32; for one bit there is `OneBit`.
 
     Raises:
-        ValueError: Another number.
+        ValueError: `bits` is another number.
     """
 
     collective = TwoPhase
@@ -60,7 +60,7 @@ class KBit(Compressor):
         self.bits = bits
 
     def compress(self, tensor: tf.Tensor) -> Payload:
-        """Levels, and for each column the lowest and the distance between two."""
+        """Return the levels, and for each column the lowest level and the distance between two."""
         if self.bits == 32:
             return (tensor,)
         matrix = _columns(tensor)
@@ -70,7 +70,7 @@ class KBit(Compressor):
         return packed(tf.cast(levels, tf.uint8), self.bits), low, step
 
     def decompress(self, payload: Payload, shape: Sequence[int]) -> tf.Tensor:
-        """The level of each value."""
+        """Return the level of each value."""
         if self.bits == 32:
             return tf.reshape(payload[0], shape)
         levels, low, step = payload
@@ -79,9 +79,9 @@ class KBit(Compressor):
 
 
 def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
-    """A matrix of codes of 1, 2, 4 or 8 bits, a uint8 each, with as many rows in one as there is room for.
+    """Return a matrix of codes of 1, 2, 4 or 8 bits, one in each uint8, with as many rows packed into one as fit.
 
-    The first of the rows is in the lowest bits; missing ones count as 0.
+    The first of the packed rows is in the lowest bits; missing rows count as 0.
     """
     if bits == 8:
         return codes
@@ -92,7 +92,7 @@ def packed(codes: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def unpacked(data: tf.Tensor, bits: int, rows: int) -> tf.Tensor:
-    """The first rows of codes out of packed ones, a uint8 each."""
+    """Return the first `rows` rows of packed codes, one code in each uint8."""
     if bits == 8:
         return data
     shifts = _shifts(bits)
@@ -110,12 +110,12 @@ def _columns(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _rows(shape: Sequence[int]) -> int:
-    """Counted, since -1 leaves it open where there are no columns: in the stripe of a rank that gets none."""
+    """Return the number of rows; reshape cannot infer it (-1) without columns, as in the stripe of some ranks."""
     return int(np.prod(shape[:-1], dtype=int))
 
 
 def _column_sums(matrix: tf.Tensor) -> tf.Tensor:
-    """Return the sums of the columns: as a product with ones, in half the time of `tf.reduce_sum`."""
+    """Return the sums of the columns, by a product with ones, which takes half the time of `tf.reduce_sum`."""
     return tf.linalg.matvec(matrix, tf.ones([matrix.shape[0]]), transpose_a=True)
 
 

@@ -1,4 +1,4 @@
-"""Gradients through a compressor, a memory and a collective: the scheme that composes the parts."""
+"""The scheme that sends gradients by means of a compressor, a memory and a collective."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .scheme import Apply, Dense, Gradient, Scheme, allreduce_bytes, bytes_of, d
 
 Compression = Union[Scheme, Compressor, None]
 
-MINIMUM_SIZE = 1_000  # elements, below which a code costs more than it saves
+MINIMUM_SIZE = 1_000  # elements below which compression costs more than it saves
 
 
 class Reducer(Scheme):
-    """Sends gradients compressed, and keeps what the code leaves out for the steps to come.
+    """Sends compressed gradients, and keeps what compression leaves out for later steps.
 
-    Tensors of one dimension or of few elements go dense, all in one allreduce. With them goes a flag, so that all ranks
-    leave out a step together when a gradient of one of them is not finite; what they remember stays as it was.
+    Tensors of one dimension or of few elements are sent dense, all in one allreduce. A flag is sent with them, so that
+    all ranks skip a step together when a gradient of one of them is not finite; their memories are then unchanged.
 
     Args:
-        compressor: The code.
+        compressor: The compressor.
         memory: The class (or another callable) that makes the memory of each tensor; `NoMemory` for none.
-        collective: The class of the collective; None for the one that suits the compressor.
-        minimum_size: Elements from which on a tensor is compressed. Not looked at where payloads can be added up:
-            these compress all tensors.
+        collective: The class of the collective; None for the compressor's default.
+        minimum_size: Least number of elements of a tensor that is compressed. A summable compressor compresses all
+            tensors, whatever their size.
         name: As for every scheme.
 
     Raises:
@@ -78,13 +78,13 @@ class Reducer(Scheme):
         tf.cond(finite_everywhere, take, lambda: None)
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-        """Merge states as every scheme does; stripes are put together and cut anew."""
+        """Merge states as every scheme does, but join stripes and cut them anew for the present number of ranks."""
         stripes = [name for name in saved[0] if name.startswith("stripe/")]
         merged = super().merge_states([{name: state[name] for name in state if name not in stripes} for state in saved])
         return {**merged, **{name: restriped([state[name] for state in saved]) for name in stripes}}
 
     def _average_dense(self, tensors: Sequence[tf.Tensor], finite: tf.Tensor) -> Tuple[List[tf.Tensor], tf.Tensor]:
-        """The means of small tensors, and whether all gradients of all ranks are finite."""
+        """Return the means of small tensors, and whether all gradients of all ranks are finite."""
         flag = tf.cast([~finite], tf.float32)
         fused = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors] + [flag], 0)
         mean = horovod.allreduce(fused, f"{self.name}_dense")
@@ -105,10 +105,10 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def as_scheme(compression: Compression) -> Scheme:
-    """Return the scheme for what users may write: a scheme, a compressor by itself, or None for plain Horovod.
+    """Return the scheme for a `compression` argument: a scheme, a compressor, or None for plain Horovod.
 
     Raises:
-        TypeError: Something else.
+        TypeError: `compression` is none of these.
     """
     if compression is None:
         return Dense()

@@ -1,4 +1,4 @@
-"""The base of all schemes: one step between this rank's gradients and the variables, and a state that can be saved."""
+"""The base class of all schemes, with a step from this rank's gradients to the variables, and state to be saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def allgather_bytes(size: Any) -> Any:
 
 
 class State:
-    """The variables of a scheme by name. Values that are loaded before there are variables wait for them."""
+    """The variables of a scheme by name. Values loaded before the variables exist are kept until they do."""
 
     def __init__(self) -> None:
         self._variables: Dict[str, tf.Variable] = {}
@@ -34,25 +34,29 @@ class State:
         self._waiting: Dict[str, Any] = {}
 
     def variable(self, name: str, initial: Any) -> tf.Variable:
-        """A new variable, of the type and shape of its initial value."""
+        """Return a new variable, of the type and shape of its initial value."""
         initial = np.asarray(initial)
         self._variables[name] = tf.Variable(initial, trainable=False, dtype=initial.dtype, name=name.replace("/", "_"))
         return self._variables[name]
 
     def complete(self) -> None:
-        """Take all variables for made: give them the values that wait for them."""
+        """Note that all variables exist, and give them the values that were loaded before."""
         self._is_complete = True
         if self._waiting:  # the state of a scheme that has not taken a step is empty
             self.load(self._waiting)
 
     def values(self) -> Dict[str, Any]:
-        """Return the value of every variable, or what waits for it."""
+        """Return the value of every variable, or the loaded values if the variables do not exist yet."""
         if not self._is_complete:
             return dict(self._waiting)
         return {name: variable.numpy() for name, variable in self._variables.items()}
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Set all variables, or keep the values for them; ValueError, and nothing set, where they are of others."""
+        """Set all variables, or keep the values until the variables exist.
+
+        Raises:
+            ValueError: Names or shapes differ from those of the variables; none is set.
+        """
         if not self._is_complete:
             self._waiting = dict(values)
             return
@@ -69,10 +73,10 @@ class State:
 
 
 class Scheme(ABC):
-    """A way to keep the ranks' models together: what they send, when, and what the optimizer gets to apply.
+    """A way to keep the ranks' models together: what they send, when, and which gradients the optimizer applies.
 
-    In `model.fit` and wherever a Keras 3 optimizer is at hand, `DistributedOptimizer(optimizer, compression=scheme)`
-    does all of this. In a loop without one::
+    `DistributedOptimizer(optimizer, compression=scheme)` uses it in `model.fit`, and wherever there is a Keras 3
+    optimizer. In a loop without one::
 
         scheme.build(variables)
         scheme.step(gradients, variables, apply=lambda gradients: optimizer.apply_gradients(zip(gradients, variables)))
@@ -81,7 +85,7 @@ class Scheme(ABC):
     and outside.
 
     Args:
-        name: Distinguishes the collectives of schemes that may be at work at the same time.
+        name: Prefix of the names of its collectives; different for schemes that are in use at the same time.
     """
 
     def __init__(self, name: str) -> None:
@@ -90,14 +94,14 @@ class Scheme(ABC):
         self._state = State()
 
     def build(self, variables: Sequence[Any], slots: Sequence[Any] = ()) -> None:
-        """Make the scheme's own variables; calling it again does nothing. `step` does it where nobody did.
+        """Make the scheme's own variables, unless that has been done. `step` calls it, too.
 
         Args:
-            variables: Those that `step` will be called with.
-            slots: What the optimizer remembers of gradients before (its momentum), for schemes that reset it.
+            variables: The variables that `step` will be called with.
+            slots: The optimizer's variables that accumulate gradients (its momentum), for schemes that reset them.
 
         Raises:
-            ValueError: The scheme does not suit these variables, or state that was loaded is of something else.
+            ValueError: The scheme does not suit these variables, or the loaded state is of other variables.
         """
         if self.built:
             return
@@ -109,33 +113,33 @@ class Scheme(ABC):
 
     @tf.autograph.experimental.do_not_convert
     def step(self, gradients: Sequence[Gradient], variables: Sequence[Any], apply: Apply) -> None:
-        """One training step: communicate, and have gradients applied.
+        """Take one training step: communicate, and let the optimizer apply gradients.
 
         Args:
-            gradients: This rank's, one for each variable; None for a variable without part in the loss.
-            variables: What they belong to.
-            apply: Called with the gradients to apply; not called in a step that all ranks leave out.
+            gradients: This rank's gradients, one for each variable; None for a variable without part in the loss.
+            variables: The variables.
+            apply: Called with the gradients to apply; not called in a step that all ranks skip.
         """
         self.build(variables)
         self._step(list(gradients), list(variables), apply)
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent for training so far; not for use inside `tf.function`.
+        """Number of bytes that this rank has sent for training so far; not for use inside `tf.function`.
 
-        Counted from the sizes of what is handed to the collectives and from the algorithms behind them, ring
-        allreduce and allgather; what the network's protocols add to it is left out.
+        It is computed from the sizes of the tensors given to the collectives, and their algorithms, ring allreduce and
+        allgather; the overhead of network protocols is not included.
         """
         return int(self._sent.numpy()) if self.built else 0
 
     @tf.autograph.experimental.do_not_convert
     def synchronise(self, variables: Sequence[Any]) -> None:
-        """Make the variables the same on all ranks, where the scheme lets them drift apart: before they are saved."""
+        """Make the variables the same on all ranks, if the scheme lets them drift apart: before they are saved."""
         self.build(variables)
         self._synchronise(list(variables))
 
-    def follow(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most schemes do not remember any
-        """Go on from variables that were changed without this scheme, on all ranks alike."""
+    def follow(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most schemes keep no copy of them
+        """Take note of variables that were changed without this scheme, on all ranks alike."""
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the state of this rank's scheme, as NumPy arrays by name; to be saved for every rank."""
@@ -150,17 +154,17 @@ class Scheme(ABC):
         self._state.load(state)
 
     def merge_states(self, saved: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-        """A state for this rank out of those of all ranks that saved theirs, where they were more or fewer than now.
+        """Return a state for this rank, merged from the states of all ranks that saved, if their number was another.
 
-        What ranks remember becomes its mean, as gradients do when they are sent at last.
+        Values that the ranks keep, such as residuals, become their mean, as gradients do when they are sent.
 
         Raises:
-            ValueError: They differ in something that has no mean.
+            ValueError: The states differ in something that has no mean.
         """
         merged: Dict[str, Any] = states.merged(
             [{name: value for name, value in state.items() if name != "bytes_sent"} for state in saved]
         )
-        sent = [state["bytes_sent"] for state in saved if "bytes_sent" in state]  # nothing is, before the first step
+        sent = [state["bytes_sent"] for state in saved if "bytes_sent" in state]  # a state is empty before a step
         return {**merged, "bytes_sent": np.int64(np.mean(sent))} if sent else merged
 
     def _build(self, variables: List[Any], slots: List[Any]) -> None:  # noqa: B027 - Dense has none
@@ -174,28 +178,28 @@ class Scheme(ABC):
         """Do the work of `synchronise`, once everything is built."""
 
     def _count(self, size: Any) -> None:
-        """Add to the bytes sent, an int or a tensor."""
+        """Add an int or a tensor to the number of bytes sent."""
         self._sent.assign_add(tf.cast(size, tf.int64))
 
 
 def densified(gradients: Sequence[Gradient]) -> List[Optional[tf.Tensor]]:
-    """The gradients with sparse ones (`IndexedSlices`, of embeddings) made dense, so that they can be summed."""
+    """Return the gradients with sparse ones (`IndexedSlices`, of embeddings) made dense, so that they can be summed."""
     return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 class Dense(Scheme):
     """Plain Horovod: the mean of every gradient over all ranks, by one allreduce each, which Horovod fuses.
 
-    Sends 2(N-1)/N of 4 bytes for every parameter. How much Horovod fuses is for `horovodrun` to say
-    (`--fusion-threshold-mb`).
+    Each of N ranks sends 2(N-1)/N of 4 bytes for every parameter. `--fusion-threshold-mb` of `horovodrun` sets how much
+    Horovod fuses.
 
     Args:
-        op: Horovod's reduction: "Average", or "Adasum", which adds what is orthogonal and averages what is parallel
-            (Maleki 2020); that needs a Horovod built with MPI and a power of two of ranks.
+        op: Horovod's reduction: "Average", or "Adasum", which adds orthogonal gradients and averages parallel ones
+            (Maleki 2020); it needs a Horovod built with MPI, and a power of two as the number of ranks.
         name: As for every scheme.
 
     Raises:
-        ValueError: Another reduction.
+        ValueError: `op` is another reduction.
     """
 
     def __init__(self, op: str = "Average", *, name: str = "gradient") -> None:
@@ -225,12 +229,12 @@ class Dense(Scheme):
 
 
 def bytes_of(tensor: tf.Tensor) -> int:
-    """The size of a tensor whose shape is known before it is computed."""
+    """Return the size in bytes of a tensor whose shape is known statically."""
     return int(tensor.shape.num_elements() * tensor.dtype.size)
 
 
 def whole(name: str, number: int) -> int:
-    """The number, if it is whole and at least 1; ValueError otherwise."""
+    """Return the number if it is whole and at least 1; raise ValueError otherwise."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{name}={number!r}: a whole number, at least 1.")
     return number
