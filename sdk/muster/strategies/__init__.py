@@ -1,4 +1,4 @@
-"""Strategies by name, each imported when it is first asked for."""
+"""Lookup of strategies by name; the module of each is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ OTHER_NAMES = {
     "pytorch": "processes",
     "torchrun": "processes",
     "ddp": "processes",
-}  # what people call them besides
+}  # other common names
 
 
 def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
-    """The strategy of that name, made with ``options``, or the given object itself.
+    """Return the strategy of that name, made with ``options``, or the given strategy object itself.
 
     Raises:
         JobError: there is no strategy of that name, or it has no such option.
@@ -76,12 +76,12 @@ def get_strategy(strategy: str | Strategy, **options: Any) -> Strategy:
 
 
 def option_names(strategy: str) -> list[str]:
-    """Names of the options that the strategy of that name takes; none where there is no such strategy."""
+    """Return the names of a strategy's options, given the strategy's name; none if there is no such strategy."""
     return [option.name for option in options_of(strategy_class(strategy))] if strategy in STRATEGIES else []
 
 
 def strategy_class(strategy: str) -> Any:
-    """The class of the strategy of that name, which must be one of ``STRATEGIES``."""
+    """Return the class of the strategy of that name, which must be one of ``STRATEGIES``."""
     module, _, attribute = STRATEGIES[strategy].partition(":")
     return getattr(import_module(module), attribute)
 

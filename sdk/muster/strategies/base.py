@@ -11,26 +11,26 @@ from typing import Any, ClassVar
 from muster.agent.places import symbol
 from muster.job import SESSION, Job, Launcher, Member, Plan
 
-LAUNCHER_FOLDER = "launcher"  # in the scratch folder of a worker that runs one
+LAUNCHER_FOLDER = "launcher"  # name of the launcher's folder in the scratch folder of the worker that runs it
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that planning needs beside the job and its workers, found out beforehand.
+    """Everything that planning needs in addition to the job and its workers, gathered beforehand.
 
     Attributes:
         run_id: id of the run.
         run_dir: the run's folder, which keeps logs and results.
         scratch: the run's scratch folder on the session's side, mode 0700; relative paths of ``Plan.files`` start here.
-        library: folder that workers see, to put on the script's ``PYTHONPATH``: a copy of ``muster.training``, of the
-            runner and of the strategy's ``programs``, and the script where it is a function.
+        library: folder on the script's ``PYTHONPATH`` that workers can read: a copy of ``muster.training``, of the
+            runner and of the strategy's ``programs``, and the script if it is a function.
         runner: path of the runner that starts scripts in the user's interpreter.
         session_python: the interpreter of the session.
-        environment: what every process of the script gets, beside what the worker has by itself.
-        probed: what the strategy's ``probe`` found.
-        places: paths in the session of the places that ``library``, the environment and the job name by symbols, as
-            workers have them elsewhere (:mod:`muster.agent.places`); empty where they name the paths.
-        no_ssh: why nobody can log in to the workers, in words; empty where that is possible as far as is known.
+        environment: environment of every process of the script, added to its worker's.
+        probed: the result of the strategy's ``probe``.
+        places: paths in the session of the folders that ``library``, the environment and the job name by symbols,
+            because their paths on the workers differ (:mod:`muster.agent.places`); empty if they contain plain paths.
+        no_ssh: why nobody can log in to the workers, in words; empty if that is possible as far as is known.
         launcher_at: where a launcher is to run: ``SESSION``, or the name of the worker whose agent runs it.
     """
 
@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def launcher_folder(self) -> Path:
-        """Folder that the launcher runs in, with the plan's files. It is the scratch folder, or one of its worker's."""
+        """Folder that the launcher runs in, with the plan's files: the run's scratch folder, or one in its worker's."""
         return self.scratch if self.launcher_at == SESSION else Path(symbol("scratch"), LAUNCHER_FOLDER)
 
     @property
@@ -60,13 +60,13 @@ class Facts:
 class Strategy(ABC):
     """A way in which workers become a cluster.
 
-    Pure but for ``probe``: the same input gives the same plan, and nothing is read or written. Where it is a dataclass,
-    its fields are its options.
+    All methods except ``probe`` are pure: the same input gives the same plan, and nothing is read or written. If the
+    class is a dataclass, its fields are the strategy's options.
     """
 
     name: ClassVar[str]
     can_do_with_fewer: ClassVar[bool] = False  # whether an attempt may have fewer workers than the run asks for
-    keeps_workers: ClassVar[bool] = True  # whether another attempt may start its processes on workers that have stayed
+    keeps_workers: ClassVar[bool] = True  # whether a later attempt may start its processes on the same workers
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Strategy(ABC):
 
     @property
     def uses_ssh(self) -> bool:
-        """True if the workers are to run sshd where they can; it does without where ``needs_ssh`` is not true."""
+        """True if the workers are to run sshd if they can; unless ``needs_ssh``, the strategy works without it, too."""
         return self.needs_ssh
 
     @property
@@ -95,21 +95,21 @@ class Strategy(ABC):
 
     @property
     def network_interface(self) -> str | None:
-        """Network interface that all workers must have; None where they need none, or any that they share."""
+        """Network interface that all workers must have; None if they need none, or any that they share."""
         return None
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """Files that are put into ``Facts.library``, for the launcher or the workers to run from there."""
+        """Program files to copy to ``Facts.library``, where the launcher or the workers run them."""
         return ()
 
     def probe(self) -> Any:
-        """Find out what only this strategy needs to know of the session: comes back to it as ``Facts.probed``.
+        """Return what only this strategy needs to know about the session; ``plan`` gets it as ``Facts.probed``.
 
         Called once before anything starts.
 
         Raises:
-            PlatformUnsupported, JobError: what it needs is not here.
+            PlatformUnsupported, JobError: the session lacks something that the strategy needs.
         """
         return None
 
@@ -122,9 +122,9 @@ class Strategy(ABC):
         """
 
     def launcher_for(self, job: Job, facts: Facts) -> Launcher | None:
-        """The program that starts the ranks, still without its arguments; None where the agents start everything."""
+        """Return the program that starts the ranks, without its arguments yet; None if the agents start everything."""
         return None
 
     @abstractmethod
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """Everything that will be started, given what the agents reported."""
+        """Return everything that will be started, given what the agents reported."""

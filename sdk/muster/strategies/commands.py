@@ -1,4 +1,4 @@
-"""The command line that starts the user's script through the runner."""
+"""Command lines that start the user's script, or a TensorFlow server, through the runner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from muster.strategies.base import Facts
 
 
 def script_command(job: Job, facts: Facts) -> tuple[str, ...]:
-    """Return the command that starts the job's script: in the user's interpreter, unless it is a program by itself."""
+    """Return the command that starts the job's script, in the user's interpreter unless the script is an executable."""
     assert job.script is not None, "a job without a script starts servers only"
     if job.script.kind == "executable":
         return (job.script.target, *job.args)

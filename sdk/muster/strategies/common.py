@@ -1,4 +1,4 @@
-"""Common parts of the strategies whose workers are all alike, and of those whose launcher logs in to them over ssh."""
+"""Common parts of strategies whose workers are all alike, and of those whose launcher logs in to workers over ssh."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from muster.security.ssh import IDENTITY, ssh_client
 from muster.strategies.base import Facts
 from muster.text.arguments import Argument, ArgumentText
 
-USUAL_SSH = "/usr/bin/ssh"  # of a worker, where the session has none
+USUAL_SSH = "/usr/bin/ssh"  # path of ssh on a worker, if the session has no ssh
 SSH = """\
 #!/bin/sh
 ssh={ssh}
 [ -x "$ssh" ] || ssh=$(PATH=/usr/local/bin:/usr/bin:/bin; command -v ssh)
 exec "$ssh" {options} "$@"
-"""  # a launcher on a worker may find it elsewhere than the session
+"""  # on a worker ssh may have another path than in the session
 
 
 def workers_only(job: Job, title: str) -> Mapping[str, int]:
-    """The roles of a strategy in which every worker runs the same program.
+    """Return the roles of a strategy in which every worker runs the same program.
 
     Raises:
         JobError: the job is one for parameter servers, or has no script.
@@ -49,17 +49,17 @@ def workers_only(job: Job, title: str) -> Mapping[str, int]:
 
 
 def slots_option() -> Any:
-    """The option that says how many ranks each worker runs."""
+    """Return the field of the option for the number of ranks on each worker."""
     return option(1, "Processes per worker", minimum=1)
 
 
 def network_interface_option() -> Any:
-    """The option that says which interface the ranks use."""
+    """Return the field of the option for the network interface that the ranks use."""
     return option(None, "Interface of the ranks", default="found out", metavar="NAME")
 
 
 def check_slots(slots: object) -> None:
-    """Refuse a number of processes per worker that makes no sense, with JobError."""
+    """Raise JobError unless the number of processes per worker is a whole number of at least 1."""
     if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
         raise JobError(
             ArgumentText(Argument("slots", slots), ": a worker needs a whole number of processes, at least one.")
@@ -67,13 +67,13 @@ def check_slots(slots: object) -> None:
 
 
 def check_text(name: str, text: object) -> None:
-    """Refuse an option that must be a text, or None, with JobError."""
+    """Raise JobError unless an option is a string or None."""
     if text is not None and not isinstance(text, str):
         raise JobError(ArgumentText(Argument(name), f" is of type {type(text).__name__}; it must be a string."))
 
 
 def check_words(name: str, words: object) -> None:
-    """Refuse an option that must be a list of words, with JobError."""
+    """Raise JobError unless an option is a list or tuple of strings."""
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
         raise JobError(
             f"{name} is of type {type(words).__name__}; it must be a list of words.", advice="shlex.split() makes one"
@@ -81,12 +81,12 @@ def check_words(name: str, words: object) -> None:
 
 
 def place_ranks(members: Sequence[Member], slots: int) -> dict[int, str]:
-    """Return the worker of each rank: one worker is filled after the other."""
+    """Return the name of each rank's worker; the slots of one worker are filled before those of the next."""
     return {index * slots + slot: member.name for index, member in enumerate(members) for slot in range(slots)}
 
 
 def common_interface(members: Sequence[Member]) -> str:
-    """The first network interface that all workers have.
+    """Return the first network interface that all workers have.
 
     Raises:
         JobError: they have none in common.
@@ -102,10 +102,10 @@ def common_interface(members: Sequence[Member]) -> str:
 
 
 def launcher_environment(facts: Facts) -> dict[str, str]:
-    """The whole environment of a launcher.
+    """Return the whole environment of a launcher.
 
-    Launchers put all of it on the command lines of ssh, where ps shows it, or send it to the ranks: nothing of the
-    user's may be in it. The ranks get theirs from the agents.
+    Launchers put all of it on the command lines of ssh, where ps shows it, or send it to the ranks: it must contain
+    nothing of the user's. The ranks get their environment from the agents.
     """
     return {
         "PATH": f"{facts.launcher_folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -116,10 +116,10 @@ def launcher_environment(facts: Facts) -> dict[str, str]:
 
 
 def reason_against_ssh(members: Sequence[Member], facts: Facts, ssh: str | None) -> str:
-    """Return, in words, why a launcher cannot log in to these workers; empty where it can, as far as is known.
+    """Return, in words, why a launcher cannot log in to these workers; empty if it can, as far as is known.
 
     Args:
-        ssh: the ssh client of whoever logs in; None where there is none.
+        ssh: path of the session's ssh client; None if it has none.
     """
     if facts.no_ssh:
         return facts.no_ssh
@@ -134,7 +134,7 @@ def reason_against_ssh(members: Sequence[Member], facts: Facts, ssh: str | None)
 
 
 def find_ssh(strategy: str) -> str:
-    """Path of the session's ssh client.
+    """Return the path of the session's ssh client.
 
     Raises:
         PlatformUnsupported: there is none.
@@ -149,21 +149,22 @@ def find_ssh(strategy: str) -> str:
 
 
 def identity(facts: Facts) -> Path:
-    """Path of the run's private ssh key for its launcher, which is there where the strategy needs ssh."""
+    """Return the path of the launcher's private ssh key, which exists if the strategy uses ssh."""
     return facts.launcher_folder / IDENTITY
 
 
 def host_names(members: Sequence[Member]) -> list[str]:
-    """The workers' names for launchers: their addresses, or their own names where several share an address."""
+    """Return the workers' names for launchers: their addresses, or their own names if several share an address."""
     hosts = [member.host for member in members]
     return hosts if len(set(hosts)) == len(hosts) else [member.name for member in members]
 
 
 def ssh_files(members: Sequence[Member], facts: Facts, ssh: str | None) -> dict[str, str]:
-    """The workers' host keys, and an ``ssh`` ahead of the real one on the launcher's PATH which trusts no others.
+    """Return the launcher's files for ssh, by path: the workers' host keys, a configuration, and an ``ssh`` wrapper.
 
-    Of an option given twice ssh takes the first, so these win over a launcher's own, such as
-    ``StrictHostKeyChecking=no``; and the user's own configuration and agent stay out of it.
+    The wrapper comes before the real ssh on the launcher's PATH, and makes it trust only these host keys. If an option
+    is given twice, ssh takes the first, so these win over a launcher's own, such as ``StrictHostKeyChecking=no``. The
+    user's own ssh configuration and ssh agent are not used.
     """
     options = (
         f"-F {facts.launcher_folder / 'ssh_config'}",

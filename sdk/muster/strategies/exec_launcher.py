@@ -1,4 +1,4 @@
-"""A launcher without preparations: it reads its arguments from its input, and becomes that program.
+"""A program that becomes a launcher by ``exec``, once it has read the launcher's command line from its input.
 
 The first line of input is a JSON object: ``argv``. Imports nothing of Muster.
 """
@@ -13,14 +13,14 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Wait for the arguments, and exec."""
+    """Wait for the command line, and exec it."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # survives exec: the session gone, nobody would stop it
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with its parent; this survives exec
     line = sys.stdin.readline()
     if os.getppid() != parent or not line:
         sys.exit("the session has ended")
     argv = json.loads(line)["argv"]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # mpiexec would hand its input on to rank 0
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # mpiexec would forward its input to rank 0
     try:
         os.execvp(argv[0], argv)
     except OSError as error:

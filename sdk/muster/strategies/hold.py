@@ -1,4 +1,4 @@
-"""Hold: workers that do nothing, until a pool has runs for them."""
+"""Hold: workers that do nothing by themselves, and are kept for the runs of a pool."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 from muster.job import Job, Member, Plan, Process
 from muster.strategies.base import Facts, Strategy
 
-WAIT = ("sleep", "2147483647")  # seconds: whatever else sleeps for ever is not on every system
+WAIT = ("sleep", "2147483647")  # seconds: `sleep infinity` does not exist on every system
 
 
 class Hold(Strategy):
-    """Workers that are launched and held. It is a pool's, and none that users name."""
+    """Workers that are launched and held. Only pools use this strategy; users cannot choose it by name."""
 
     name: ClassVar[str] = "pool"
 

@@ -1,7 +1,7 @@
 """Horovod: one ``horovodrun``, which starts the ranks over ssh on port 2222, or ranks that the agents start.
 
-Agents give their ranks the environment that horovodrun would give them, and Horovod's own rendezvous server runs beside
-the first worker.
+In the second case the agents give the ranks the environment that horovodrun would give them, and the first worker's
+agent runs Horovod's own rendezvous server.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from muster.text.arguments import Argument, ArgumentText
 
 LAUNCHER = Path(__file__).with_name("horovod_launcher.py")
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
-HOROVODRUN, AGENTS = "horovodrun", "agents"  # what starts the ranks
-FIRST = "worker-0"  # the first one's agent runs the rendezvous server: all ranks reach it, or could not train either
+HOROVODRUN, AGENTS = "horovodrun", "agents"  # values of the option `launcher`
+FIRST = "worker-0"  # its agent runs the rendezvous server: all ranks must be able to reach it anyway, to train
 
 
 class HorovodFacts(NamedTuple):
     """Facts about the session that Horovod needs.
 
     Attributes:
-        ssh: its ssh client, if any.
-        known_builds: the file that remembers what installations of Horovod were built with.
-        has_horovod: whether its own Python has one, which runs horovodrun where workers have interpreters of their own.
+        ssh: path of its ssh client; None if it has none.
+        known_builds: file that lists installations of Horovod known to be built with gloo.
+        has_horovod: whether the session's Python has Horovod, to run horovodrun if the workers' interpreters are
+            elsewhere.
     """
 
     ssh: str | None
@@ -64,8 +65,8 @@ class Horovod(Strategy):
     Args:
         slots: processes (ranks) per worker.
         launcher: what starts the ranks: ``"horovodrun"`` over ssh on port 2222, or ``"agents"``, which is quicker and
-            needs no ssh. None for horovodrun, and the agents where workers have no sshd or it cannot be reached.
-        network_interface: interface that the ranks talk over; None for one that all workers have in common.
+            needs no ssh. None for horovodrun, or the agents if workers have no sshd or it cannot be reached.
+        network_interface: interface that the ranks use; None for one that all workers have in common.
         horovodrun_args: further arguments of ``horovodrun``, such as ``("--fusion-threshold-mb", "32")``.
     """
 
@@ -81,12 +82,12 @@ class Horovod(Strategy):
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """The programs that may be run."""
+        """The program files of the launchers that may be used."""
         return {HOROVODRUN: (LAUNCHER,), AGENTS: (RENDEZVOUS,)}.get(self.launcher or "", (LAUNCHER, RENDEZVOUS))
 
     @property
     def needs_ssh(self) -> bool:
-        """True if horovodrun is to start the ranks, and nothing else."""
+        """True if only horovodrun may start the ranks."""
         return self.launcher == HOROVODRUN
 
     @property
@@ -101,11 +102,11 @@ class Horovod(Strategy):
 
     @property
     def ranks_per_worker(self) -> int:
-        """Number of slots."""
+        """Number of ranks on each worker: ``slots``."""
         return self.slots
 
     def probe(self) -> HorovodFacts:
-        """Find the ssh client. Raises PlatformUnsupported where it is needed and missing."""
+        """Find the ssh client, and whether there is Horovod. Raise PlatformUnsupported if ssh is needed and missing."""
         ssh = find_ssh(self.name) if self.needs_ssh else ssh_client()
         return HorovodFacts(ssh, muster_home() / "horovod-has-gloo", find_spec("horovod") is not None)
 
@@ -134,7 +135,7 @@ class Horovod(Strategy):
         return workers_only(job, "Horovod")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The ranks, and the ``horovodrun`` that starts them or the server by which they find one another."""
+        """Return the ranks, and the ``horovodrun`` that starts them or the rendezvous server that they need."""
         if self.launcher == AGENTS:
             return self._by_agents(job, members, facts)
         why_not = _reason_against_horovodrun(members, facts)
@@ -148,7 +149,7 @@ class Horovod(Strategy):
         return replace(self._by_agents(job, members, facts), notes=(note,))
 
     def launcher_for(self, job: Job, facts: Facts) -> Launcher:
-        """A ``horovodrun`` that does its imports while the workers start, or the rendezvous server where it cannot."""
+        """Return a ``horovodrun`` that does its imports while the workers start, or else the rendezvous server."""
         if self.launcher == AGENTS or _reason_against_horovodrun((), facts):
             return self._rendezvous(job, facts)
         remembers = [str(facts.probed.known_builds)] if facts.launcher_at == SESSION else []
@@ -211,7 +212,7 @@ class Horovod(Strategy):
         )
 
     def _rendezvous(self, job: Job, facts: Facts) -> Launcher:
-        """Horovod's rendezvous server, beside the first worker."""
+        """Return Horovod's rendezvous server, which the first worker's agent runs."""
         facts = replace(facts, launcher_at=FIRST)
         prestart = (_python(job, facts), "-u", str(facts.library / RENDEZVOUS.name))
         folder = str(facts.launcher_folder)
@@ -222,20 +223,20 @@ class Horovod(Strategy):
 
 
 def _reason_against_horovodrun(members: Sequence[Member], facts: Facts) -> str:
-    """Return, in words, why horovodrun cannot start the ranks; empty where it can, as far as is known."""
+    """Return, in words, why horovodrun cannot start the ranks; empty if it can, as far as is known."""
     if facts.launcher_at == SESSION and facts.places and not facts.probed.has_horovod:
         return f"{facts.session_python}, which would run it, has no Horovod"
     return reason_against_ssh(members, facts, facts.probed.ssh)
 
 
 def _python(job: Job, facts: Facts) -> str:
-    """The interpreter that runs the launcher: the job's, but the session's where the job's is one of the workers'."""
+    """Return the launcher's interpreter: the job's, or the session's if only the workers have the job's."""
     if facts.launcher_at == SESSION and facts.places:
         return facts.session_python
     return job.python or facts.session_python
 
 
 def _common_port(members: Sequence[Member]) -> tuple[str, ...]:
-    """The option for the workers' ssh port. Where it differs there is none, and ``ssh`` knows the port of each."""
+    """Return the option for the workers' ssh port; none if the ports differ: ``ssh_config`` has the port of each."""
     ports = {member.ssh_port for member in members}
     return ("-p", str(ports.pop())) if len(ports) == 1 else ()

@@ -1,8 +1,9 @@
 """horovodrun, started before its arguments are known: it imports and checks first, then reads them from its input.
 
 Runs in the user's interpreter, in a scrubbed environment, and imports nothing of Muster. The first line of input is a
-JSON object: ``argv``, the arguments of horovodrun. ``facts`` (first argument, optional) names a file that remembers
-what this interpreter's Horovod was built with: horovodrun imports TensorFlow to find out, some seconds on every run.
+JSON object: ``argv``, the arguments of horovodrun. ``facts`` (first argument, optional) is the path of a file that
+lists installations of Horovod known to be built with gloo: to find out, horovodrun imports TensorFlow, which takes some
+seconds on every run.
 """
 
 import ctypes
@@ -17,14 +18,14 @@ import tempfile
 import types
 
 PR_SET_PDEATHSIG = 1
-LONGEST = 75  # characters of a folder with the server's socket in a folder of its own, whose path has less than 108
+LONGEST = 75  # characters of the folder in which the fork server makes its socket, whose path must be below 108
 
 
 def main():
     # type: () -> None
-    """Import, check, wait for the arguments, and be horovodrun."""
+    """Import and check, wait for the arguments, and run horovodrun."""
     parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the session gone, nobody would stop the ranks
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without the session nobody would stop the ranks
     if os.getppid() != parent:
         sys.exit("the session has ended")
 
@@ -35,7 +36,7 @@ def main():
     facts = sys.argv[1] if len(sys.argv) > 1 else None
     if remembers_gloo(facts, horovod.__file__):
         launch.gloo_built = lambda verbose=False: True
-    elif launch.gloo_built(verbose=False):  # horovodrun's own answer is kept in this process for its later question
+    elif launch.gloo_built(verbose=False):  # Horovod caches its answer in this process, and asks again later
         remember_gloo(facts, horovod.__file__)
 
     listen_where_the_ranks_are_told()
@@ -51,9 +52,9 @@ def main():
 
 def use_the_librarys_distutils():
     # type: () -> None
-    """Have horovodrun get the one function of distutils that it needs from the standard library, where that has it.
+    """Make horovodrun import the standard library's distutils, in versions that have one, for the function it needs.
 
-    setuptools puts itself in its place, which takes longer to import than the rest of horovodrun.
+    setuptools replaces it by its own, which takes longer to import than the rest of horovodrun.
     """
     shim = sys.modules.get("_distutils_hack")
     if shim is not None and sys.version_info < (3, 12):
@@ -62,14 +63,14 @@ def use_the_librarys_distutils():
 
 def fork_what_logs_in():
     # type: () -> None
-    """Have the process that horovodrun puts before each login be a fork, where it would be a new interpreter.
+    """Make the process that horovodrun starts for each login a fork, instead of a new interpreter.
 
-    They are forks of a server without threads, which ends with this process, and listens in this run's own folder.
+    It is forked from a server without threads, which ends with this process, and listens in this run's own folder.
     """
     from horovod.runner.common.util import safe_shell_exec
 
     folder = os.getcwd()
-    while len(folder) > LONGEST:  # a folder around it is this worker's, too
+    while len(folder) > LONGEST:  # the parent folders belong to this worker, too
         folder = os.path.dirname(folder)
     tempfile.tempdir = folder
     # Some releases of Python 3.9 to 3.11 would listen where everybody on the machine can connect.
@@ -82,9 +83,9 @@ def fork_what_logs_in():
 
 def listen_where_the_ranks_are_told():
     # type: () -> None
-    """Have the rendezvous listen on the address that horovodrun tells the ranks, where it would on all.
+    """Make the rendezvous server listen only on the address that horovodrun gives the ranks, instead of on all.
 
-    It asks nobody who they are, and whoever writes to it can have the ranks connect to somebody else.
+    The server authenticates nobody, and anybody who writes to it can make the ranks connect elsewhere.
     """
     from horovod.runner.http import http_server
     from horovod.runner.util import network
@@ -103,9 +104,9 @@ def listen_where_the_ranks_are_told():
 
 def log_in_everywhere():
     # type: () -> None
-    """Have ranks on this machine started over ssh like all others, where horovodrun would start them by itself.
+    """Make horovodrun start ranks on this machine over ssh like all others, instead of directly.
 
-    The workers' agents would know nothing of those.
+    The workers' agents would know nothing of ranks started directly.
     """
     from horovod.runner.util import network
 
@@ -114,16 +115,16 @@ def log_in_everywhere():
 
 def log_in_once(launch):
     # type: (object) -> None
-    """Leave out the login to each worker that only tries whether one can log in: its sshd has said that it listens.
+    """Skip horovodrun's test login to each worker, whose sshd is known to listen.
 
-    Where one cannot, the login that starts the rank says why.
+    If a login is impossible, the one that starts the rank says why.
     """
     launch._check_all_hosts_ssh_successful = lambda *_, **__: True  # type: ignore[attr-defined]
 
 
 def _stamp(path):
     # type: (str) -> str
-    """Identity of an installation of Horovod: where it is, and when it was installed."""
+    """Return the identity of an installation of Horovod: its path, and the time of its installation."""
     return " ".join([path, str(os.stat(os.path.dirname(path)).st_mtime_ns)])
 
 

@@ -1,8 +1,8 @@
-"""Horovod's own rendezvous server, where ranks that agents have started find one another.
+"""Horovod's own rendezvous server, through which ranks started by agents find each other.
 
-Runs in the user's interpreter, and imports nothing of Muster. The first line of input is a JSON object: ``argv``, the
-words that follow the program's name being the address and port to listen on, and each host with its number of ranks
-(``HOST:SLOTS``). Runs until it is ended.
+Runs in the user's interpreter, and imports nothing of Muster. The first line of input is a JSON object: ``argv``. After
+the program's name come the address and the port to listen on, and each host with its number of ranks (``HOST:SLOTS``).
+Runs until it is ended.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-CONNECTIONS = 1024  # that may wait; ranks come all at once, and Horovod has room for five
+CONNECTIONS = 1024  # length of the listen queue: all ranks connect at once, and Horovod's own queue holds five
 
 
 def main():
     # type: () -> None
-    """Read what to serve, and serve it."""
+    """Read the arguments, and run the server."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -30,7 +30,7 @@ def main():
 
 def serve(address, port, hosts):
     # type: (str, int, list[tuple[str, str]]) -> None
-    """Start the server for ranks on these hosts (names with numbers of ranks), on a thread."""
+    """Start the server on a thread, for ranks on these hosts (pairs of a name and a number of ranks)."""
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.http import http_server
 
@@ -40,16 +40,16 @@ def serve(address, port, hosts):
 
     def listen(make):
         # type: (object) -> tuple[object, int]
-        """Listen at the address that the ranks are told, where Horovod would on any port of all."""
+        """Listen on the address and port that the ranks are given, where Horovod would listen on all and any port."""
         try:
             server = make((address, port))  # type: ignore[operator]
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
-            # Others reach this machine by an address that it does not know itself.
+            # The other hosts reach this machine by an address that is not on any of its own interfaces.
             print(f"{address} is not an address of this machine: listening on all that it has", flush=True)
             server = make(("", port))  # type: ignore[operator]
-        server.init(ranks)  # before the first rank is answered: it empties the store
+        server.init(ranks)  # before the first rank is answered, as it empties the store
         return server, port
 
     http_server.find_port = listen

@@ -1,7 +1,7 @@
 """MPI: one ``mpiexec`` in the session, which logs in to the workers over ssh on port 2222 and starts the ranks there.
 
-Open MPI's and MPICH's mean the same and say it differently. Both start daemons of their own on the workers, which start
-``mpi_rank.py`` once per rank; that has the worker's agent start the rank.
+Open MPI's and MPICH's ``mpiexec`` have equivalent options with different names. Both start their own daemons on the
+workers, which start ``mpi_rank.py`` once per rank; that asks the worker's agent to start the rank.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class MPI(Strategy):
     Args:
         slots: processes (ranks) per worker.
         mpiexec: name or path of the launcher, such as ``mpirun.mpich``. The workers need the same MPI.
-        network_interface: interface that mpiexec and ranks talk over; None for one that all workers have in common.
-        binding: what each rank is bound to: ``none``, ``core``, ``socket`` or whatever else ``--bind-to`` takes.
-        mpi_args: further arguments of mpiexec, such as ``("--mca", "btl_tcp_links", "2")``. They win over these,
-            but do not say how many ranks there are.
+        network_interface: interface that mpiexec and ranks use; None for one that all workers have in common.
+        binding: what each rank is bound to: ``none``, ``core``, ``socket`` or any other value of ``--bind-to``.
+        mpi_args: further arguments of mpiexec, such as ``("--mca", "btl_tcp_links", "2")``. They override these
+            options, but must not set the number of ranks.
     """
 
     slots: int = slots_option()
@@ -71,17 +71,17 @@ class MPI(Strategy):
     )
     name: ClassVar[str] = "mpi"
     can_do_with_fewer: ClassVar[bool] = True
-    keeps_workers: ClassVar[bool] = False  # a daemon of the attempt before may tell of its end in the next
+    keeps_workers: ClassVar[bool] = False  # a daemon of one attempt may report its end during the next
     needs_ssh: ClassVar[bool] = True
     programs: ClassVar[tuple[Path, ...]] = (LAUNCHER, RANK)
 
     @property
     def ranks_per_worker(self) -> int:
-        """Number of slots."""
+        """Number of ranks on each worker: ``slots``."""
         return self.slots
 
     def probe(self) -> MpiFacts:
-        """Find the ssh client, and ask ``mpiexec`` which MPI it belongs to. Raises PlatformUnsupported, JobError."""
+        """Find the ssh client, and ask ``mpiexec`` which MPI it belongs to. Raise PlatformUnsupported or JobError."""
         mpiexec = find_mpiexec(self.mpiexec)
         return MpiFacts(find_ssh(self.name), mpiexec)
 
@@ -103,14 +103,14 @@ class MPI(Strategy):
         return workers_only(job, "MPI")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The ranks, the ``mpiexec`` that starts them, and the files that let it trust nobody else."""
+        """Return the ranks, the ``mpiexec`` that starts them, and its files, such as the workers' host keys."""
         interface = self.network_interface or common_interface(members)
         is_open_mpi = facts.probed.mpiexec.flavour == "Open MPI"
         options = self._open_mpi(interface, members, facts) if is_open_mpi else self._mpich(interface, facts)
         python = job.python or facts.session_python
         rank = script_command(job, facts)
-        # Only the workers know where their library is, and only as what they import from: their launcher's daemon
-        # starts this, which no agent has put paths into.
+        # Where workers have the library elsewhere, its path is only in their PYTHONPATH: the launcher's daemon starts
+        # this command, in which no agent has replaced symbols by paths.
         program = ("-S", "-m", RANK.stem) if facts.places else ("-I", "-S", str(facts.library / RANK.name))
         starter = (python, *program, *rank)
         size = str(len(members) * self.slots)
@@ -131,11 +131,11 @@ class MPI(Strategy):
         )
 
     def launcher_for(self, job: Job, facts: Facts) -> Launcher:
-        """A process that becomes ``mpiexec`` once there are arguments."""
+        """Return a process that becomes ``mpiexec`` once its arguments are known."""
         prestart = (facts.session_python, "-I", "-S", str(facts.library / LAUNCHER.name))
         as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # else it refuses
-        # MPICH would start the ranks on its own host without a login, and so without their agent. Open MPI does: there
-        # this is how they find it.
+        # MPICH would start ranks on its own host without a login, so that they would not find their agent: AUTOFORK=0
+        # prevents that. Open MPI does so, too; with the variables below its ranks find their agent.
         own = {"TMPDIR": str(facts.launcher_folder), "HYDRA_LAUNCHER_AUTOFORK": "0"}
         if facts.launcher_at != SESSION and facts.probed.mpiexec.flavour == "Open MPI":
             own |= {"PYTHONPATH": symbol("library"), "MUSTER_SCRATCH": symbol("scratch")}
@@ -150,17 +150,18 @@ class MPI(Strategy):
             "--wdir": "/",
         }
         parameters = {
-            # It finds the run's ssh in its PATH. Its daemons get these, too, and crash where they do not find an agent.
+            # mpiexec finds the run's ssh in its PATH, not by plm_rsh_agent: its daemons get these parameters, too, and
+            # crash if they do not find that program.
             "plm_rsh_no_tree_spawn": "1",  # only the session has the key
             "oob_tcp_if_include": interface,
             "btl_tcp_if_include": interface,
         }
         is_shared = len({member.host for member in members}) < len(members)
-        if interface == LOOPBACK or is_shared:  # its shared memory crashes between hosts that are really one machine
+        if interface == LOOPBACK or is_shared:  # Open MPI's shared memory crashes if several hosts are one machine
             parameters["btl"] = "tcp,self"
-        if any(member.cores < self.slots for member in members):  # ranks that wait would keep others from running
+        if any(member.cores < self.slots for member in members):  # waiting ranks would keep others from running
             parameters["mpi_yield_when_idle"] = "1"
-        # Its daemons end with their logins where they stay attached to them.
+        # Daemons that stay attached to their logins end with them.
         return ["--leave-session-attached", *self._defaults(options), *self._defaults(parameters, "--mca")]
 
     def _mpich(self, interface: str, facts: Facts) -> list[str]:
@@ -169,18 +170,18 @@ class MPI(Strategy):
             "-launcher": "ssh",
             "-launcher-exec": str(facts.launcher_folder / "bin" / "ssh"),
             "-iface": interface,
-            "-wdir": "/",  # else that of mpiexec, which workers do not have; ranks start where the agents say
+            "-wdir": "/",  # the default is mpiexec's, which workers lack; the agents set that of the ranks
             "-bind-to": self.binding,
         }
         return self._defaults(options)
 
     def _defaults(self, options: Mapping[str, str], *before: str) -> list[str]:
-        """Return these options as arguments, each behind the words ``before``, but for those that the user has set."""
+        """Return the options that the user has not set, as arguments, each after the words ``before``."""
         given = {_spelled_out(word) for word in self.mpi_args}
         left = [item for item in options.items() if _spelled_out(item[0]) not in given]
         return [word for name, value in left for word in (*before, name, value)]
 
 
 def _spelled_out(word: str) -> str:
-    """An option with two dashes, where launchers also take one, and without a value behind ``=``; other words as is."""
+    """Return an option with two dashes, as launchers also accept one, and without ``=VALUE``; other words unchanged."""
     return "--" + word.lstrip("-").partition("=")[0] if word.startswith("-") else word

@@ -1,4 +1,4 @@
-"""Detection of the MPI that the ``mpiexec`` of this machine belongs to, by asking it."""
+"""Detection of the MPI implementation that this machine's ``mpiexec`` belongs to, by ``mpiexec --version``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from muster.errors import JobError, PlatformUnsupported
 from muster.text.arguments import Argument, ArgumentText
 
-MPIEXEC = "mpiexec"  # the name that each MPI has for its launcher
+MPIEXEC = "mpiexec"  # name of the launcher in every MPI
 FLAVOURS = {"Open MPI": r"OpenRTE|Open MPI|PRRTE", "MPICH": r"HYDRA"}
 
 
@@ -25,11 +25,11 @@ class Mpiexec(NamedTuple):
 
 @functools.lru_cache
 def find_mpiexec(program: str) -> Mpiexec:
-    """The launcher of that name or path.
+    """Return the launcher of that name or path.
 
     Raises:
         PlatformUnsupported: no MPI is installed here.
-        JobError: there is no such program, or it is the launcher of no MPI, or of none that Muster knows.
+        JobError: there is no such program, or it is not the launcher of an MPI that Muster knows.
     """
     path = shutil.which(os.path.expanduser(program))
     if path is None:

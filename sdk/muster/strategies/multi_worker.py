@@ -1,6 +1,7 @@
-"""TensorFlow's own allreduce: ``TF_CONFIG`` for ``tf.distribute.MultiWorkerMirroredStrategy``, workers all alike.
+"""TensorFlow's own allreduce: ``TF_CONFIG`` for ``tf.distribute.MultiWorkerMirroredStrategy``, on equal workers.
 
-The servers start when the script makes its strategy: the cluster is up when every script runs. Worker 0 is the chief.
+A worker's server starts when its script makes the strategy, so the cluster counts as up once every script runs. Worker
+0 is the chief.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from muster.strategies.tensorflow import address, task_environment
 
 @dataclass(frozen=True)
 class MultiWorker(Strategy):
-    """Every worker runs the script, and TensorFlow makes them one."""
+    """Every worker runs the script, and TensorFlow connects them."""
 
     name: ClassVar[str] = "multi_worker"
     requires: ClassVar[tuple[str, ...]] = ("tensorflow",)
@@ -29,9 +30,9 @@ class MultiWorker(Strategy):
         return workers_only(job, "MultiWorkerMirroredStrategy")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The script on every worker with its place in ``TF_CONFIG``."""
+        """Return a plan that runs the script on every worker, each with its own ``TF_CONFIG``."""
         spec = {"worker": tuple(map(address, members))}
-        common = {**facts.environment, "MUSTER_SERVES": "1"}  # until the last of them has come to its end
+        common = {**facts.environment, "MUSTER_SERVES": "1"}  # a worker's server must last until the last worker's end
         return Plan(
             processes={
                 member.name: Process(script_command(job, facts), {**common, **task_environment(member, spec)}, job.cwd)

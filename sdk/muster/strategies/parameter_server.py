@@ -1,9 +1,9 @@
 """TensorFlow parameter servers: a ClusterSpec over the workers' addresses, and a server for each task.
 
-Three shapes, by what the script is. A task, ``run(cluster, server, task_index)``, runs on every worker beside its
-server (TensorFlow 1's way; all workers complete the run). A program runs on a chief of its own, which coordinates
-workers that only serve (TensorFlow 2's ``ClusterCoordinator``; the chief completes the run). Without a script
-every task only serves, until the session stops them.
+There are three forms, depending on the script. A task, ``run(cluster, server, task_index)``, runs on every worker
+beside its server (TensorFlow 1's way; the run ends with its workers). A program runs on a separate chief, which
+coordinates workers that only serve (TensorFlow 2's ``ClusterCoordinator``; the run ends with the chief). Without a
+script all workers only serve, until the session stops them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ParameterServer(Strategy):
     ports_per_worker: ClassVar[int] = 1
 
     def roles(self, job: Job) -> Mapping[str, int]:
-        """``ps`` first, so that variables have a home when workers arrive; ``chief`` where the script is a program."""
+        """Return ``ps`` before ``worker``, so that servers start first; with a ``chief`` if the script is a program."""
         has_chief = job.script is not None and not job.script.is_task
         if has_chief and job.n_ps < 1:
             raise JobError(
@@ -50,7 +50,7 @@ class ParameterServer(Strategy):
         return {role: count for role, count in counts.items() if count}
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """A process per member with its place in ``TF_CONFIG``."""
+        """Return a plan with one process on each worker, each with its own ``TF_CONFIG``."""
         spec = {role: tuple(address(member) for member in members if member.role == role) for role in self.roles(job)}
         script_role = "chief" if "chief" in spec else "worker"
         return Plan(
@@ -63,7 +63,7 @@ class ParameterServer(Strategy):
 
     @staticmethod
     def _restarts_alone(member: Member, script_role: str) -> bool:
-        """Return whether others go on without a member: not without a server, nor the task that makes the variables."""
+        """Return whether others can go on without a member: not without a server, or the task that makes variables."""
         return member.role == "worker" and (script_role == "chief" or member.index > 0)
 
     def _process(

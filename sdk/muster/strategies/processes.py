@@ -1,6 +1,6 @@
-"""Processes: the agents start the ranks themselves, without MPI or ssh. For boxes with several GPUs, and laptops.
+"""Processes: the agents start the ranks themselves, without MPI or ssh. For machines with several GPUs, and laptops.
 
-A rank finds its place in its environment, under Muster's names and under those that PyTorch made common.
+The environment tells each rank its number and the number of ranks, in Muster's variables and in those of PyTorch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from muster.strategies.common import check_slots, place_ranks, slots_option, wor
 
 @dataclass(frozen=True)
 class Processes(Strategy):
-    """Ranks that know their place and nothing else of one another.
+    """Plain processes, which are told their rank, the number of ranks, and an address of rank 0's worker.
 
     Args:
-        slots: processes (ranks) per worker. Each sees one of the worker's GPUs, by turns where there are fewer.
+        slots: processes (ranks) per worker. Each sees one of the worker's GPUs; if there are fewer, ranks share them.
     """
 
     slots: int = slots_option()
@@ -30,7 +30,7 @@ class Processes(Strategy):
 
     @property
     def ranks_per_worker(self) -> int:
-        """Number of slots."""
+        """Number of ranks on each worker: ``slots``."""
         return self.slots
 
     def roles(self, job: Job) -> Mapping[str, int]:
@@ -39,7 +39,7 @@ class Processes(Strategy):
         return workers_only(job, "The strategy of plain processes")
 
     def plan(self, job: Job, members: Sequence[Member], facts: Facts) -> Plan:
-        """The script on every worker, as often as it has slots."""
+        """Return a plan that runs the script on every worker, once for each slot."""
         command = script_command(job, facts)
         return Plan(
             processes={member.name: Process(command, facts.environment, job.cwd) for member in members},

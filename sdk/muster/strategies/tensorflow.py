@@ -1,4 +1,4 @@
-"""The environment of every TensorFlow task: the cluster, and its own place there."""
+"""The environment of a TensorFlow task: the cluster, and the task's role and number in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def address(member: Member) -> str:
 
 
 def task_environment(member: Member, spec: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """``TF_CONFIG`` for one task of a cluster, given its addresses by role."""
+    """Return the environment of one task of a cluster, given the cluster's addresses by role."""
     return {
         "TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": member.role, "index": member.index}}),
         "no_grpc_proxy": hosts_of(spec),
@@ -22,5 +22,5 @@ def task_environment(member: Member, spec: Mapping[str, Sequence[str]]) -> dict[
 
 
 def hosts_of(spec: Mapping[str, Sequence[str]]) -> str:
-    """All hosts of a cluster, as ``no_grpc_proxy`` lists those that gRPC reaches without the environment's proxies."""
+    """Return all hosts of a cluster as a value of ``no_grpc_proxy``, so that gRPC reaches them without proxies."""
     return ",".join(sorted({address.rpartition(":")[0] for addresses in spec.values() for address in addresses}))
