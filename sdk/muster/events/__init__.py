@@ -1,35 +1,36 @@
-"""Events: the only thing that observers of a run ever see.
+"""Events: timestamped facts about a run, and all that its observers are given.
 
-An event is one timestamped fact. Its ``kind`` says which of these it is, and so what its ``data`` has:
+The ``kind`` of an event determines the fields of its ``data``:
 
 ===================  =================================================================================================
 ``run_requested``    ``job`` (plain data), ``session`` (pid, start time, boot), ``python``, ``run`` (its id),
                      ``detached_until`` (seconds since the epoch, of a run that needs no session)
 ``run_phase``        ``phase``: launching, connecting, starting, training, ending
-``run_attempt``      ``attempt``: number of the one that begins, from 2; ``reason``, why the one before has ended
+``run_attempt``      ``attempt``: number of the attempt that begins, from 2; ``reason``: why the previous one has ended
 ``run_ended``        ``status``: succeeded, failed, stopped; ``reason``, ``advice``, ``error`` (class name)
 ``note``             ``text``: something the user should read
-``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``; whatever of these is news
+``worker_state``     ``status``, ``address``, ``exit_code``, ``signal``, ``reason``: those that have changed
 ``worker_ready``     ``host``, ``ports``, ``cores``, ``gpus``, ``pid``: the agent has said hello
 ``process_started``  ``pid``, ``rank`` (None where there are no ranks)
 ``process_exited``   ``pid``, ``rank``, ``exit_code``, ``signal``, ``reason`` ("memory", "stopped" or None)
 ``listening``        ``port``: the server of this worker accepts connections
-``transfer``         ``done``, ``total``: bytes of the project that have come to the worker; a few times a second, and
-                     not journalled
-``usage``            ``cpu`` (1.0 is one busy core), ``memory`` (bytes), where GPUs tell ``gpu`` (how many are busy) and
-                     ``gpu_memory``; about once a second, and not journalled
+``transfer``         ``done``, ``total``: bytes of the project that have reached the worker, and bytes in all; a few
+                     times a second, and not journalled
+``usage``            ``cpu`` (1.0 is one busy core), ``memory`` (bytes); where GPUs report it, ``gpu`` (number of busy
+                     GPUs) and ``gpu_memory``; about once a second, and not journalled
 ``output``           ``text``: what the worker printed; not journalled, the logs have it
 ``progress``         ``rank``, ``step``, ``steps``, ``epoch``, ``epochs``, ``examples``, ``bytes_sent``, ``metrics``:
-                     what of these the script reported; in JSON, metrics that are not finite are "NaN", "Infinity",
+                     those that the script reported; in JSON, metrics that are not finite are "NaN", "Infinity",
                      "-Infinity"
-``stage``            ``rank``, ``stage``: what it is at before its first step, ``seconds`` that the one before took
+``stage``            ``rank``, ``stage``: what the process is doing before its first step; ``seconds``: how long the
+                     previous stage took
 ``exception``        ``rank``, ``type``, ``message``, ``traceback``: a script raised
-``stacks``           ``rank``, ``text``: Python stacks, asked for by the session
+``stacks``           ``rank``, ``text``: Python stacks, requested by the session
 ===================  =================================================================================================
 
-``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run. ``data`` is of
-the class for the kind (:mod:`muster.events.data`), whose attributes type checkers know, and a mapping all the same, for
-``event.data["text"]``. What was not told is None there.
+``worker`` is the worker's name (``ps-0``, ``worker-1``), or None for facts about the whole run. ``data`` is an instance
+of the kind's class (:mod:`muster.events.data`), with attributes that type checkers know. It is a mapping, too:
+``event.data["text"]``. Fields that were not given are None.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ class Event:
 
     Args:
         kind: an EventKind, or its name.
-        data: what it tells: of the class for its kind, or a mapping, which is made one.
+        data: an instance of the kind's class, or a mapping, which is converted to one.
 
     Raises:
-        ValueError: there is no such kind of event, or its data does not fit.
+        ValueError: there is no such kind of event, or the data does not fit it.
     """
 
     kind: str
@@ -111,29 +112,29 @@ class Event:
 
     @classmethod
     def of(cls, data: EventData, worker: str | None = None, when: float | None = None) -> Event:
-        """The event that tells this, of now or of that time."""
+        """Return the event with this data, at the time ``when`` or now."""
         return cls(data.kind, worker, data, time.time() if when is None else when)
 
     def to_json(self) -> str:
-        """The event as one line of strict JSON, without the line end; what JSON has no word for becomes text."""
+        """Return the event as one line of strict JSON, without the newline; objects that JSON lacks become text."""
         data = {name: value for name, value in vars(self.data).items() if value is not None}
         try:
             if isinstance(self.data, Progress):
                 data["metrics"] = metrics_to_json(self.data.metrics)
             return encode({"time": self.time, "kind": self.kind, "worker": self.worker, **data})
-        except Exception:  # whatever its parts raise: what is odd about an event must not cost the run its record
+        except Exception:  # str() of any object in it may have raised: the event must still be recorded
             return encode(plain({**data, "time": self.time, "kind": self.kind, "worker": self.worker}))
 
     @classmethod
     def from_json(cls, line: str, on_misfit: Callable[[str], object] = lambda text: None) -> Event:
-        """The event that ``to_json`` wrote, also in another version of Muster.
+        """Return the event that ``to_json`` wrote, possibly in another version of Muster.
 
         Args:
             line: the text.
-            on_misfit: called for each field that does not fit, and so counts as not told, with words that say so.
+            on_misfit: called with a message for each field that does not fit, and is therefore left out.
 
         Raises:
-            ValueError: it is no event, or one of a kind that is not known.
+            ValueError: the line is not an event, or one of an unknown kind.
         """
         told = parse_json(line)
         if not isinstance(told, dict) or "kind" not in told:
@@ -150,7 +151,7 @@ class Event:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON can have it: what is neither number, text, list nor dict as text, and so what is too deep."""
+    """Return a value that JSON can represent: other objects become text, as do containers nested too deeply."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, float):
@@ -170,7 +171,7 @@ def _text(value: Any) -> str:
 
 
 def metrics_to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as strict JSON has them: what is not finite as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
+    """Return metrics for strict JSON: those that are not finite as ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
     return {
         name: json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()

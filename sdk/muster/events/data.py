@@ -1,4 +1,4 @@
-"""Data of each kind of event, as :mod:`muster.events` describes them: frozen, and checked where they come in."""
+"""The classes of events' data, one for each kind: frozen, and checked by ``read``. :mod:`muster.events` lists them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EventKind(str, Enum):
 
 
 class EventData(Mapping[str, Any]):
-    """Data of an event. As a mapping it has the fields that are not None."""
+    """Data of an event. As a mapping it contains the fields that are not None."""
 
     kind: ClassVar[EventKind]
 
@@ -53,9 +53,9 @@ class EventData(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class RunRequested(EventData):
-    """Somebody has asked for a run. ``strategy`` is where runs of older versions have it.
+    """A run has been requested. ``strategy`` is set only in records of older versions.
 
-    One that needs no session has ``detached_until``, in seconds since the epoch.
+    For a run that needs no session ``detached_until`` is set, in seconds since the epoch.
     """
 
     kind = EventKind.RUN_REQUESTED
@@ -69,7 +69,7 @@ class RunRequested(EventData):
 
 @dataclass(frozen=True, eq=False)
 class RunPhase(EventData):
-    """The run has come to another phase."""
+    """The run has entered another phase."""
 
     kind = EventKind.RUN_PHASE
     phase: str = ""
@@ -77,7 +77,7 @@ class RunPhase(EventData):
 
 @dataclass(frozen=True, eq=False)
 class RunAttempt(EventData):
-    """All workers and ranks are started again: the number of this attempt, from 2, and why the one before has ended."""
+    """All workers and ranks are started again: the number of this attempt, from 2, and why the previous one ended."""
 
     kind = EventKind.RUN_ATTEMPT
     attempt: int = 2
@@ -159,7 +159,7 @@ class Listening(EventData):
 
 @dataclass(frozen=True, eq=False)
 class Transfer(EventData):
-    """Progress of what is sent to a worker, in bytes."""
+    """Progress of a transfer to a worker, in bytes."""
 
     kind = EventKind.TRANSFER
     done: int = 0
@@ -202,7 +202,7 @@ class Progress(EventData):
 
 @dataclass(frozen=True, eq=False)
 class Stage(EventData):
-    """Stage of a process before its first step, and how many seconds the one before took."""
+    """Stage of a process before its first step, and how many seconds the previous stage took."""
 
     kind = EventKind.STAGE
     rank: int | None = None
@@ -272,9 +272,9 @@ _ANNOTATIONS = {
 
 
 def read(kind: EventKind, told: Mapping[str, Any]) -> tuple[EventData, list[str]]:
-    """The data of an event of this kind, and in words what of it does not fit and so counts as not told.
+    """Return the data of an event of this kind, and a message for each field that does not fit, and is left out.
 
-    Fields that nobody knows are left out: a later version may tell more.
+    Unknown fields are ignored: a later version may have written them.
     """
     given: dict[str, Any] = {}
     misfits = []

@@ -1,7 +1,7 @@
-"""Observers of a run: functions that are told every event, and can neither change nor hold up the run.
+"""Observers of a run: functions that are called with every event, and can neither change nor delay the run.
 
-Muster's own, which return at once, are told on the thread of the runs. Everybody else's get events from a queue, on a
-thread of their own each: one that sleeps, or waits for a terminal or a network, is late and keeps nobody else waiting.
+Muster's own observers return at once, and are called on the thread of the runs. Each of the others gets its events from
+a queue, on a separate thread: one that sleeps, or waits for a terminal or a network, gets them late but delays nobody.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from typing import Any
 
 from muster.events import Event, EventKind, Note, Observer, Output, ProcessStacks
 
-MOST_EVENTS = 10_000  # that wait for one observer
-MOST_CHARACTERS = 16 << 20  # of output and stacks in them
+MOST_EVENTS = 10_000  # in the queue of one observer
+MOST_CHARACTERS = 16 << 20  # of output and stacks in that queue
 FREQUENT = frozenset({EventKind.OUTPUT, EventKind.USAGE, EventKind.PROGRESS, EventKind.TRANSFER})
 
 logger = logging.getLogger("muster")
 
 
 class Observers:
-    """List of those who are told every event of a run, in the order in which they were added.
+    """The observers of a run, called with every event in the order in which they were added.
 
     Args:
-        observers: told on the thread of whoever tells, and so to return at once.
+        observers: called on the thread that calls ``tell``, so that they must return at once.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._tellers: list[tuple[Observer, Observer]] = [(observer, observer) for observer in observers]
 
     def add(self, observer: Observer, *, first: bool = False) -> None:
-        """Tell ``observer`` every event from now on, at once, and before all others if ``first``."""
+        """Call ``observer`` with every event from now on, directly, and before all others if ``first``."""
         self._tellers.insert(0 if first else len(self._tellers), (observer, observer))
 
     def add_queued(self, observer: Observer) -> None:
-        """Tell ``observer`` every event from now on, on a thread of its own."""
+        """Call ``observer`` with every event from now on, on a separate thread."""
         self._tellers.append((observer, QueuedObserver(observer)))
 
     def drop(self, observer: Observer) -> None:
-        """Tell ``observer`` no more; fine if nobody has."""
+        """Remove ``observer``; do nothing if it was never added."""
         for pair in [pair for pair in list(self._tellers) if pair[0] == observer][:1]:
-            with contextlib.suppress(ValueError):  # it has dropped itself meanwhile
+            with contextlib.suppress(ValueError):  # another thread has removed it meanwhile
                 self._tellers.remove(pair)
             if isinstance(pair[1], QueuedObserver):
                 pair[1].end()
 
     def tell(self, event: Event) -> None:
-        """Tell everybody. One that raises is logged and dropped; but an interrupt is the caller's."""
+        """Give an event to all observers. One that raises is logged and removed; Ctrl-C is raised to the caller."""
         for observer, teller in list(self._tellers):
             try:
                 teller(event)
@@ -61,20 +61,20 @@ class Observers:
                 self.drop(observer)
 
     def are_calling(self) -> bool:
-        """Return whether the caller is one of these observers, on its own thread."""
+        """Return whether this is called by one of the queued observers, on its thread."""
         return any(queued.is_calling() for queued in self._queued())
 
     def close(self) -> None:
-        """Take no more events. Those that wait will be told all the same."""
+        """Accept no more events; queued ones are still delivered."""
         for queued in self._queued():
             queued.close()
 
     def are_done(self) -> bool:
-        """Return whether all has been told, once these are closed."""
+        """Return whether all queued events have been delivered, after ``close``."""
         return all(queued.is_done() for queued in self._queued())
 
     def end(self) -> None:
-        """Tell nothing more, and log how much has not been told."""
+        """Deliver nothing more, and log how many events have not been delivered."""
         for queued in self._queued():
             if not queued.is_done() and (left := queued.end()):
                 logger.warning("an observer is too slow: the last %d events of its run are not told", left)
@@ -84,23 +84,23 @@ class Observers:
 
 
 class QueuedObserver:
-    """Calls ``observer`` with event after event, on a thread of its own.
+    """Calls ``observer`` with one event after the other, on a separate thread.
 
-    Where more wait than it may have it is not told of some: of output, usage, progress and transfers first, of anything
-    else but the run's end only where twice as many wait. A ``note`` in their place says how many.
+    If its queue is full, events are left out: output, usage, progress and transfers first, and any others, except the
+    run's end, only if the queue is twice as long. A ``note`` in their place says how many.
     """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._waiting: deque[Event] = deque()
         self._characters = 0
-        self._left_out = 0  # since the last event that waits
+        self._left_out = 0  # events since the last one in the queue
         self._is_closed = False
         self._news = threading.Condition()  # held for moments only, never while the observer is called
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
-        """Have the observer told after all else that waits."""
+        """Add an event to the queue."""
         with self._news:
             if self._is_closed:
                 return
@@ -115,11 +115,11 @@ class QueuedObserver:
             self._news.notify()
 
     def is_calling(self) -> bool:
-        """Return whether the caller is the observer."""
+        """Return whether this is called by the observer."""
         return self._thread is threading.current_thread()
 
     def close(self) -> None:
-        """Accept no more events; those that wait are still delivered."""
+        """Accept no more events; queued ones are still delivered."""
         with self._news:
             if not self._is_closed:
                 self._note_gap(time.time())
@@ -127,11 +127,11 @@ class QueuedObserver:
             self._news.notify()
 
     def is_done(self) -> bool:
-        """Return whether the observer is called no more, once this is closed."""
+        """Return whether the observer will not be called again, after ``close``."""
         return self._thread is None or not self._thread.is_alive()
 
     def end(self) -> int:
-        """Take nothing more, and tell nothing more. Return how many events are dropped so."""
+        """Accept and deliver nothing more; return the number of events that were not delivered."""
         with self._news:
             left = len(self._waiting)
             self._is_closed = True
@@ -145,7 +145,7 @@ class QueuedObserver:
         return is_full and kind != EventKind.RUN_ENDED
 
     def _note_gap(self, when: float) -> None:
-        """Say how many events are missing here, where some are."""
+        """Add a note that says how many events are missing here, if any are."""
         if self._left_out:
             count, self._left_out = self._left_out, 0
             self._put(Event.of(Note(f"{count} events are left out here: this observer is too slow."), when=when))
@@ -155,7 +155,7 @@ class QueuedObserver:
         self._characters += _size(event)
 
     def _next(self) -> Event | None:
-        """The next event; None at the end."""
+        """Wait for the next event and return it; return None at the end."""
         with self._news:
             self._news.wait_for(lambda: self._waiting or self._is_closed)
             if not self._waiting:
