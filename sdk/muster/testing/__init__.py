@@ -1,8 +1,8 @@
-"""Support for tests of runs without processes: no waiting, and the same every time.
+"""Support for deterministic tests of runs, without processes and without waiting.
 
-A :class:`Scene` is one run. Its workers are played (:class:`ScriptedWorker`), and so is the launcher (:class:`Program`)
-and, unless it is the one to be tested, the platform (:class:`ScriptedPlatform`); time is simulated
-(:class:`SimulatedLoop`). What drives a run is real, and so is the protocol between session and workers.
+A :class:`Scene` is one run. Its workers are simulated (:class:`ScriptedWorker`), as are the launcher
+(:class:`Program`), time (:class:`SimulatedLoop`) and, unless a platform is to be tested, the platform
+(:class:`ScriptedPlatform`). The orchestrator, and the protocol between session and workers, are the real ones.
 """
 
 from muster.testing.loop import NothingHappens, SimulatedLoop

@@ -1,8 +1,8 @@
 """An event loop in which time, threads, network and processes are simulated.
 
-What runs on it takes no time, and is the same every time. Time passes only while everybody waits, and then at once.
-What would run on a thread runs on the loop. Connections and servers lie in memory (:mod:`muster.testing.network`), and
-so do the processes (:mod:`muster.testing.programs`).
+Code that runs on it takes no simulated time, and is deterministic. Simulated time passes only while all tasks are
+waiting, and then without any real waiting. Functions for a thread run on the loop. Connections and servers are objects
+in memory (:mod:`muster.testing.network`), and so are the processes (:mod:`muster.testing.programs`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from muster.testing.programs import MemoryProcess, Program
 
 Result = TypeVar("Result")
 
-START = 1000.0  # what the monotonic clock says at first
-EPOCH = 1_700_000_000.0  # seconds since 1970 at that moment, by the simulated clock on the wall
+START = 1000.0  # first value of the simulated monotonic clock
+EPOCH = 1_700_000_000.0  # seconds since 1970 at that moment, by the simulated wall clock
 
 
 class NothingHappens(Exception):
-    """Every task waits, and for something that will never happen."""
+    """All tasks are waiting for something that will never happen."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop whose time, threads, network and processes are simulated.
 
     Attributes:
-        programs: makes the program that stands for a command line, when a process is to be started. Raises OSError for
-            one that cannot be; by default always.
-        is_in_thread: whether what runs now would run on a thread beside the loop.
-        make_listener: makes what takes the connections of an endpoint.
+        programs: function that returns the program for a command line when a process is to be started. It raises
+            OSError if there is none; by default always.
+        is_in_thread: whether the code that runs now would, with a real loop, run on another thread.
+        make_listener: factory of the listeners of endpoints.
     """
 
     make_listener = MemoryListener
@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now = START
         self.programs: Callable[[tuple[str, ...]], Program] = _no_program
         self._servers: dict[tuple[str, int], MemoryServer] = {}
-        # Calls for the simulated thread of each executor, beginning with the one it makes now.
+        # Calls for the simulated thread of each executor; the first is the one that it is making now.
         self._threads: dict[object, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = {}
         self._slept = 0.0
         self.is_in_thread = False
@@ -53,19 +53,19 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Seconds on the simulated monotonic clock."""
+        """Return the seconds on the simulated monotonic clock."""
         return self._now
 
     def wall_time(self) -> float:
-        """Seconds since 1970 on the simulated clock on the wall."""
+        """Return the seconds since 1970 on the simulated wall clock."""
         return EPOCH + self._now - START
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clocks, without running anything that is due meanwhile."""
-        self._now = math.nextafter(self._now + seconds, math.inf)  # rounded up, so that what was waited for is due
+        """Move the clocks forward, without running calls that become due."""
+        self._now = math.nextafter(self._now + seconds, math.inf)  # rounded up, so that awaited timers are due
 
     def sleep(self, seconds: float) -> None:
-        """Stand for ``time.sleep`` in what runs on a simulated thread: its result comes so much later."""
+        """Replace ``time.sleep`` on a simulated thread: the result of the present call comes ``seconds`` later."""
         self._slept += seconds
 
     def run(self, main: Coroutine[Any, Any, Result], limit: float | None = None) -> Result:
@@ -95,7 +95,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
-        """Call ``func`` on the loop, as soon as all that the executor was given before has been done."""
+        """Call ``func`` on the loop, once all earlier calls of the same executor are done."""
         done: asyncio.Future[Result] = self.create_future()
         waiting = self._threads.setdefault(executor, deque())
         waiting.append((done, functools.partial(func, *args)))
@@ -104,7 +104,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return done
 
     def _work(self, executor: object) -> None:
-        """Make the call whose turn it is on the simulated thread of an executor."""
+        """Make the next call on the simulated thread of an executor."""
         done, call = self._threads[executor][0]
         self._slept, self.is_in_thread = 0.0, True
         try:
@@ -119,7 +119,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self.call_later(self._slept, self._called, executor, outcome, error)
 
     def _called(self, executor: object, outcome: Any, error: BaseException | None) -> None:
-        """Hand over what a call came to, and make the next."""
+        """Set the result of a call, and make the next one."""
         waiting = self._threads[executor]
         done, _ = waiting.popleft()
         if waiting:
@@ -138,7 +138,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     async def create_server(  # type: ignore[override]
         self, protocol_factory: Callable[[], Protocol], host: str, port: int = 0, **_: Any
     ) -> MemoryServer:
-        """Listen in memory. TLS is left out: what it protects does not leave the process."""
+        """Listen in memory, without TLS: the data does not leave the process."""
         if (host, port) in self._servers and self._servers[host, port].is_serving():
             raise OSError(98, "Address already in use")
         number = port or max([49151, *(taken for _, taken in self._servers)]) + 1
@@ -148,7 +148,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], Protocol], host: str, port: int, **_: Any
     ) -> tuple[asyncio.Transport, Protocol]:
-        """Connect to what listens in memory."""
+        """Connect to a server in memory."""
         server = self._servers.get((host, port))
         if server is None or not server.is_serving():
             raise ConnectionRefusedError(111, "Connection refused")
@@ -160,7 +160,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     async def subprocess_exec(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.SubprocessProtocol], *args: str, **_: Any
     ) -> tuple[asyncio.SubprocessTransport, asyncio.SubprocessProtocol]:
-        """Start what stands for this command line."""
+        """Start the program for this command line."""
         protocol = protocol_factory()
         return MemoryProcess(self, protocol, self.programs(args)), protocol
 
@@ -173,7 +173,7 @@ class _Selector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the sockets that are ready; where none is, pass the time for which the loop would wait."""
+        """Return the sockets that are ready; if none is, let the time pass for which the loop would wait."""
         ready = super().select(0)
         if not ready and timeout is None:
             waiting = ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self._loop)))

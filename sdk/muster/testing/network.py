@@ -1,4 +1,4 @@
-"""Connections and servers in memory: what one end writes the other end is given, in order, by the event loop."""
+"""Connections and servers in memory: the event loop delivers what one end writes to the other end, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Protocol = asyncio.Protocol
 
 
 def connect(loop: asyncio.AbstractEventLoop, ours: Protocol, theirs: Protocol) -> MemoryTransport:
-    """Connect two protocols. Returns the transport of the first."""
+    """Connect two protocols, and return the transport of the first."""
     end, other = MemoryTransport(loop, ours), MemoryTransport(loop, theirs)
     end.peer, other.peer = other, end
     theirs.connection_made(other)
@@ -27,8 +27,8 @@ class MemoryTransport(asyncio.Transport):
 
     Attributes:
         peer: the other end.
-        is_cut: whether nothing gets through any more in this direction, as when a cable has been pulled: neither bytes
-            nor the end of the connection.
+        is_cut: whether neither bytes nor the end of the connection reach the other end any more, as when a cable has
+            been pulled.
     """
 
     peer: MemoryTransport
@@ -44,7 +44,7 @@ class MemoryTransport(asyncio.Transport):
         self.is_cut = False
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send bytes; into the void once the connection has ended."""
+        """Send bytes; drop them once the connection has ended."""
         if data and not self._is_closing and not self.is_cut:
             self._loop.call_soon(self.peer._arrive, bytes(data))
 
@@ -53,14 +53,14 @@ class MemoryTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def get_write_buffer_size(self) -> int:
-        """0: all that is written is sent at once."""
+        """Return 0: all that is written is sent at once."""
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing: nothing ever waits to be sent."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the address of the other end, or a socket that has no number; nothing else is known."""
+        """Return the other end's address (``peername``), a socket without a descriptor (``socket``), or the default."""
         return {"peername": ("127.0.0.1", 0), "socket": MemorySocket(("127.0.0.1", 0))}.get(name, default)
 
     def pause_reading(self) -> None:
@@ -68,12 +68,12 @@ class MemoryTransport(asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Hand over what has been kept, and what comes."""
+        """Deliver the bytes that were held back, and later ones."""
         self._is_paused = False
         self._loop.call_soon(self._hand_over)
 
     def is_reading(self) -> bool:
-        """Return whether incoming data is handed over."""
+        """Return whether received data is delivered."""
         return not self._is_paused and not self._is_closing
 
     def is_closing(self) -> bool:
@@ -81,7 +81,7 @@ class MemoryTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """End the connection, once what was written has come to the other end."""
+        """End the connection, after all written bytes have reached the other end."""
         if not self._is_closing:
             self._is_closing = True
             self._loop.call_soon(self._lose, None)
@@ -93,7 +93,7 @@ class MemoryTransport(asyncio.Transport):
         self.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Have another protocol take what comes."""
+        """Deliver data to another protocol from now on."""
         assert isinstance(protocol, Protocol)
         self._protocol = protocol
 
@@ -138,7 +138,7 @@ class UnidentifiedMemoryConnection(UnidentifiedConnection):
 
 
 class MemoryListener(Listener):
-    """Listens in memory, for an endpoint. TLS is left out: what it protects does not leave the process."""
+    """Listens in memory, for an endpoint, without TLS: the data does not leave the process."""
 
     _server: asyncio.AbstractServer | None = None
 
@@ -157,7 +157,7 @@ class MemoryListener(Listener):
         return int(server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Take no more connections, and end those that nobody has taken over."""
+        """Accept no more connections, and end those that have not identified themselves."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._unidentified):
@@ -165,17 +165,17 @@ class MemoryListener(Listener):
 
 
 class MemorySocket:
-    """Stand-in for the socket of a connection or a server: it has an address and no number."""
+    """Stand-in for the socket of a connection or a server: it has an address, but no descriptor."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
 
     def getsockname(self) -> tuple[str, int]:
-        """Host and port."""
+        """Return host and port."""
         return self._address
 
     def fileno(self) -> int:
-        """-1, as of a socket that has been closed."""
+        """Return -1, like a socket that has been closed."""
         return -1
 
 
@@ -190,19 +190,19 @@ class MemoryServer(asyncio.AbstractServer):
         self.sockets: tuple[MemorySocket, ...] = (MemorySocket(address),)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop it belongs to."""
+        """Return the server's event loop."""
         return self._loop
 
     def is_serving(self) -> bool:
-        """Return whether it takes connections."""
+        """Return whether the server accepts connections."""
         return bool(self.sockets)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self.sockets = ()
 
     async def start_serving(self) -> None:
-        """Do nothing: it does so from the beginning."""
+        """Do nothing: the server is serving from the beginning."""
 
     async def serve_forever(self) -> None:
         """Wait to be cancelled."""

@@ -1,4 +1,4 @@
-"""A platform whose workers are scripted, and which fails on command."""
+"""A platform of scripted workers, whose failures a test chooses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from muster.runtime.background import background_loop
 from muster.testing.loop import SimulatedLoop
 from muster.testing.workers import ScriptedWorker
 
-HANDLE = "scripted-"  # begins the handle of every worker; its name comes after it
+HANDLE = "scripted-"  # prefix of every worker's handle, before its name
 
 
 class ScriptedPlatform(Platform):
-    """Workers that are played by objects of this process.
+    """A platform whose workers are objects in this process.
 
     Attributes:
-        players: who plays each worker, by name; made when first asked for.
-        calls: the name of every method that Muster has called, and the names of the workers it was called for.
-        errors: what a method raises, by its name, as long as it is there.
-        seconds: how long a method takes, by its name; ``inf`` for one that never returns.
-        queued: names of the workers that there is no place for, until ``place`` is called.
-        strangers: workers that nobody has asked for, and that are in every answer all the same.
+        players: the scripted workers, by name; made when first needed.
+        calls: every call of a method by Muster: the method's name, and the names of the workers it was called for.
+        errors: exceptions that methods raise as long as they are in here, by the method's name.
+        seconds: how long methods take, by the method's name; ``inf`` for one that never returns.
+        queued: names of the workers that the platform has no place for, until ``place`` is called.
+        strangers: workers that Muster has not launched, and that every ``poll`` returns nevertheless.
     """
 
     name = "scripted"
@@ -50,17 +50,17 @@ class ScriptedPlatform(Platform):
         return self.players.setdefault(name, ScriptedWorker(name))
 
     def end(self, name: str, status: Status = Status.FAILED, reason: str | None = None, **known: Any) -> None:
-        """End a worker, as far as the platform knows (``cause``, ``advice``). Its agent is told nothing."""
+        """End a worker in the platform's view, with what it knows (``cause``, ``advice``); its agent is not told."""
         self._workers[name] = self._workers[name].moved(status, reason=reason, finished_at=clock.wall_time(), **known)
 
     def waits(self, name: str, reason: str) -> None:
-        """Say what a worker waits for."""
+        """Set the reason why a worker is waiting."""
         self._workers[name] = replace(self._workers[name], reason=reason)
 
     # -- the calls of a platform --------------------------------------------------------------------------------------
 
     def submit(self, specs: Sequence[WorkerSpec], run_key: str) -> list[str]:
-        """Have each worker played. The same key again does nothing."""
+        """Launch the scripted workers. A second call with the same key does nothing."""
         self._called("submit", [spec.name for spec in specs])
         if run_key in self._submitted:
             return self._submitted[run_key]
@@ -85,7 +85,7 @@ class ScriptedPlatform(Platform):
         _loop().call_soon_threadsafe(self.player(name).launch, self._specs[name])
 
     def poll(self, handles: Sequence[str]) -> list[Worker]:
-        """Return these workers, and any strangers that are to be in the answer."""
+        """Return these workers, and any strangers."""
         names = _names(handles)
         self._called("poll", names)
         known = [
@@ -137,7 +137,7 @@ def _names(handles: Sequence[str]) -> list[str]:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop that everything runs on: simulated threads are on it, real ones beside it."""
+    """Return the loop that workers run on: the running one, as on simulated threads, or else the background loop."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

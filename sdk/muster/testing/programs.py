@@ -11,11 +11,11 @@ class Program:
     """Simulated process of a :class:`~muster.testing.loop.SimulatedLoop`.
 
     Args:
-        ignores_sigterm: whether it goes on when it is asked to end.
+        ignores_sigterm: whether it goes on after SIGTERM, or any other signal than SIGKILL.
 
     Attributes:
         argv: its command line, once it has been started.
-        lines: what has been written to its input.
+        lines: the lines written to its standard input.
     """
 
     def __init__(self, *, ignores_sigterm: bool = False) -> None:
@@ -30,26 +30,26 @@ class Program:
         return self._process is not None and self._process.get_returncode() is None
 
     def exit(self, code: int = 0) -> None:
-        """End, with this status; minus the number of a signal for one that a signal has ended."""
+        """End with this exit status; minus a signal's number stands for an end by that signal."""
         if self._process is not None:
             self._process.end(code)
 
     def started(self, process: MemoryProcess) -> None:
-        """Called when it begins to run, as this process."""
+        """Called when the program is started, with its process."""
         self._process = process
 
     def on_line(self, line: bytes) -> None:
-        """Called with each line that is written to its input."""
+        """Called with each line that is written to the program's input."""
         self.lines.append(line)
 
     def on_signal(self, number: int) -> None:
-        """Called with each signal that is sent to it."""
+        """Called with the number of each signal that is sent to the program."""
         if number == signal.SIGKILL or not self._ignores_sigterm:
             self.exit(-number)
 
 
 class MemoryProcess(asyncio.SubprocessTransport):
-    """A program as ``asyncio`` sees the processes that it has started."""
+    """The transport of a simulated program, as ``asyncio`` has one for each process that it starts."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.SubprocessProtocol, program: Program) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class MemoryProcess(asyncio.SubprocessTransport):
         return self._returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
-        """Return its input; its output goes nowhere."""
+        """Return the transport of the program's input; there is none for its output."""
         return self._input if fd == 0 else None
 
     def send_signal(self, signal: int) -> None:

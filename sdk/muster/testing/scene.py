@@ -1,4 +1,4 @@
-"""One run with scripted workers, in simulated time: what happens when, and what came of it."""
+"""Scenes: one run with scripted workers in simulated time, with a timeline of actions, and its outcome."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Outcome:
     """The outcome of a scene.
 
     Attributes:
-        error: what the run ended with; None where it has succeeded.
-        events: everything that observers were told.
-        orders: every message that was sent to a worker: its name, the message's type and its fields.
+        error: the exception that the run ended with; None if it succeeded.
+        events: all events, as observers got them.
+        orders: every message that was sent to a worker: the worker's name, the message's type and its fields.
         seconds: how long the run took, in simulated time.
     """
 
@@ -48,36 +48,36 @@ class Outcome:
     seconds: float
 
     def kinds(self, worker: str | None = None) -> list[str]:
-        """The kinds of all events, in order; only those of one worker, if one is given."""
+        """Return the kinds of all events, in order; only those of one worker, if one is given."""
         return [event.kind for event in self.events if worker in (None, event.worker)]
 
     def ordered(self, worker: str) -> list[str]:
-        """The types of the messages that a worker was sent, in order."""
+        """Return the types of the messages that were sent to a worker, in order."""
         return [kind for name, kind, _ in self.orders if name == worker]
 
 
 class Scene:
-    """One run with scripted workers. Nothing in it is real but what drives it, and it takes no time.
+    """One run with scripted workers. Only the orchestrator is real, and it takes no real time.
 
-    Say with :meth:`at` what happens when, and then :meth:`play` it; or :meth:`start` it and :meth:`advance` it by
-    hand. Close it afterwards, or use it as a context manager.
+    Set with :meth:`at` what happens at which time, and then :meth:`play` the scene; or :meth:`start` it, and
+    :meth:`advance` it step by step. Close it afterwards, or use it as a context manager.
 
     Args:
-        n_workers, n_ps: how many workers there are.
-        strategy: a strategy or the name of one. Its launcher is played, too (see ``launcher``).
-        platform: where the workers run; by default a :class:`~muster.testing.ScriptedPlatform`. Workers that another
-            one has launched are played as well.
-        limits: how long what may take.
-        observers: told every event.
-        owns_platform: whether the platform ends with the run.
-        min_workers: with how few workers it goes on; None for all.
+        n_workers, n_ps: number of workers that train, and of parameter servers.
+        strategy: a strategy or the name of one. Its launcher is simulated, too (see ``launcher``).
+        platform: the platform to launch the workers on; by default a :class:`~muster.testing.ScriptedPlatform`.
+            Workers on another platform are scripted as well.
+        limits: time limits of the run.
+        observers: called with every event.
+        owns_platform: whether the platform is closed with the run.
+        min_workers: least number of workers to go on with; None for all.
 
     Attributes:
-        workers: who plays each worker, by name.
+        workers: the scripted workers, by name.
         platform: the platform.
-        launcher: what plays the strategy's launcher, where it has one.
+        launcher: the simulated launcher of the strategy, if it has one.
         loop: the event loop that everything runs on.
-        orchestrator: what is tested; None before the start.
+        orchestrator: the object under test; None before the start.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Scene:
         self._run: asyncio.Task[None] | None = None
 
     def at(self, seconds: float, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Have ``function`` called so many simulated seconds after the start."""
+        """Call ``function`` that many simulated seconds after the start."""
         self._timeline.append((seconds, lambda: function(*args, **kwargs)))
 
     def stop(self, reason: str = "by request") -> None:
@@ -139,7 +139,7 @@ class Scene:
             self.orchestrator.stop(reason)
 
     def play(self) -> Outcome:
-        """Start it, and let it go on to its end."""
+        """Start the run, let it go on to its end, and return its outcome."""
         self.start()
         return self.finish()
 
@@ -148,11 +148,11 @@ class Scene:
         self._run = self.loop.run_until_complete(self._begin())
 
     def advance(self, seconds: float) -> None:
-        """Let so many simulated seconds pass."""
+        """Let ``seconds`` of simulated time pass."""
         self.loop.run(asyncio.sleep(seconds))
 
     def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function`` now, between two steps, and return what it returns."""
+        """Call ``function`` on the loop now, and return its result."""
 
         async def call() -> Any:
             return function(*args, **kwargs)
@@ -165,10 +165,10 @@ class Scene:
         return self._run is not None and self._run.done()
 
     def finish(self, limit: float = LONGEST) -> Outcome:
-        """Let it go on to its end.
+        """Let the run go on to its end, and return its outcome.
 
         Raises:
-            TimeoutError: it has not ended after ``limit`` simulated seconds.
+            TimeoutError: the run has not ended after ``limit`` simulated seconds.
         """
         assert self._run is not None, "it has been started"
         done, _ = self.loop.run(asyncio.wait([self._run], timeout=limit))
@@ -178,7 +178,7 @@ class Scene:
         return Outcome(self._run.exception(), self.events, self.orders, seconds)
 
     def close(self) -> None:
-        """End whatever is left of it."""
+        """End whatever is left of the run."""
         self.loop.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -212,7 +212,7 @@ class Scene:
         return orchestrator
 
     def _note_launch(self, event: Event) -> None:
-        """Have a worker played that a platform of somebody else's has launched."""
+        """Launch the scripted worker for one that another platform than a ScriptedPlatform has launched."""
         if event.kind == EventKind.WORKER_STATE and (spec := self._unplayed.pop(str(event.worker), None)):
             self.workers[spec.name].launch(spec)
 

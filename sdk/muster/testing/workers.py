@@ -1,4 +1,4 @@
-"""Scripted workers: what speaks to a session as a worker's agent does, and does whatever a test wants it to."""
+"""Scripted workers: they speak to a session like a worker's agent, and behave as a test tells them to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE_ORDERS = frozenset(["put", "get", "find", "sync", "have", "missing", "chunk
 
 
 class _FilesLoop:
-    """The part of a loop that the agent's side of a transfer uses."""
+    """The part of an event loop's interface that the agent's side of a transfer uses."""
 
     def call_later(self, delay: float, call: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(delay, call)
@@ -32,19 +32,19 @@ class _FilesLoop:
 
 @dataclass
 class Behaviour:
-    """Behaviour of a worker with which no test interferes. Times are in seconds; None stands for never.
+    """Behaviour of a worker as long as a test does not interfere. Times are in seconds; None stands for never.
 
     Attributes:
-        hello_after: when it says hello, counted from its launch.
-        hello: what it says differently in its hello.
-        starts_after: how long after its order a process runs.
-        runs_for: how long each process takes, until it exits with status 0.
-        listens_after: how long after it is asked to watch a port something listens on it.
-        stops_after: how long its processes take to end when they are asked to.
-        leaves_after: how long it takes to leave when it is told to.
-        deaf_to: types of orders that it does not hear.
+        hello_after: time from its launch to its hello.
+        hello: fields that replace those of its hello.
+        starts_after: time from an order to start a process until the process runs.
+        runs_for: time that each process runs, until it exits with status 0.
+        listens_after: time from an order to watch a port until something listens on it.
+        stops_after: time that its processes take to end when they are asked to.
+        leaves_after: time from the order to end until it disconnects.
+        deaf_to: types of orders that it ignores.
         clocks_ahead: how many seconds its clocks are ahead of the session's.
-        is_stopped: what it says of its processes when it is asked for their stacks.
+        is_stopped: ``is_stopped`` of its answers when it is asked for stacks.
     """
 
     hello_after: float | None = 0.1
@@ -60,21 +60,21 @@ class Behaviour:
 
 
 class ScriptedWorker(asyncio.Protocol):
-    """One worker: its agent, and the processes that it would have.
+    """One simulated worker: its agent, and the agent's processes.
 
-    It speaks through the real encoder and decoder, over whatever network its event loop has.
+    It uses the real encoder and decoder, over the network of its event loop, simulated or real.
 
     Args:
         name: its name in the run.
 
     Attributes:
         behaviour: how it behaves by itself.
-        orders: every message that the session has sent it, in order: its type and the fields.
+        orders: every message that the session has sent it, in order: the message's type and its fields.
         runs_launcher: whether a launcher runs here.
-        running: its processes: pid by rank (None where there are no ranks).
-        on_order: called with each of them.
-        places: folders of its own by the name of the place, such as "run" and "library", where its platform shares
-            nothing with the session.
+        running: its processes: pid by rank (None if there are no ranks).
+        on_order: called with the type and the fields of each order.
+        places: its own folders by the name of the place, such as "run" and "library", if its platform shares no files
+            with the session.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,7 +92,7 @@ class ScriptedWorker(asyncio.Protocol):
         self._spec: WorkerSpec | None = None
         self._inbox = Inbox()
         self._is_cut = False
-        self._kept: list[bytes] = []  # what it says while its connection is cut
+        self._kept: list[bytes] = []  # messages to send once its connection is no longer cut
         self._files: Files | None = None
         self._dialling: asyncio.Task[None] | None = None
 
@@ -102,39 +102,39 @@ class ScriptedWorker(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def order_types(self) -> list[str]:
-        """The types of all orders that it was sent, in order."""
+        """Return the types of all orders that it was sent, in order."""
         return [kind for kind, _ in self.orders]
 
     # -- faults, and other actions of a test --------------------------------------------------------------------------
 
     def launch(self, spec: WorkerSpec) -> None:
-        """Launch it: it dials the session and says hello, after the time that its behaviour give."""
+        """Launch the worker: it connects to the session and says hello, after the time that its behaviour gives."""
         self._spec = spec
-        self._inbox, self._kept, self._is_cut = Inbox(), [], False  # it may be another generation of it
+        self._inbox, self._kept, self._is_cut = Inbox(), [], False  # this may be another generation of the worker
         self._later(self.behaviour.hello_after, self.dial)
 
     def dial(self) -> None:
-        """Connect to the session, and say hello; also once more, after its connection has been cut.
+        """Connect to the session and say hello, for the first time or after the connection has been cut.
 
-        Does nothing before it has been launched.
+        Does nothing before the worker has been launched.
         """
         if self._spec is None:
             return
         self._dialling = asyncio.get_running_loop().create_task(self._dial())
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Send a message, whether or not it makes sense."""
+        """Send a message, valid or not."""
         self.send(frames.encode(kind, **fields))
 
     def send(self, data: bytes) -> None:
-        """Send bytes, which need not be a message."""
+        """Send bytes, which need not be a message; keep them while the connection is cut."""
         if self._is_cut:
             self._kept.append(data)
         elif self._transport is not None:
             self._transport.write(data)
 
     def report(self, kind: str, **fields: Any) -> None:
-        """Pass on a report, as from ``muster.training`` in one of its processes."""
+        """Forward a report to the session, as from ``muster.training`` in one of the worker's processes."""
         self.say("report", report={"kind": kind, **fields})
 
     def start(self, rank: Rank = None) -> None:
@@ -153,7 +153,7 @@ class ScriptedWorker(asyncio.Protocol):
         reason: str | None = None,
         memory: int | None = None,
     ) -> None:
-        """End a process: with a status, or by a signal. Does nothing where it does not run."""
+        """End a process, with a status or by a signal; do nothing if it is not running."""
         pid = self.running.pop(rank, None)
         if pid is not None:
             exit_code = None if signal else code
@@ -169,25 +169,25 @@ class ScriptedWorker(asyncio.Protocol):
             )
 
     def end_launcher(self, code: int = 0, *, signal: int | None = None) -> None:
-        """End the launcher that runs here: with a status, or by a signal. Does nothing where none does."""
+        """End the launcher that runs here, with a status or by a signal; do nothing if there is none."""
         if self.runs_launcher:
             self.runs_launcher = False
             self.say("launcher_exited", exit_code=None if signal else code, signal=signal)
 
     def raise_exception(self, type: str = "ValueError", message: str = "it went wrong", rank: Rank = None) -> None:
-        """Have a script raise, and its process exit with status 1 a moment later."""
+        """Report an exception of a script, whose process exits with status 1 a moment later."""
         trace = f"Traceback (most recent call last):\n{type}: {message}"
         self.report("exception", type=type, message=message, traceback=trace, rank=rank, **self._clocks())
         self._later(0.05, self.exit, 1, rank)
 
     def cut(self) -> None:
-        """Cut its connection; its processes go on, and its messages are kept until it dials again."""
+        """Cut the connection; processes go on, and messages are kept until the worker connects again."""
         self._is_cut = True
         if self._transport is not None:
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """End its connection, and its processes with it; as when its agent is killed."""
+        """End the connection and all processes, as when the agent is killed."""
         self.running.clear()
         if self._transport is not None:
             self._transport.abort()
@@ -227,17 +227,17 @@ class ScriptedWorker(asyncio.Protocol):
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when it is connected."""
+        """Called when the worker is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when its session has gone: its processes end, too, unless it was cut off."""
+        """Called when the connection has ended: the processes end, too, unless the connection was cut."""
         if not self._is_cut:
             self.running.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Called when orders have come."""
+        """Called when orders have arrived."""
         for message in self._decoder.feed(data):
             if not self._inbox.is_new(message):
                 continue
