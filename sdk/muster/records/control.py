@@ -1,4 +1,4 @@
-"""Questions to a run of another process, by its control socket: how it stands, to stop, for its stacks."""
+"""Requests to a run in another process by its control socket, such as to stop, or to return its stacks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from muster.errors import RunUnreachable
 from muster.runtime.background import on_background_thread
 from muster.text.reading import parse_json, read_json
 
-SECONDS_TO_APPEAR = 2.0  # of a run that has only just been asked for
+SECONDS_TO_APPEAR = 2.0  # to wait for the control file of a run that has only just begun
 SECONDS_TO_ANSWER = 10.0
 SECONDS_TO_OPEN = 40.0
 MOST_BYTES = 64 * 1024 * 1024  # of an answer
-MOST_BYTES_OF_OPENING = 1 << 16  # of what says how a stream has begun
+MOST_BYTES_OF_OPENING = 1 << 16  # of the first answer on a stream
 
 
 def control_file(run_dir: Path) -> Path:
-    """The file, which only its owner can read, that names the control socket of a run under way and its token."""
+    """Return the path of the file, readable by its owner only, with a run's control socket and token."""
     return run_dir / "control.json"
 
 
 def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
-    """Ask a run that is under way, and return its answer.
+    """Send a request to a run that is under way, and return its answer.
 
     Raises:
-        RunUnreachable: it does not answer, or refuses.
+        RunUnreachable: the run does not answer, or refuses.
     """
     name = run_dir.name
-    if on_background_thread():  # which would have to answer
+    if on_background_thread():  # that thread would have to answer
         raise RunUnreachable(f"Run {name} cannot be asked by an observer.", advice="ask on a thread of your own")
     control = _await_control(run_dir)
     if control is None:
@@ -59,18 +59,18 @@ def ask(run_dir: Path, question: str, **details: object) -> dict[str, Any]:
 
 
 def open_stream(run_dir: Path, question: str, **details: object) -> tuple[socket.socket, dict[str, Any]]:
-    """Ask a run under way for a stream to one of its workers; return the connection, and how the stream has begun.
+    """Ask a run under way for a stream to one of its workers; return the connection, and the first answer on it.
 
-    Over the connection go the messages of ``muster.agent.streams``, unless it says ``closed``.
+    The messages of ``muster.agent.streams`` follow on the connection, unless the answer says ``closed``.
 
     Raises:
-        RunUnreachable: it does not answer, or refuses.
+        RunUnreachable: the run does not answer, or refuses.
     """
     control = _await_control(run_dir) or {}
     request = json.dumps({"token": control.get("token"), "ask": question, **details}).encode() + b"\n"
     connection = socket.socket(socket.AF_UNIX)
     try:
-        # A byte at a time, as a stream follows.
+        # One byte at a time, so as not to read bytes of the stream that follows.
         answer = _answer(connection, control, request, SECONDS_TO_OPEN, 1, MOST_BYTES_OF_OPENING)
         if "error" in answer:
             raise _refusal(run_dir.name, str(answer["error"]))
@@ -104,7 +104,7 @@ def _await_control(run_dir: Path) -> dict[str, Any] | None:
 
 
 def wait_until(deadline: float, connection: socket.socket) -> None:
-    """Let the connection's next call wait until a deadline at most. Raises TimeoutError where that has passed."""
+    """Set a connection's timeout so that its next call ends by a deadline; raise TimeoutError if that has passed."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError
@@ -116,9 +116,13 @@ def _answer(
 ) -> dict[str, Any]:
     """Connect to a run, send a request and return the answer, one line of up to ``most`` bytes.
 
+    Args:
+        seconds: time limit for all of that.
+        at_once: number of bytes to read at once.
+
     Raises:
-        OSError: it has not all come within the seconds.
-        ValueError: it makes no sense.
+        OSError: the whole answer has not come in time, or the connection failed.
+        ValueError: the answer is not valid.
     """
     deadline = time.monotonic() + seconds
     connection.settimeout(seconds)

@@ -1,4 +1,4 @@
-"""An account of a run, in words: what failed first and why, the end of that log, and what to try."""
+"""Explanation of a run, in words: what failed first and why, the end of its log, and what to try."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTES = (Note, RunAttempt)  # events that tell the user something
 
 
 def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
-    """Return the account; ``write`` is given what to try, an ``ArgumentText`` perhaps, and returns it as it wants."""
+    """Return the explanation; ``write`` converts its advice, a ``str`` or an ``ArgumentText``, to text."""
     headline, seconds = f"{record.name} ({record.run_id})", f"{record.seconds:.1f} s"
     remarks = _remarks(record)
     if record.status == "succeeded":
@@ -31,7 +31,7 @@ def explanation(record: RunRecord, write: Callable[[str], str]) -> str:
 
 
 def _state(record: RunRecord) -> list[str]:
-    """Return lines about where a run under way is."""
+    """Return lines about the state of a run under way."""
     lines = under_way(record.events(), time.time(), _printed_at(record))
     pid = suspended(record.session)
     if pid is not None:
@@ -45,7 +45,7 @@ def _ways(record: RunRecord, write: Callable[[str], str]) -> list[str]:
 
 
 def _printed_at(record: RunRecord) -> dict[str, float]:
-    """Return when each worker's log was written to last, in seconds since the epoch."""
+    """Return the time at which each worker's log was last written, in seconds since the epoch."""
     found = {}
     for path in (record.run_dir / "logs").glob("*.log"):
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def _printed_at(record: RunRecord) -> dict[str, float]:
 
 
 def _remarks(record: RunRecord) -> list[str]:
-    """Return remarks: what the first step had to wait for, and notes for the user."""
+    """Return remarks: what delayed the first step, and notes for the user."""
     said = (event.data for event in record.events())
     told = [data.text if isinstance(data, Note) else data.reason for data in said if isinstance(data, NOTES)]
     notes = [f"Note: {text}" for text in told]
@@ -75,7 +75,7 @@ def _cause(record: RunRecord, write: Callable[[str], str]) -> list[str]:
     result = record.result or {}
     first: tuple[str | None, ScriptRaised] | None = None
     for event in record.events():
-        if isinstance(event.data, RunAttempt):  # what ended the one before is told with the notes
+        if isinstance(event.data, RunAttempt):  # the notes say what ended the previous attempt
             first = None
         elif isinstance(event.data, ScriptRaised) and first is None:
             first = event.worker, event.data

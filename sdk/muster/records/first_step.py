@@ -9,14 +9,14 @@ from muster.events import Event
 from muster.events.data import ProcessExited, ProcessStarted, Progress, RunAttempt, RunRequested, Stage
 
 STARTING = "starting workers"  # Muster's own part
-IMPORTING = "importing "  # and what
+IMPORTING = "importing "  # followed by the package's name
 TRAINING = "training"
-SLOW = 5.0  # seconds from which on the parts of the wait are worth a line
+SLOW = 5.0  # seconds of waiting from which on the summary is shown
 
 
 @dataclass
 class _Process:
-    """One process: what it is at, how long it was at what, and when it took its first step."""
+    """One process: its present stage, how long each of its stages took, and when it took its first step."""
 
     started: float
     stage: str = ""
@@ -25,9 +25,9 @@ class _Process:
 
 
 def first_step(events: Iterable[Event]) -> str:
-    """A line that says what the first step had to wait for; empty where it came soon, or nobody told of one.
+    """Return a line about what delayed the first step; empty if it came soon, or no step was reported.
 
-    It is that of the process which was last to take its first step, as the others wait for it; in the last attempt.
+    It is about the process that took its first step last, as the others wait for it, in the last attempt.
     """
     began: float | None = None
     processes: dict[tuple[str | None, int | None], _Process] = {}
@@ -61,7 +61,7 @@ def first_step(events: Iterable[Event]) -> str:
 
 
 def importing(events: Iterable[Event]) -> float:
-    """Seconds that the slowest process of a run was importing packages, as far as it has told."""
+    """Return the seconds that the slowest process of a run spent importing packages, as far as it has reported."""
     since: dict[tuple[str | None, int | None], float] = {}
     found: dict[tuple[str | None, int | None], float] = {}
     for event in events:

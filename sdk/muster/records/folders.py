@@ -1,15 +1,15 @@
-"""The user's own folder, and the folders of runs in it, which nobody else may write to, whatever the umask is.
+"""The user's Muster folder, and the folders of runs in it, which nobody else may write to, whatever the umask is.
 
-Each run has a folder of its own, ``runs/<id>`` in :func:`muster_home`, which holds::
+Each run has its own folder, ``runs/<id>`` in :func:`muster_home`, which contains::
 
-    events.jsonl       what happened, one event a line; the first says who asked for what
+    events.jsonl       the run's events, one a line; the first describes the request
     plan.json          what was started where
-    result.json        how it ended; absent while it runs, where its session died, and where the disk was full
+    result.json        how it ended; absent while it runs, and if its session died or the disk was full
     logs/<worker>.log  what each worker printed (``.log.1`` is its older part), and ``launcher.log``
     logs/ranks/rank-<number>.log  what each rank printed, where workers have several
     control.json       how other processes reach the run while it is under way, see ``muster.records.control``
     results/           what the script returned
-    tensorboard/       event files, where the script writes any: its MUSTER_TENSORBOARD
+    tensorboard/       TensorBoard's event files, if the script writes any to its MUSTER_TENSORBOARD
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ TENSORBOARD = "tensorboard"
 
 
 def muster_home() -> Path:
-    """The folder that keeps everything of this user: ``$MUSTER_HOME``, else ``~/.muster``."""
+    """Return the folder with all Muster files of this user: ``$MUSTER_HOME``, else ``~/.muster``."""
     return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster").expanduser().absolute()
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Make a folder, and those around it, where there is none. None of them is open to more than ``mode`` says.
+    """Make a folder, and its parents, if they do not exist.
+
+    Args:
+        mode: greatest permissions of the folder; those of new parents are at most 0755.
 
     Raises:
         OSError: it cannot be made.
@@ -73,7 +76,7 @@ def make_run_folder(name: str) -> Path:
 
 
 def slug_of(name: str) -> str:
-    """The part of a run's id that tells its name, in ASCII, which every shell, path and variable takes.
+    """Return a run's name as part of its id, in ASCII letters, digits and dashes that are safe in shells and paths.
 
     >>> slug_of("My model: MNIST!"), slug_of("Übung_2"), slug_of("обучение")
     ('my-model-mnist', 'ubung-2', '')
@@ -83,14 +86,15 @@ def slug_of(name: str) -> str:
 
 
 def library(run_dir: Path) -> Path:
-    """Return the folder of what a run under way ships to workers, if they do not see the session's /tmp."""
+    """Return the folder of the files that a run ships to its workers, if these cannot read the session's /tmp."""
     return run_dir / "lib"
 
 
 def write_json(path: Path, data: Any, mode: int | None = None) -> None:
-    """Write ``data`` as JSON so that a reader finds the old file or the new one, never half of one.
+    """Write ``data`` as JSON so that a reader finds the old file or the new one, never an incomplete one.
 
-    After a power cut it may be neither: the disk is not waited for, as what says where a session is ends with it.
+    It does not wait for the disk, so that after a power failure the file may be neither: it is for data about sessions,
+    which end with them.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
@@ -103,7 +107,7 @@ def write_json(path: Path, data: Any, mode: int | None = None) -> None:
 
 
 def write_json_durably(path: Path, data: Any) -> None:
-    """Write ``data`` as JSON, down to the disk: after a power cut, too, there is the old file or the new one."""
+    """Write ``data`` as JSON, and wait for the disk: the old file or the new one survives a power failure."""
     write_durably(path, lambda beside: beside.write_text(_as_json(data), encoding="utf-8"))
 
 
@@ -112,7 +116,7 @@ def _as_json(data: Any) -> str:
 
 
 def run_ids() -> list[str]:
-    """Ids of all recorded runs, newest first to the second; nothing of them is read."""
+    """Return the ids of all recorded runs, newest first to the second, without reading any record."""
     folder = muster_home() / "runs"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(filter(ID_PATTERN.fullmatch, names), reverse=True)

@@ -17,18 +17,18 @@ logger = logging.getLogger("muster")
 
 NOT_JOURNALLED = frozenset({EventKind.OUTPUT, EventKind.TRANSFER, EventKind.USAGE})
 PROGRESS_INTERVAL = 1.0  # seconds between two journalled progress events of one rank, unless the epoch changes
-POINTS = 100  # a training that has lasted T seconds has one of each rank every T / POINTS, as its curves are drawn
-PROGRESS_PER_SECOND = 100  # of all ranks, but for new epochs: more have a longer interval, else disks would fill up
-EPOCHS_AT_ONCE = 300  # of one rank that are written as they come; more are as rare as steps
+POINTS = 100  # T seconds after training began the interval is at most T / POINTS, so that curves have enough points
+PROGRESS_PER_SECOND = 100  # progress events of all ranks, without new epochs: more ranks have a longer interval
+EPOCHS_AT_ONCE = 300  # of one rank that are written as they come; after that epochs are held back like steps
 RESERVE = 16 << 10  # bytes kept free for the last events, so that a full disk does not hide how a run ended
-MOST_WAITING = 1 << 20  # bytes of events that wait until the disk takes them again
+MOST_WAITING = 1 << 20  # bytes of events to keep until the disk has room again
 
 
 class Journal:
-    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress only now and then.
+    """Writes a run's events to ``events.jsonl``, one line each, flushed as they come; progress at intervals only.
 
-    It never raises once it is open. What the disk does not take waits and is tried again with every later event and at
-    the end; what has to be given up is counted, and a ``note`` in the journal says so.
+    It never raises once it is open. Events that the disk has no room for are kept, and tried again with every later
+    event and at the end; those that have to be given up are counted, and a ``note`` in the journal says so.
 
     Raises:
         OSError: the file cannot be made.
@@ -46,10 +46,10 @@ class Journal:
         self._flushed_at = float("-inf")
         self._trains_since: float | None = None
         self._last: dict[tuple[str | None, str], tuple[float, int | None]] = {}
-        self._epochs: dict[tuple[str | None, str], float] = {}  # until when those written of a rank would last
+        self._epochs: dict[tuple[str | None, str], float] = {}  # time that a rank's epochs would reach at one interval
 
     def __call__(self, event: Event) -> None:
-        """Write ``event``, or hold it back where a newer one of its kind will say more."""
+        """Write ``event``, or hold it back if it is progress that a newer event may replace."""
         if event.kind in NOT_JOURNALLED or self._descriptor is None:
             return
         if type(event.data) is Progress:
@@ -62,7 +62,7 @@ class Journal:
         self._write(event)
 
     def _take_progress(self, event: Event, told: Progress) -> None:
-        """Write progress, or hold it back; what was held back before is added to, or is the last word on its epoch."""
+        """Write progress, or hold it back; merge it with an event held back before, unless that is of another epoch."""
         source = (event.worker, rank := str(told.rank))
         written, epoch = self._last.get(source, (float("-inf"), None))
         ranks = self._held.setdefault(event.worker, {})
@@ -81,7 +81,7 @@ class Journal:
         self._write(event)
 
     def _has_room_for_epoch(self, source: tuple[str | None, str], now: float) -> bool:
-        """Return whether a rank's new epoch is written at once, and count it: many are, but not without end."""
+        """Return whether a rank's new epoch is to be written at once, and count it; the rate of such is limited."""
         used_until = max(self._epochs.get(source, 0.0), now - EPOCHS_AT_ONCE * self._interval()) + self._interval()
         if used_until > now:
             return False
@@ -89,18 +89,18 @@ class Journal:
         return True
 
     async def keep_up(self) -> None:
-        """Write what is held back where nothing newer comes, until cancelled; who reads the journal lags no further."""
+        """Write events that were held back at each interval, until cancelled, so that readers see them in time."""
         while True:
             await asyncio.sleep(self._interval())
             self._write_all_held()
             self._flush()
 
     def _interval(self, trained: float = math.inf) -> float:
-        """Seconds between two journalled progress events of one rank, so many seconds after the first of all."""
+        """Return the seconds between two progress events of one rank, ``trained`` seconds after the first of all."""
         return max(min(PROGRESS_INTERVAL, trained / POINTS), len(self._last) / PROGRESS_PER_SECOND)
 
     def close(self) -> None:
-        """Write what was held back or waits, and close the file."""
+        """Write all events that were held back or are waiting, and close the file."""
         if self._descriptor is None:
             return
         self._write_all_held()
@@ -133,7 +133,7 @@ class Journal:
             self._flushed_at = event.time
 
     def _flush(self) -> None:
-        """Write what waits, as far as the disk takes it."""
+        """Write waiting events, as far as the disk has room."""
         assert self._descriptor is not None
         try:
             while self._waiting:
@@ -149,10 +149,10 @@ class Journal:
 
 
 def _merged(held: Event, newer: Event) -> Event:
-    """The newer of two events of a rank's progress, with what only the one that was held back says."""
+    """Return the newer of two progress events of a rank, with the fields that only the older one has added."""
     before, news = vars(held.data), vars(newer.data)
     missing = {name: value for name, value in before.items() if value is not None and news[name] is None}
-    if not missing and before["metrics"].keys() <= news["metrics"].keys():  # as nearly always, of thousands a second
+    if not missing and before["metrics"].keys() <= news["metrics"].keys():  # nearly always: saves time
         return newer
     metrics = {**before["metrics"], **news["metrics"]}
     return replace(newer, data=Progress(**{**news, **missing, "metrics": metrics}))

@@ -1,4 +1,4 @@
-"""Finds recorded runs, by their ids and names, and deletes old ones."""
+"""Lookup of recorded runs by id and name, and deletion of old ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from muster.text.cleaning import clean
 from muster.text.shown import Table
 
 STATUSES = ("running", "succeeded", "failed", "stopped", "lost")
-LIKE = 0.6  # how much of what was typed an id must have to be suggested
+LIKE = 0.6  # similarity to the given name from which on an id is suggested
 LOST_GRACE = 24 * 3600.0  # seconds that a lost run is kept: its session may live on a machine that shares this folder
 
 
@@ -29,7 +29,7 @@ class Runs(Table[Run]):
     HEADING = ("status", "took", "strategy", "run")
 
     def cells(self, item: Run) -> Sequence[str]:
-        """Return what ``muster runs`` tells of one."""
+        """Return a run's row, as in ``muster runs``."""
         return item.status, f"{item.seconds:.1f} s", item.strategy, item.run_id
 
 
@@ -37,15 +37,15 @@ class Runs(Table[Run]):
 def list_runs(
     limit: int | None = None, *, name: str | None = None, status: str | Collection[str] | None = None
 ) -> Runs:
-    """Recorded runs, newest first; shown as a table.
+    """Return the recorded runs, newest first; shown as a table.
 
     Args:
-        limit: how many at most; None for all.
-        name: only those of this name; ``*`` in it stands for anything.
-        status: only those of this status, or of one of several: ``"failed"``, ``["failed", "lost"]``.
+        limit: greatest number of runs; None for all.
+        name: only runs of this name; ``*`` in it stands for anything.
+        status: only runs of this status, or of one of several: ``"failed"``, ``["failed", "lost"]``.
 
     Raises:
-        JobError: ``limit`` is no number of runs, or there is no such status.
+        JobError: ``limit`` is not a number of runs, or there is no such status.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise JobError(f"limit is {limit!r}; it must be a whole number.", advice="name or status choose among runs")
@@ -64,13 +64,13 @@ def list_runs(
 
 @without_inner_frames
 def open_run(name: str = "last") -> Run:
-    """The run of that id, or whose id alone begins that way, the only one of that name, or the ``last`` one.
+    """Return the run with that id, beginning of an id, or name, or the ``last`` run.
 
-    The last one is the newest that this session has begun; where it has begun none, the newest of all. The four letters
-    that an id ends with will do as well.
+    The last one is the newest that this session has begun; if it has begun none, the newest of all. The four characters
+    at the end of an id are enough, too.
 
     Raises:
-        RunNotFound: there is none, or there are several.
+        RunNotFound: there is no such run, or there are several.
     """
     runs = {run.run_id: run for run in list_runs()}
     name = str(name)
@@ -96,12 +96,12 @@ def open_run(name: str = "last") -> Run:
 
 
 def living_detached_run() -> Run | None:
-    """The newest detached run that is under way; None where there is none."""
+    """Return the newest detached run that is under way; None if there is none."""
     return next((run for run in list_runs() if run.detached_until is not None and run.status == "running"), None)
 
 
 def run_to_attach_to() -> Run:
-    """The newest detached run that is under way; or the newest of those detached and those of this session; or of all.
+    """Return the newest detached run that is under way; else the newest detached or of this session; else of all.
 
     Raises:
         RunNotFound: there is none.
@@ -111,7 +111,7 @@ def run_to_attach_to() -> Run:
 
 
 def attached_to(run: Run) -> str:
-    """Say which run somebody has been attached to who has not given its id."""
+    """Return a line that says which run was chosen to attach to, when no id was given."""
     who = "detached" if run.detached_until is not None else "by this session" if _is_own(run) else "by another session"
     when = time.strftime("%a %d %b %Y %H:%M", time.localtime(run.started_at))
     where = f" in {clean(run.cwd)}" if run.cwd else ""
@@ -124,13 +124,13 @@ def _is_own(run: Run) -> bool:
 
 
 def _called(run_id: str) -> tuple[str, ...]:
-    """Return what is left of an id without its time: the run's name, and the letters that tell it from others."""
+    """Return the parts of an id after its time: the run's name, and the random characters."""
     slug, _, letters = re.sub(r"^\d+-\d+-", "", run_id).rpartition("-")
     return slug, letters
 
 
 def _near(name: str, ids: list[str]) -> list[str]:
-    """Return ids that begin much as ``name`` does, the most similar first."""
+    """Return the ids whose beginning is similar to ``name``, the most similar first."""
 
     def likeness(run_id: str) -> tuple[int, float]:
         begun = run_id[: len(name)]
@@ -140,10 +140,10 @@ def _near(name: str, ids: list[str]) -> list[str]:
 
 
 def prune(keep: int = 20, older_than_days: float | None = None) -> list[str]:
-    """Delete recorded runs, never one that is running. Returns the ids of those deleted.
+    """Delete recorded runs, but never one that is running, and return the ids of those deleted.
 
     Args:
-        keep: how many of the newest to leave.
+        keep: number of newest runs to keep.
         older_than_days: of the others, delete only those that started longer ago than that.
     """
     newest_start = time.time() - (older_than_days or 0) * 86400

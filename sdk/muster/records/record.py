@@ -24,7 +24,7 @@ from muster.text.shown import Text
 
 logger = logging.getLogger("muster")
 
-NUMBER = r"(rank[- ])?(\d+)"  # of a rank, or of a worker where nothing says which
+NUMBER = r"(rank[- ])?(\d+)"  # of a rank; without the word, of a rank or a worker
 LAUNCHER_LOG = "launcher"  # the log of the launcher, beside those of the workers
 LOG_END = 15  # lines of a log that explain() shows
 LOG_END_BYTES = 64 * 1024
@@ -35,7 +35,7 @@ LOST_ADVICE = "run it again; a script that keeps checkpoints goes on from the la
 
 
 class RunRecord:
-    """The record of one run, read from its folder whenever it is asked; the run may still be under way.
+    """The record of one run, read from its folder at each access; the run may still be under way.
 
     Attributes:
         run_dir: the run's folder.
@@ -55,7 +55,7 @@ class RunRecord:
         if result is not None:
             return str(result.get("status", "failed"))
         if self._request is None:
-            is_new = abs(time.time() - self.started_at) < START_GRACE  # a clock that was set back makes none young
+            is_new = abs(time.time() - self.started_at) < START_GRACE  # abs(): the clock may have been set back
             return "running" if is_new else "lost"
         return "running" if is_alive(self.session) else "lost"
 
@@ -76,7 +76,7 @@ class RunRecord:
 
     @property
     def session(self) -> Mapping[str, Any]:
-        """The process that the run belongs to, as ``muster.records.sessions`` knows it."""
+        """The process that the run belongs to, as ``muster.records.sessions`` describes it."""
         return self._asked.session
 
     @property
@@ -86,7 +86,7 @@ class RunRecord:
 
     @property
     def cwd(self) -> str:
-        """The folder that it was started in; empty where that was not recorded."""
+        """The folder that the run was started in; empty if it was not recorded."""
         return str(self._job.get("cwd") or "")
 
     @property
@@ -101,7 +101,7 @@ class RunRecord:
 
     @property
     def workers(self) -> list[str]:
-        """Names of the workers, in launch order as far as that is known. Each is the name of a file."""
+        """Names of the workers, in launch order as far as that is known. Each is safe to use as a file name."""
         planned = list(filter(is_file_name, self._planned("processes")))
         logged = sorted(path.stem for path in (self.run_dir / "logs").glob("*.log") if path.stem != LAUNCHER_LOG)
         return list(dict.fromkeys([*planned, *filter(is_file_name, logged)]))
@@ -114,21 +114,21 @@ class RunRecord:
     def result(self) -> Mapping[str, Any] | None:
         """Contents of ``result.json``, or else the end of the journal; None until the run has ended.
 
-        A mapping, of a failure too, as it tells of runs of any process. :meth:`wait` gives a ``Result`` or raises.
+        It is a mapping, also for a run that failed; :meth:`wait` returns a ``Result`` or raises the error.
         """
         found = _read_json(self.run_dir / "result.json") or self._journalled_result()
         return None if found is None else read_record(found)
 
     @property
     def advice(self) -> str:
-        """Advice on a run that failed, an ``ArgumentText`` where that names arguments; empty otherwise."""
+        """Advice on a run that failed, an ``ArgumentText`` if it names arguments; empty otherwise."""
         result = self.result or ({"advice": LOST_ADVICE} if self.status == "lost" else {})
         parts = result.get("advice_parts")
         advice = ArgumentText.from_json(parts) if isinstance(parts, list) else str(result.get("advice") or "")
         return each_part(advice, clean)
 
     def _journalled_result(self) -> Mapping[str, Any] | None:
-        """Return the run's end as its last event tells it, where the disk had no room for ``result.json``."""
+        """Return the run's end from its last event, for when the disk had no room for ``result.json``."""
         try:
             with open_regular(self.run_dir / "events.jsonl") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - JOURNAL_END_BYTES))
@@ -148,16 +148,16 @@ class RunRecord:
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
-        """Contents of ``plan.json``; None where the cluster never came so far."""
+        """Contents of ``plan.json``; None if the run ended before there was a plan."""
         return _read_json(self.run_dir / "plan.json")
 
     def events(self) -> Iterator[Event]:
-        """The recorded events, oldest first. Lines that were torn when a session died are passed over."""
+        """Yield the recorded events, oldest first. Incomplete lines, from a session that died, are skipped."""
         try:
             opened = open_regular(self.run_dir / "events.jsonl")
         except FileNotFoundError:
             return
-        except OSError as error:  # another user's, for instance: it must not hide the other runs
+        except OSError as error:  # such as a file of another user's: it must not hide the other runs
             self._warn(f"it cannot be read: {error.strerror}")
             return
         with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
@@ -168,16 +168,18 @@ class RunRecord:
                     continue
 
     def _warn(self, text: str) -> None:
-        """Say once what of the journal does not fit this version of Muster, and so is passed over."""
+        """Log once that a part of the journal does not fit this version of Muster, and is skipped."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s: %s", self.run_dir / "events.jsonl", text)
 
     def log_path(self, name: str) -> Path:
-        """The path of the log of a worker, a rank (``rank-1``) or the ``launcher``; a lone rank's is its worker's.
+        """Return the path of the log of a worker, a rank (``rank-1``) or the ``launcher``.
+
+        A rank that is alone on its worker has no log of its own: the path is that of its worker's.
 
         Raises:
-            RunNotFound: the run has none of that name.
+            RunNotFound: the run has no worker or rank of that name.
         """
         folder = self.run_dir / "logs"
         if name == LAUNCHER_LOG:
@@ -187,15 +189,15 @@ class RunRecord:
         return own if own.is_file() else folder / f"{self.worker_of(member)}.log"
 
     def worker_of(self, name: str) -> str:
-        """The worker of that name, or that a rank (``rank-1``) is on. Raises as ``member``."""
+        """Return the worker of that name, or that a rank (``rank-1``) runs on. Raise RunNotFound as ``member`` does."""
         member = self.member(name)
         return member if member in self.workers else str(self._planned("ranks")[member.removeprefix("rank-")])
 
     def member(self, name: str) -> str:
-        """The name by which a worker (``worker-1``) or a rank (``rank-1``) is known, which may be given by number.
+        """Return the full name of a worker (``worker-1``) or a rank (``rank-1``), which may be given by number only.
 
         Raises:
-            RunNotFound: the run has none of that name, or a rank of that number and a worker elsewhere.
+            RunNotFound: the run has none of that name; or the number is that of a rank and of another rank's worker.
         """
         name, workers, ranks = str(name), self.workers, self._planned("ranks")
         if name in workers:
@@ -216,10 +218,10 @@ class RunRecord:
         raise RunNotFound(f"Run {self.run_id} has no worker {name!r}.", advice=known)
 
     def log_files(self, worker: str) -> list[Path]:
-        """The files that hold what a worker, a rank or the ``launcher`` printed, older part first; none if nothing.
+        """Return the log files of a worker, a rank or the ``launcher``, older part first; none if it printed nothing.
 
         Raises:
-            RunNotFound: the run has none of that name.
+            RunNotFound: the run has no worker or rank of that name.
         """
         newer = self.log_path(worker)
         return [path for path in (newer.with_name(newer.name + ".1"), newer) if path.is_file()]
@@ -228,7 +230,7 @@ class RunRecord:
     def logs(self, worker: str | None = None) -> Text:
         """Return the output of a worker, a rank (``rank-1``) or the ``launcher``; of all workers by default.
 
-        Bytes that are not UTF-8 are U+FFFD.
+        Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             RunNotFound: the run has no such worker.
@@ -239,7 +241,7 @@ class RunRecord:
         return Text(b"".join(path.read_bytes() for path in self.log_files(worker)).decode("utf-8", errors="replace"))
 
     def log_end(self, worker: str, lines: int = LOG_END) -> list[str]:
-        """The last lines that a worker (or ``launcher``) printed, each whole. Raises as ``logs`` does."""
+        """Return the last complete lines that a worker (or ``launcher``) printed. Raise RunNotFound as ``logs``."""
         files = self.log_files(worker)
         if not files:
             return []
@@ -248,7 +250,7 @@ class RunRecord:
             file.seek(begin)
             data = file.read()
         if begin:
-            data = data.partition(b"\n")[2] or data  # the first line is torn, but may be all there is
+            data = data.partition(b"\n")[2] or data  # the first line is incomplete, but may be the only one
         text = overwritten(data.decode("utf-8", errors="replace"))
         return text.removesuffix("\n").split("\n")[-lines:] if text else []
 
@@ -256,7 +258,7 @@ class RunRecord:
     def last_sign_of_life(self) -> float:
         """Time at which the session or a worker last wrote anything, in seconds since the epoch.
 
-        Agents write to their logs once they have lost the session.
+        Agents write to workers' logs once they have lost the session.
         """
         found = []
         for path in (self.run_dir / "events.jsonl", *(self.run_dir / "logs").rglob("*.log")):
@@ -266,14 +268,14 @@ class RunRecord:
 
     @property
     def _request(self) -> Event | None:
-        """The first event, which says who asked for what; None where the run has only just been made."""
+        """The first event, which describes the request; None if the run's folder has only just been made."""
         if self._first_event is None:
             self._first_event = next(self.events(), None)
         return self._first_event
 
     @property
     def _asked(self) -> RunRequested:
-        """The request that the first event tells of, as far as there is one."""
+        """The data of the first event; that of an empty request if there is none."""
         data = self._request.data if self._request else None
         return data if isinstance(data, RunRequested) else RunRequested()
 

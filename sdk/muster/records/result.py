@@ -19,21 +19,21 @@ from muster.text.arguments import ArgumentText
 from muster.text.cleaning import is_file_name
 from muster.text.reading import open_regular, parse_json, read_regular
 
-SUFFIXES = (".pkl", ".npz", ".json")  # of values; where there are several, the last counts
-NONSENSE = (  # what reading a value raises that is not as Muster writes one
+SUFFIXES = (".pkl", ".npz", ".json")  # of files with values; if a rank has several, the last suffix wins
+NONSENSE = (  # exceptions from reading a file that Muster has not written
     ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, MemoryError,
 )  # fmt: skip
-OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may keep files of its own beside them
+OWN = re.compile(r"(rank|chief|worker|ps)-\d+")  # the script may write other files to the same folder
 
 
 def exit_codes(exits: Mapping[tuple[str, int | None], int]) -> dict[str, int]:
-    """Exit status by ``rank 0`` or worker name, from those by worker and rank."""
+    """Return exit statuses by ``rank 0`` or worker name, given those by worker and rank."""
     ordered = sorted(exits.items(), key=lambda item: (item[0][1] or 0, item[0][0]))
     return {worker if rank is None else f"rank {rank}": code for (worker, rank), code in ordered}
 
 
 def discard_values(run_dir: Path) -> None:
-    """Delete what functions have returned in an attempt that has failed: the next may return it as another kind."""
+    """Delete values returned in a failed attempt: the next may write a value to a file with another suffix."""
     for path in (run_dir / "results").glob("*"):
         if path.suffix in SUFFIXES and OWN.fullmatch(path.stem):
             path.unlink(missing_ok=True)
@@ -48,10 +48,10 @@ class Result:
         run_id, run_dir: the id of the run, and the folder that keeps its events, logs and results.
         exit_codes: exit status by ``rank 0`` or worker name; minus the number of a signal that ended it.
         timings: seconds that each phase took; and ``first_step``, from the start to the first step that was reported.
-            Of a run that was tried again, those of its last attempt.
-        seconds: from the call to the end.
-        metrics: what the script last reported, by name.
-        error: what went wrong, where something did.
+            After restarts, those of the last attempt.
+        seconds: time from the call to the end.
+        metrics: last values that the script reported, by name.
+        error: the error that the run ended with; None if there was none.
     """
 
     status: str
@@ -69,12 +69,12 @@ class Result:
 
         None for a rank that has ended without returning, as by ``sys.exit(0)`` or ``os._exit(0)``.
 
-        Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays come back without any code of theirs being run.
-        Anything else has been pickled, and unpickling runs what the worker has put there, as you. Where workers are
-        trusted less than this session, set ``MUSTER_UNPICKLE=0``.
+        Numbers, texts, bytes, lists, tuples, dicts and NumPy arrays are read without running any code. Anything else
+        has been pickled, and unpickling runs code that the worker has chosen, with your permissions. If you trust
+        workers less than this session, set ``MUSTER_UNPICKLE=0``.
 
         Raises:
-            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or it is not as Muster writes one.
+            JobError: a value was pickled, and ``MUSTER_UNPICKLE`` is 0; or Muster has not written the file.
         """
         folder = self.run_dir / "results"
         found = {
@@ -92,7 +92,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any], run_id: str, run_dir: Path) -> Result:
-        """The result that ``to_dict`` recorded and ``read_record`` has read."""
+        """Return the result that ``to_dict`` recorded and ``read_record`` has read."""
         worker = recorded.get("worker")
         log = run_dir / "logs" / f"{worker}.log" if worker and is_file_name(str(worker)) else run_dir / "logs"
         return cls(
@@ -107,7 +107,7 @@ class Result:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, as ``result.json`` keeps it."""
+        """Return the result as plain data, as in ``result.json``."""
         error = self.error
         return {
             "status": self.status,
@@ -126,9 +126,9 @@ class Result:
 
 
 def read_record(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a recorded result that make sense: one that is damaged must not hide the others, or the other runs.
+    """Return the valid parts of a recorded result: a damaged part must not hide the others, or other runs.
 
-    Metrics are numbers, also where JSON has names for them:
+    Metrics become numbers, also those that JSON has by name:
 
     >>> read_record({"status": "succeeded", "seconds": "long", "metrics": {"loss": "NaN"}, "worker": 7})
     {'status': 'succeeded', 'metrics': {'loss': nan}}
@@ -185,7 +185,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | None:
-    """The error that ``to_dict`` recorded; None where there was none."""
+    """Return the error that ``to_dict`` recorded; None if there was none."""
     name = recorded.get("error")
     if not name:
         return None
@@ -207,7 +207,7 @@ def _recorded_error(recorded: Mapping[str, Any], log: Path) -> MusterError | Non
 
 
 def _value(path: Path) -> Any:
-    """One value, as ``agent/runner.py`` has written it; or as a worker has put it there that means no good."""
+    """Return one value, as ``agent/runner.py`` wrote it; a malicious worker may have written anything else."""
     if path.suffix in (".json", ".npz"):
         try:
             return _read_plain(path)
@@ -227,7 +227,7 @@ def _value(path: Path) -> Any:
 
 
 def _read_plain(path: Path) -> Any:
-    """A value that consists of plain data. It takes no more memory than its file takes room, or a few times that."""
+    """Return a value that consists of plain data. It takes at most a few times as much memory as its file has bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -238,7 +238,7 @@ def _read_plain(path: Path) -> Any:
 
 
 def _read_arrays(file: BinaryIO, size: int) -> Any:
-    """A value with arrays in it, from a file of that size."""
+    """Return a value with arrays in it, from a file of ``size`` bytes."""
     import zipfile
 
     import numpy
@@ -257,7 +257,7 @@ def _read_arrays(file: BinaryIO, size: int) -> Any:
 
 
 def _restored(described: Any, arrays: dict[str, Any]) -> Any:
-    """The value that ``_plain`` of ``agent/runner.py`` has described. Each array is in one place of it."""
+    """Return the value that ``_plain`` of ``agent/runner.py`` described, in which each array occurs once."""
     if isinstance(described, list):
         return [_restored(part, arrays) for part in described]
     if not isinstance(described, dict):
@@ -274,6 +274,6 @@ def _restored(described: Any, arrays: dict[str, Any]) -> Any:
 
 
 def _rank_of(name: str) -> tuple[str, int]:
-    """``rank-10`` comes after ``rank-9``."""
+    """Return a sort key by which ``rank-10`` comes after ``rank-9``."""
     role, _, number = name.rpartition("-")
     return role, int(number) if number.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Recorded runs, and what can be asked of one under way, in whatever process it lives."""
+"""Recorded runs, and requests to those that are under way in any process."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from muster.runtime.interrupts import RunCancelled, RunInterrupted
 from muster.text.cleaning import clean
 from muster.text.shown import Stacks, Text
 
-POLL_SECONDS = 0.2  # of those who wait for an end
+POLL_SECONDS = 0.2  # between two looks at whether a run has ended
 
 
 class Run(RunRecord):
-    """A recorded run, which may still be under way: then it can be waited for, asked, and stopped."""
+    """A recorded run. One that is still under way, in any process, can be waited for, queried and stopped."""
 
     @without_inner_frames
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait until the run has ended, in whatever process it lives, and return what came out.
+        """Wait until the run has ended, in whatever process it lives, and return its result.
 
         An interrupt ends the wait, and not the run.
 
         Args:
-            timeout: seconds to wait; None for any time.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            RunFailed, RunStopped, ...: what ended the run, as whoever started it is told.
+            RunFailed, RunStopped, ...: the error that ended the run, as ``run_cluster`` raises it.
             RunLost: its session is gone and left no result.
             StillRunning: it has not ended after ``timeout`` seconds, and goes on. A ``TimeoutError``.
         """
@@ -45,11 +45,11 @@ class Run(RunRecord):
     @property
     @without_inner_frames
     def values(self) -> list[Any]:
-        """Values that the function returned, as ``wait()`` returns them in a ``Result``, once the run has ended.
+        """Values that the function returned on each rank, as in the ``Result`` of ``wait()``, once the run has ended.
 
         Raises:
-            JobError: it has not ended.
-            RunFailed, RunStopped, RunLost, ...: what ended the run, as for who waits for it.
+            JobError: the run has not ended.
+            RunFailed, RunStopped, RunLost, ...: the error that ended the run, as ``wait()`` raises it.
         """
         return self._came_to().values
 
@@ -66,7 +66,7 @@ class Run(RunRecord):
         return self._came_to().metrics
 
     def _came_to(self) -> Result:
-        """The result of a run that has ended. Raises what ended it, if something did."""
+        """Return the result of a run that has ended, or raise the error that ended it."""
         if self.status == "running":
             raise JobError(f"Run {self.run_id} has not ended.", advice="wait() for it first, which returns the result")
         if self.result is None:
@@ -81,7 +81,7 @@ class Run(RunRecord):
         return result
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the end as ``wait`` does, while whatever else the event loop has to do goes on."""
+        """Wait for the end as ``wait`` does, without blocking the event loop."""
         return self._await_end().__await__()
 
     async def _await_end(self) -> Result:
@@ -105,15 +105,15 @@ class Run(RunRecord):
 
     @without_inner_frames
     def stop(self, timeout: float = 60.0, *, now: bool = False) -> None:
-        """End a run under way, in whatever process, and wait until nothing of it is left. Does nothing if it has ended.
+        """End a run under way, in whatever process, and wait until nothing of it is left; do nothing if it has ended.
 
         Args:
             timeout: seconds to wait for the end.
-            now: leave its processes no time to end by themselves.
+            now: whether to give its processes no time to end by themselves.
 
         Raises:
             RunUnreachable: its session does not answer.
-            StillRunning: it has not ended in time; it goes on ending. A ``TimeoutError``.
+            StillRunning: it has not ended in time, but is still ending. A ``TimeoutError``.
         """
         self.ask_to_stop(now=now)
         deadline = time.monotonic() + timeout
@@ -123,16 +123,16 @@ class Run(RunRecord):
             time.sleep(0.05)
 
     def ask_to_stop(self, *, now: bool = False) -> None:
-        """Ask a run that is under way to end, as ``stop`` does, without waiting for it. Raises as ``stop``.
+        """Ask a run that is under way to end, without waiting for that. Raise RunUnreachable as ``stop`` does.
 
-        A session that is suspended, as by Ctrl-Z, is woken for it: it could not end its run otherwise.
+        A suspended session, as after Ctrl-Z, is resumed first: it could not end its run otherwise.
         """
         wake(self.session)
         self._ask("stop", now=now)
 
     @without_inner_frames
     def stacks(self) -> Stacks:
-        """The Python stacks of all ranks or tasks right now, by rank or worker; empty once the run has ended.
+        """Return the present Python stacks of all ranks or tasks, by rank or worker; empty once the run has ended.
 
         Raises:
             RunUnreachable: its session does not answer.
@@ -141,7 +141,7 @@ class Run(RunRecord):
 
     @without_inner_frames
     def usage(self) -> dict[str, list[Any]]:
-        """Use of each worker right now: busy cores, bytes of memory, busy GPUs, bytes of theirs. Empty after the end.
+        """Return each worker's present use: busy cores, memory in bytes, busy GPUs, GPU memory. Empty after the end.
 
         Raises:
             RunUnreachable: its session does not answer.
@@ -149,7 +149,7 @@ class Run(RunRecord):
         return dict(self._ask("usage").get("usage", {}))
 
     def _ask(self, question: str, **details: object) -> dict[str, Any]:
-        """Ask its session, and return the answer; empty where the run has ended."""
+        """Send a request to the run's session, and return the answer; empty if the run has ended."""
         if self.status != "running":
             return {}
         pid = suspended(self.session)
@@ -164,9 +164,9 @@ class Run(RunRecord):
             raise
 
     def explain(self, write: Callable[[str], str] = str) -> Text:
-        """Return an account of the run, in words: what failed first and why, the end of that log, and what to try.
+        """Return an explanation of the run: what failed first and why, the end of its log, and what to try.
 
-        ``write`` is given what to try, an ``ArgumentText`` where that names arguments, and returns it in other words.
+        ``write`` converts the advice, an ``ArgumentText`` if it names arguments, to text.
         """
         from muster.records.explanation import explanation
 

@@ -1,4 +1,4 @@
-"""Scratch folders: keys, sockets and copies that end with a run, and are removed even if nobody was left to do so."""
+"""Scratch folders of runs, for keys, sockets and copies; they are removed later if a session dies without doing so."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from muster.agent.removal import MADE, OWNER, remove_folder
 from muster.records import sessions
 from muster.text.reading import parse_json, read_regular
 
-PREFIX = "muster-"  # the guard removes only folders named so (muster.agent.scratch)
-LARGEST_OWNER = 4096  # bytes
-OLD_SECONDS = 60.0  # after which nobody is about to say whose an empty folder is
-LONGEST = 40  # characters of the path around it: sockets inside need paths of less than 108
+PREFIX = "muster-"  # the guard removes only folders with this prefix (muster.agent.scratch)
+LARGEST_OWNER = 4096  # bytes of the file that names a folder's session
+OLD_SECONDS = 60.0  # age from which on a folder without that file is abandoned
+LONGEST = 40  # characters of the parent folder's path: sockets inside need paths of less than 108
 
 
 def make_scratch() -> Path:
-    """A new folder, mode 0700, whose path is short and has no spaces. Removes those of sessions that are gone.
+    """Make and return a folder, mode 0700, with a short path without spaces; remove those of sessions that are gone.
 
     Raises:
         OSError: it cannot be made.
@@ -42,30 +42,30 @@ def claim(folder: Path) -> None:
 
 
 def scratch_of_this_session() -> list[Path]:
-    """The scratch folders that this process has made, and that are still there."""
+    """Return the scratch folders that this process has made and that still exist."""
     this = sessions.this_session()
     return [folder for folder, session in _scratch_of_user(Path(_temporary_folder())) if session == this]
 
 
 def sweep(around: Path | None = None) -> None:
-    """Remove the scratch folders whose session is gone, and old ones that were only made or were all but removed.
+    """Remove scratch folders whose session is gone, and old empty ones that name no session.
 
     Args:
-        around: the folder that they are in; None for where this machine's are.
+        around: their parent folder; None for the usual one on this machine.
     """
     around = around or Path(_temporary_folder())
     for folder, session in _scratch_of_user(around):
         if session is None:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # which fails where anything is in it
+                folder.rmdir()  # fails if it is not empty
         elif not sessions.is_alive(session) and not sessions.is_out_of_sight(session):
             remove_folder(folder)
 
 
 def _scratch_of_user(around: Path) -> Iterator[tuple[Path, Any]]:
-    """This user's scratch folders, each with the session that made it; None where that is not said.
+    """Yield this user's scratch folders, each with the session that made it, or None for an old one that names none.
 
-    Anybody may make folders of such names, with pipes in them that nobody writes to: those are not opened.
+    Other users may make folders with such names, and pipes in them that block a reader: these are not opened.
     """
     for folder in around.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):  # it is just being removed
@@ -81,6 +81,6 @@ def _scratch_of_user(around: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _temporary_folder() -> str:
-    """Horovodrun does not quote the paths of keys, and sockets take short ones only."""
+    """Return a folder for temporary files whose path has no spaces, which horovodrun does not quote, and is short."""
     folder = tempfile.gettempdir()
     return folder if len(folder) <= LONGEST and " " not in folder else "/tmp"

@@ -1,4 +1,4 @@
-"""Account of what a run under way is at, made from its events."""
+"""Description of the state of a run under way, made from its events."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from muster.events.data import (
 )
 from muster.job import SERVER, Status
 
-SILENT_SECONDS = 30.0  # from which on it is worth a line that nothing comes from a process
+SILENT_SECONDS = 30.0  # without output or reports from which on a process is listed as silent
 MOST_NAMED = 4  # workers or ranks in a line
-ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # nobody waits for these
+ARRIVED = {status.value for status in Status if status.is_final or status is Status.RUNNING}  # not waited for
 
 Source = tuple[str, int | None]
 
 
 @dataclass
 class _Process:
-    """One rank or task: when it was last heard of, and what it is at."""
+    """One rank or task: the time of its last report, and its stage and step."""
 
     name: str
     heard_at: float
@@ -37,12 +37,12 @@ class _Process:
 
 
 def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float]) -> list[str]:
-    """Return lines that say which phase a run is in, whom it waits for, and who is behind or silent.
+    """Return lines that say which phase a run is in, which workers it waits for, and which ranks are behind or silent.
 
     Args:
-        events: those of the run so far; only the last attempt counts.
-        now: time, in seconds since the epoch.
-        printed: when each worker has printed last: what they print is in their logs alone.
+        events: the events of the run so far; only the last attempt counts.
+        now: the present time, in seconds since the epoch.
+        printed: time of each worker's last output, from its log, as events do not record output.
     """
     phase: tuple[str, float] | None = None
     waiting: dict[str, str] = {}
@@ -72,9 +72,9 @@ def under_way(events: Iterable[Event], now: float, printed: Mapping[str, float])
     if waiting:
         said = [f"{name} ({reason})" if reason else name for name, reason in waiting.items()]
         lines.append(f"Waiting for {_listed(said)}.")
-    for (worker, _), process in processes.items():  # it is not known which of several has printed
+    for (worker, _), process in processes.items():  # output may be of any of a worker's processes
         process.heard_at = max(process.heard_at, printed.get(worker, 0.0))
-    # Parameter servers never say how far they are.
+    # Parameter servers never report progress.
     training = [process for (worker, _), process in processes.items() if worker.rpartition("-")[0] != SERVER]
     return [*lines, *_training(training, now)]
 
