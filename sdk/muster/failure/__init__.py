@@ -1,1 +1,1 @@
-"""Failures of a run: the cause among all of them, and the error that tells of it."""
+"""Failures of a run: the search for the cause among them, and the error that reports it."""

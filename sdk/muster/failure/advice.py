@@ -1,4 +1,4 @@
-"""Advice: what to try, for each kind of failure, in words that name arguments as whoever reads them knows them."""
+"""Advice on what to try for each kind of failure; arguments in it are shown as each interface names them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPEN_PORT = ArgumentText(
 OF_PROCESSES = {"'RANK'", "'WORLD_SIZE'", "'LOCAL_RANK'", "'MASTER_ADDR'", "'MASTER_PORT'"}
 BIND = re.compile(r"\.bind\(|create_server\(|HTTPServer\(|socketserver|asyncio|http/server\.py")  # by the script
 
-ALIASES = {  # what packages are called once they are imported
+ALIASES = {  # packages by the names under which scripts usually import them
     "np": "numpy",
     "pd": "pandas",
     "plt": "matplotlib.pyplot",
@@ -34,7 +34,7 @@ ALIASES = {  # what packages are called once they are imported
 
 
 def advice_on_exception(failure: Failure) -> str | None:
-    """Return what to try where a script has raised; None where its own words say all."""
+    """Return what to try after a script's exception; None if the exception itself says enough."""
     if re.search(r"/horovod/(_keras|keras|tensorflow/keras)/", failure.traceback):
         return f"Horovod's own Keras integration does not work with Keras 3; {HOROVOD_KERAS}"
     if "Horovod has not been initialized" in failure.message:
@@ -97,13 +97,13 @@ def advice_on_exception(failure: Failure) -> str | None:
         )
     if failure.type in {"MemoryError", "ResourceExhaustedError"}:
         return ArgumentText("more ", Argument("memory"), " for the workers, or a smaller batch size")
-    if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # by its own words
+    if replace(failure, peer_was_gone=None).bearing >= Bearing.BROKEN:  # judged by its message alone
         return "this is how losing a peer looks; read the other workers' logs for what came before"
     return None
 
 
 def advice_on_exit(failure: Failure, is_python: bool) -> str | None:
-    """Return what to try where a process has ended by itself."""
+    """Return what to try after a process has ended by itself."""
     if failure.kind is FailureKind.ENDED:
         return "see the end of its log for what ended it"
     if failure.exit_code == 2:
@@ -122,7 +122,7 @@ def advice_on_exit(failure: Failure, is_python: bool) -> str | None:
 
 
 def advice_on_signal(number: int | None, is_python: bool = True) -> str:
-    """Return what to try where a signal has ended a process."""
+    """Return what to try after a signal has ended a process."""
     if number == signal.SIGKILL:
         return "somebody, or the system when it ran out of memory (see dmesg), killed it; less memory per worker may do"
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE):
@@ -139,7 +139,7 @@ def advice_on_signal(number: int | None, is_python: bool = True) -> str:
 
 
 def advice_on_loss(text: str) -> str:
-    """Return what to try where a worker is gone, by what is said of it."""
+    """Return what to try after a worker is gone, given the reason in words."""
     if "cannot start" in text:
         return "see that the interpreter and the working directory are there on the worker, and that it may run them"
     if "has not come back" in text:
@@ -151,7 +151,7 @@ def advice_on_loss(text: str) -> str:
 
 
 def advice_on_launcher(text: str) -> str:
-    """Return what to try where a launcher has failed, by the end of its log."""
+    """Return what to try after a launcher has failed, given the end of its log."""
     if "Host key verification failed" in text or "could not connect to some hosts" in text:
         return "the workers' sshd did not answer, or proved to be somebody else; see the workers' logs"
     if "has not been built" in text:
@@ -164,7 +164,7 @@ def advice_on_launcher(text: str) -> str:
 
 
 def advice_on_missing(missing: Mapping[str, object], total: int, seconds: float, is_here: bool) -> ArgumentText:
-    """Say what to try: workers that nothing keeps from the session are too many, or need longer."""
+    """Return what to try if workers are missing: on this machine, where nothing blocks them, fewer or more time."""
     if not is_here and any(missing.values()):
         return ArgumentText(
             "a longer ",

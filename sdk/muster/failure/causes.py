@@ -1,9 +1,9 @@
 """The failures of a run, and the one among them that is the cause.
 
-The order in which failures become known lies: when one rank ends, the others lose their peer, and say so before anybody
-has noticed the end. So each process has one timeline (when it raised, when it ended, by one clock), each failure is
-weighed by whether the end of a peer can lead to it, and the cause is the earliest that nothing else explains. The rules
-and their reasons stand in ``docs/fault-tests.md``.
+The order in which failures become known is misleading: when one rank ends, the others lose their peer, and report that
+before anybody has noticed the end. So each process has one timeline (when it raised, when it ended, by one clock), each
+failure is weighed by whether the end of a peer can lead to it, and the cause is the earliest that nothing else
+explains. The rules and their reasons are in ``docs/fault-tests.md``.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class FailureKind(str, Enum):
     SIGNAL = "signal"
     MEMORY = "memory"
     LOST = "lost"  # the worker's agent is gone
-    PREEMPTED = "preempted"  # the same, as others took its place
+    PREEMPTED = "preempted"  # the same, as the platform gave its resources to others
     OVERTIME = "overtime"  # its platform ended it for the time that it took
     CANCELLED = "cancelled"  # somebody had the platform end it
-    ENDED = "ended"  # a server that should not end did
+    ENDED = "ended"  # a server ended, which it should not
     STOPPED = "stopped"  # its agent ended it, and not because the session said so
-    HUNG_UP = "hung_up"  # its launcher hung up
-    DAEMON = "daemon"  # what the launcher starts on a worker was killed, or cannot run there
+    HUNG_UP = "hung_up"  # its launcher closed the connection
+    DAEMON = "daemon"  # the launcher's process on a worker was killed, or cannot run there
     LAUNCHER = "launcher"  # the launcher itself ended; its name is in ``message``
 
     def __str__(self) -> str:
         return self.value
 
 
-# Messages of programs that have lost a peer. Whose own connection it was, only time tells.
+# Messages of programs that have lost a peer, or another connection: only the times of failures tell which.
 BROKEN_CONNECTION = re.compile(
     r"ConnectionError|ConnectionRefusedError|ConnectionResetError|ConnectionAbortedError|BrokenPipeError|EOFError|TimeoutError|"
     r"IncompleteReadError|Connection reset by peer|Connection closed by peer|Broken pipe|Connection timed out|"
     r"Transport endpoint is not connected|No route to host|Network is unreachable|Connection refused|data was truncated"
 )
-# Messages of frameworks about others: no process that failed first ever had one.
+# Messages of frameworks about other processes: the process that failed first never has one.
 COLLECTIVE = re.compile(
     r"Horovod has been shut ?down|HorovodInternalError|Read error \[|Socket closed|failed to connect to all addresses|"
     r"UnavailableError|AbortedError|CancelledError|Cancelled by|RST_STREAM|session .{0,100}is not found|"
@@ -60,26 +60,26 @@ CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 OF_LAUNCHER = {FailureKind.LAUNCHER, FailureKind.HUNG_UP, FailureKind.DAEMON}
 OF_WORKER = {FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.OVERTIME, FailureKind.CANCELLED}
 OF_PROCESS = {FailureKind.EXIT, FailureKind.SIGNAL, FailureKind.STOPPED}
-OF_SIGNALS = {FailureKind.SIGNAL, FailureKind.DAEMON, FailureKind.LAUNCHER}  # which signals may end
+OF_SIGNALS = {FailureKind.SIGNAL, FailureKind.DAEMON, FailureKind.LAUNCHER}  # kinds that a signal may cause
 
-# Seconds by which the end of a process may be known later than it happened, where nothing but its time speaks for it,
-# and where another process says that a connection has broken.
+# Seconds by which the end of a process may become known later than it happened: if only its time makes it the cause,
+# and if another process reports a broken connection.
 LATE, LATEST = 0.05, 0.5
-NOTICING = 0.02  # seconds by which one end of a process is noticed later than another
-INSTANT = 1e-6  # seconds between two ends of which the order is known
-UNWINDING = 0.02  # seconds in which a process that has raised may have closed its connections before it could say so
+NOTICING = 0.02  # seconds by which the delays in noticing two ends of processes may differ
+INSTANT = 1e-6  # seconds to put between two ends whose order is known
+UNWINDING = 0.02  # seconds in which a process that raises may close its connections before it reports the exception
 
 
 class Bearing(IntEnum):
-    """The bearing of a peer's end on a kind of failure; the lower, the more a failure speaks for itself."""
+    """Likelihood that a failure is the consequence of a peer's end; the lower, the more likely it is a cause itself."""
 
     OWN = 0  # no peer's end leads to it: a kill, too much memory, a lost worker, a killed launcher
-    RAISED = 1  # an exception that tells of no connection
+    RAISED = 1  # an exception that mentions no connection
     CRASHED = 2  # compiled code may crash when it loses a peer
-    SILENT = 3  # an exit status without a word: the program's own, or of a library that has lost a peer
+    SILENT = 3  # an exit status without a message: the program's own, or of a library that has lost a peer
     BROKEN = 4  # its connection broke: a peer has gone, or something that only this process was connected to
-    COLLECTIVE = 5  # a framework's word for another's failure, or SIGPIPE
-    NOBODY = 6  # what a launcher and an agent do in consequence
+    COLLECTIVE = 5  # a framework's message about another process's failure, or SIGPIPE
+    NOBODY = 6  # reactions of a launcher or an agent
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ class Failure:
     """One thing that went wrong in a run.
 
     Attributes:
-        kind: what it was.
-        time: when it happened, seconds by the session's monotonic clock.
-        worker, rank: to whom; None for the launcher.
+        kind: its kind.
+        time: when it happened, in seconds by the session's monotonic clock.
+        worker, rank: the process that failed; None for the launcher.
         type, message, traceback: of the exception; for a worker that is gone ``message`` says why.
-        advice: what to try, where the platform knows.
-        exit_code, signal: of the process.
+        advice: what to try, if the platform knows.
+        exit_code, signal: exit status of the process, or the signal that ended it.
         used, limit: memory in bytes.
-        ended: when the process ended that had raised, or called ``sys.exit``; None where it has not, and for
-            everything else.
+        ended: when a process that raised, or called ``sys.exit``, ended; None if it has not, and for other failures.
         peer_was_gone: whether the other end had closed a connection of the process when it raised, or called
             ``sys.exit`` or ``os._exit``; None if not known.
-        since: the last moment at which all was well as far as anybody knows; None where ``time`` is good enough.
-        place: of the end in the order in which processes ended, where the kernel of the session's machine has told it.
-        uncertainty: how far ``time`` may be from the truth, in seconds, because its clock is another machine's.
+        since: the last time at which the process is known to have been well; None if ``time`` is exact enough.
+        place: number of this end in the order in which processes ended, if the kernel of the session's machine has
+            reported it.
+        uncertainty: greatest error of ``time``, in seconds, because it is by another machine's clock.
     """
 
     kind: FailureKind
@@ -123,11 +123,11 @@ class Failure:
 
     @property
     def source(self) -> tuple[str | None, int | None]:
-        """The process that it happened to: its worker and rank."""
+        """The process that failed: its worker and rank."""
         return self.worker, self.rank
 
     def to_data(self, others: Iterable[tuple[str | None, int | None]] = ()) -> dict[str, Any]:
-        """The failure as ``MusterError.failure`` has it, with the other processes that its error names."""
+        """Return the value of ``MusterError.failure``, with the other processes that the error names."""
         why = "" if self.type else clean(self.message)  # of an exception it is in the error, and may be long
         told = {"type": clean(self.type), "message": why, "exit_code": self.exit_code, "signal": self.signal}
         named = {"kind": str(self.kind), "worker": self.worker, "rank": self.rank}
@@ -141,17 +141,17 @@ class Failure:
 
     @property
     def was_asked_to_end(self) -> bool:
-        """True if what ended was asked to, by somebody: perhaps by whoever ended the worker with all that is on it."""
+        """True if a signal asked the process to end, perhaps because somebody ended its worker with all processes."""
         return self.kind in OF_SIGNALS and self.signal in SENT
 
-    @cached_property  # texts are searched for it, and each failure is compared with all others
+    @cached_property  # computing it searches texts, and each failure is compared with all others
     def bearing(self) -> Bearing:
-        """The bearing that a peer's end may have on it."""
+        """Likelihood that it is the consequence of a peer's end."""
         if self.kind is FailureKind.EXCEPTION:
             return _bearing_of_exception(self)
         if self.kind in (FailureKind.SIGNAL, FailureKind.DAEMON):
             return _bearing_of_signal(self.signal)
-        if self.kind is FailureKind.LAUNCHER:  # with a status it tells of a rank's end; a signal met itself
+        if self.kind is FailureKind.LAUNCHER:  # an exit status reports a rank's end; a signal was its own end
             return Bearing.OWN if self.signal else Bearing.NOBODY
         if self.kind in (FailureKind.STOPPED, FailureKind.HUNG_UP):
             return Bearing.NOBODY
@@ -161,12 +161,12 @@ class Failure:
 
     @property
     def is_call(self) -> bool:
-        """True if it is a call of ``sys.exit`` or ``os._exit``, and known how its process's connections were then."""
+        """True if it is a call of ``sys.exit`` or ``os._exit``, with the state of the process's connections known."""
         return self.kind is FailureKind.EXIT and self.peer_was_gone is not None
 
 
 def root_cause(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that explains the others; None where there is none.
+    """Return the failure that explains the others; None if there are no failures.
 
     >>> root_cause([Failure(FailureKind.EXCEPTION, 1.001, "worker-0", 0, type="ConnectionResetError", ended=1.02),
     ...             Failure(FailureKind.EXIT, 1.003, "worker-1", 1, exit_code=7)]).worker
@@ -176,14 +176,14 @@ def root_cause(failures: Iterable[Failure]) -> Failure | None:
 
 
 def ties(cause: Failure, failures: Iterable[Failure]) -> list[Failure]:
-    """Failures that may as well have come first, since nothing tells them from ``cause``; earliest first."""
+    """Return failures that may just as well have come before ``cause``, earliest first."""
     return [other for other in _first(failures) if (other.worker, other.rank) != (cause.worker, cause.rank)]
 
 
 def alike(cause: Failure, failures: Iterable[Failure]) -> int:
-    """Return the number of processes that have raised, exited or crashed just as ``cause`` did; its own included.
+    """Return the number of processes that raised, exited or crashed in the same way as ``cause``, which is included.
 
-    That is 1 for everything else: a kill of one has others killed.
+    For other kinds of failure it is 1, as the kill of one process leads to kills of others.
     """
     if cause.kind is FailureKind.SIGNAL and cause.bearing is Bearing.CRASHED:
         return len({other.source for other in failures if other.kind is cause.kind and other.signal == cause.signal})
@@ -198,7 +198,7 @@ def alike(cause: Failure, failures: Iterable[Failure]) -> int:
 
 
 def tells_of_another(type: str, message: str) -> bool:
-    """Return whether an exception is a framework's word for another process's failure.
+    """Return whether an exception is a framework's message about another process's failure.
 
     >>> tells_of_another("UnknownError", "Horovod has been shut down."), tells_of_another("ValueError", "no data")
     (True, False)
@@ -210,7 +210,7 @@ def tells_of_another(type: str, message: str) -> bool:
 
 
 def _bearing_of_exception(failure: Failure) -> Bearing:
-    """Return the bearing of an exception: by its type and words, and by those of the exceptions that it came from."""
+    """Return the bearing of an exception by its type and message, and those of the exceptions that led to it."""
     if tells_of_another(failure.type, failure.message):
         return Bearing.COLLECTIVE
     chain = [f"{failure.type}: {failure.message}", *_raised_before(failure.traceback)]
@@ -220,7 +220,7 @@ def _bearing_of_exception(failure: Failure) -> Bearing:
 
 
 def _raised_before(traceback: str) -> list[str]:
-    """The exceptions of a traceback, with their messages: lines that are not indented, and end no heading."""
+    """Return the exceptions of a traceback with their messages: the lines that are not indented, and not headings."""
     return EXCEPTION_LINE.findall(traceback)
 
 
@@ -236,7 +236,7 @@ def _bearing_of_signal(number: int | None) -> Bearing:
 
 
 def _first(failures: Iterable[Failure]) -> list[Failure]:
-    """The earliest failures that no other leads to; several where nobody can tell which of them came first."""
+    """Return the earliest failure that no other leads to, or several if it is not known which of them came first."""
     candidates = sorted(_unexplained(_timelines(_in_order(failures))), key=_order)
     if not candidates:
         return []
@@ -249,15 +249,15 @@ def _first(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
-    """The failures that no other leads to, or all where each leads to another.
+    """Return the failures that no other leads to, or all if there is an explanation for each.
 
-    Of two that may explain each other, as the clocks do not tell, the one that speaks more for itself stays, or both.
+    Of two that may explain each other, as their times are too close, the one of lower bearing stays, or both.
     """
 
     def explains(cause: Failure, echo: Failure) -> bool:
         return _leads_to(cause, echo) and (cause.bearing < echo.bearing or not _leads_to(echo, cause))
 
-    # By bearing, and the earliest first, which lead to most: ten thousand may have failed.
+    # By bearing, the earliest first, as these explain most others: this is quick even with ten thousand failures.
     by_bearing: dict[Bearing, list[Failure]] = {}
     for failure in sorted(timelines, key=lambda failure: failure.time):
         by_bearing.setdefault(failure.bearing, []).append(failure)
@@ -270,18 +270,18 @@ def _unexplained(timelines: Sequence[Failure]) -> list[Failure]:
 
 
 def _can_lead_to(bearing: Bearing, echo: Failure) -> bool:
-    """Return whether failures of this bearing may have led to another by what both are, whenever they happened."""
+    """Return whether failures of this bearing may lead to another one, without regard to their times."""
     if bearing >= Bearing.COLLECTIVE or echo.bearing is Bearing.OWN:
         return False
     if echo.bearing >= Bearing.COLLECTIVE or bearing is Bearing.OWN:
         return True
     if bearing in (Bearing.BROKEN, Bearing.RAISED):
         return echo.bearing is not bearing
-    return echo.kind is FailureKind.EXCEPTION or echo.is_call  # of two ends without a word the earlier one counts
+    return echo.kind is FailureKind.EXCEPTION or echo.is_call  # of two ends without a message the earlier one counts
 
 
 def _leads_to(cause: Failure, echo: Failure) -> bool:
-    """Return whether one failure may have led to another: by what both are, and by when both happened."""
+    """Return whether one failure may have led to another, by their bearings and their times."""
     if cause is echo or not _can_lead_to(cause.bearing, echo):
         return False
     if echo.bearing >= Bearing.COLLECTIVE:
@@ -294,7 +294,8 @@ def _leads_to(cause: Failure, echo: Failure) -> bool:
         if echo.bearing is Bearing.BROKEN:
             return _began(cause, LATE) - _slack(cause, echo) <= echo.time
         return _was_gone(cause, echo) or cause.time + LATE + _slack(cause, echo) < echo.time
-    # A process counts as ended a moment after its connections are closed: who calls `os._exit` on that may be sooner.
+    # A process's end is noticed a moment after its connections are closed: a peer that then calls `os._exit` may seem
+    # to have ended earlier.
     overtaking = _slack(cause, echo) + (NOTICING if echo.is_call else 0.0)
     has_outlived = echo.ended is not None and echo.ended + overtaking < cause.time
     late = LATEST if echo.bearing is Bearing.BROKEN else LATE
@@ -302,10 +303,10 @@ def _leads_to(cause: Failure, echo: Failure) -> bool:
 
 
 def _began(failure: Failure, late: float) -> float:
-    """The earliest moment at which it may have happened, if ends of processes become known that late at most."""
+    """Return the earliest time at which it may have happened, if ends become known at most ``late`` seconds later."""
     is_exact = failure.kind is FailureKind.EXCEPTION or failure.is_call
     began = failure.time - (UNWINDING if is_exact else late)
-    # What has last been heard may have waited to be read, too, where the session's machine is busy.
+    # On a busy machine the session may read a message long after it has arrived.
     return began if failure.since is None else min(began, failure.since)
 
 
@@ -315,16 +316,16 @@ def _was_gone(cause: Failure, echo: Failure) -> bool:
 
 
 def _slack(one: Failure, other: Failure) -> float:
-    """Seconds within which the clocks of two machines do not tell which of two failures came first."""
+    """Return the seconds within which the clocks of two machines cannot tell which of two failures came first."""
     return 0.0 if one.worker == other.worker else one.uncertainty + other.uncertainty
 
 
 def _blur(one: Failure, other: Failure) -> float:
-    """Seconds within which nothing tells: ends of processes are noticed now sooner, now later; some in their order."""
+    """Return the seconds within which it is not known which failure came first; 0 if the kernel has told the order."""
     if one.place is not None and other.place is not None:
         earlier, later = sorted((one, other), key=lambda failure: failure.place or 0)
-        # The connections of a process are closed a moment before it counts as ended: on a busy machine one that has
-        # lost it may overtake it. So one that is more like an echo than the next is not known to have come first.
+        # The connections of a process are closed a moment before it counts as ended: on a busy machine a peer that
+        # loses it may end before it. So one that looks more like a consequence is not known to have come first.
         if _echo_likeness(earlier)[0] <= _echo_likeness(later)[0]:
             return 0.0
     are_ends = FailureKind.EXCEPTION not in (one.kind, other.kind)
@@ -332,7 +333,7 @@ def _blur(one: Failure, other: Failure) -> float:
 
 
 def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
-    """Sort key: the rarer echoes of its kind are, the lower. Libraries that lose a peer abort, or exit with 1."""
+    """Return a sort key, lower for failures that are rarely consequences. Libraries that lose a peer abort or exit 1."""
     if failure.signal == signal.SIGABRT:
         return (Bearing.SILENT + 0.6, *_order(failure)[1:])
     exits_alike = failure.kind is FailureKind.EXIT and failure.exit_code == 1
@@ -340,7 +341,7 @@ def _echo_likeness(failure: Failure) -> tuple[Any, ...]:
 
 
 def _order(failure: Failure) -> tuple[Any, ...]:
-    """Sort key of candidates: the earliest first, but last those that only tell of others."""
+    """Return a sort key for candidates: the earliest first, but consequences of other failures last."""
     weight = max(Bearing.BROKEN, failure.bearing) + (failure.kind is not FailureKind.HUNG_UP) / 2
     who = failure.worker or "", -1 if failure.rank is None else failure.rank
     return weight, failure.time, who, str(failure.kind), failure.type, failure.message
@@ -350,7 +351,7 @@ def _order(failure: Failure) -> tuple[Any, ...]:
 
 
 def _in_order(failures: Iterable[Failure]) -> list[Failure]:
-    """The failures, with each end before the next in the kernel's order: agents may notice them otherwise."""
+    """Return the failures with times of ends changed to the kernel's order, as agents may notice them in another."""
     known = list(failures)
     ends = {failure.place: failure.time for failure in known if failure.place is not None}
     latest = float("inf")
@@ -360,12 +361,12 @@ def _in_order(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _timelines(failures: Iterable[Failure]) -> list[Failure]:
-    """One failure per process: what it raised, with its end, or else how it ended. A lost agent covers its own.
+    """Return one failure per process: its exception with its end, or else its end; for a lost worker only the loss.
 
-    Requests to end that came after a launcher had failed count as the launcher's, and so do connections that broke
-    after it had let go of ranks, which their agents end then: they say nothing of the process. Nor do requests to end
-    what is on a worker that is lost: whoever has a worker ended sends them to its agent and its processes alike, and
-    the end of these is known first.
+    Signals to end that came after the launcher had failed count as the launcher's, as do connections that broke after
+    it had dropped ranks, whose agents then end them: they are not failures of the process. The same holds for signals
+    to end processes on a lost worker: whoever ends a worker sends them to its agent and its processes alike, and the
+    end of the processes becomes known first.
     """
     ordered = sorted(failures, key=_order)
     lost = {failure.worker for failure in ordered if failure.kind in OF_WORKER}
@@ -382,19 +383,19 @@ def _timelines(failures: Iterable[Failure]) -> list[Failure]:
 
 
 def _with_its_worker(failure: Failure, lost: Set[str | None]) -> Failure:
-    """The failure, or what is told of a process in its place that was asked to end, as its worker is lost."""
-    is_lost = failure.worker in lost if failure.worker else bool(lost)  # it is not known on which the launcher ran
+    """Return the failure, or, if a process was asked to end as its worker was lost, one of kind ``STOPPED``."""
+    is_lost = failure.worker in lost if failure.worker else bool(lost)  # the launcher's worker is not known
     return replace(failure, kind=FailureKind.STOPPED) if is_lost and failure.was_asked_to_end else failure
 
 
 def _timeline(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that says most of a process, with the time of its end where that was an exception."""
+    """Return the most informative failure of a process; if it is an exception, with the end of the process."""
     raised = [failure for failure in failures if failure.kind is FailureKind.EXCEPTION]
     ends = [failure for failure in failures if failure.kind in OF_PROCESS]
     calls = [failure for failure in ends if failure.is_call]
     others = [failure for failure in failures if not ((raised and failure in ends) or (calls and _is_mute(failure)))]
     first = min(others, key=_order_within_process)
-    if first.kind in OF_WORKER:  # what its end leads to may begin with that of its first process
+    if first.kind in OF_WORKER:  # its consequences may begin when its first process is stopped
         stopped = [failure.time for failure in ends if failure.kind is FailureKind.STOPPED]
         return replace(first, since=min([first.time if first.since is None else first.since, *stopped]))
     if first.is_call:
@@ -410,7 +411,7 @@ def _is_mute(failure: Failure) -> bool:
 
 
 def _order_within_process(failure: Failure) -> tuple[int, float]:
-    """Sort key: that it was ended for its memory counts first, then what came first, and last what tells of others."""
+    """Return a sort key: an end for too much memory first, then the earliest, and consequences of others last."""
     if failure.kind is FailureKind.MEMORY:
         return -1, failure.time
     return max(Bearing.SILENT, failure.bearing), failure.time

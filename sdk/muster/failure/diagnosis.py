@@ -1,4 +1,4 @@
-"""The verdict on a failed run, in words: which worker failed first, why, where its log is, and what to try."""
+"""The errors of failed runs: they say which worker failed first, why, where its log is, and what to try."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ GONE = {
     FailureKind.CANCELLED: (WorkerCancelled, "was cancelled"),
 }
 AGENT_LEFT = "its agent was told to end, and not by this session"
-OF_HOROVODRUN = re.compile("Horovod detected that one or more|Terminating remaining workers")  # of a rank's end
-MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's last words for a rank
+OF_HOROVODRUN = re.compile("Horovod detected that one or more|Terminating remaining workers")  # about a rank's end
+MPI_ABORT = re.compile(r"^Abort\(\d+\) on node (\d+) .*", re.MULTILINE)  # MPICH's message about a rank's abort
 
 
 def explain(
@@ -60,18 +60,18 @@ def explain(
     ties: Sequence[Failure] = (),
     is_python: bool = True,
 ) -> RunFailed:
-    """The error for a cause: what happened, to which worker, where its log is, and what to try.
+    """Return the error for a cause: what happened, to which worker, where its log is, and what to try.
 
     Args:
-        alike: how many processes have raised the same, or have ended so.
-        total: how many there are that might have.
-        ties: failures that may as well have come first.
-        is_python: whether the script is one of Python, rather than a program.
+        alike: number of processes that raised the same exception, or ended in the same way.
+        total: number of all processes that could have.
+        ties: failures that may just as well have come first.
+        is_python: whether the script is a Python script, not another program.
     """
     together = [other for other in ties if failure.kind in GONE and _words_of_loss(other) == _words_of_loss(failure)]
     ties = [other for other in ties if other not in together]
     error = _explained(failure, logs, alike, total, ties, is_python)
-    if together:  # as their guard is gone, which is nobody's own failure
+    if together:  # such as when their guard is gone, which is not one worker's failure
         error.message = _lost_together(failure, together)
     are_named = alike == 1 or failure.kind is not FailureKind.EXCEPTION
     named = [*together, *(ties if are_named else ())]
@@ -122,7 +122,7 @@ def _explained(
     elif failure.kind in OF_LAUNCHER:
         return (_aborted(logs) if failure.kind is FailureKind.HUNG_UP else None) or _launcher_failed(failure, logs)
     else:
-        words = tail(log) or tail(logs / "launcher.log")  # where Open MPI prints what its library says
+        words = tail(log) or tail(logs / "launcher.log")  # Open MPI prints its library's messages there
         if OF_HOROVODRUN.search(words):
             words = ""
         error = ScriptFailed(
@@ -140,13 +140,13 @@ def _words_of_loss(failure: Failure) -> tuple[FailureKind, str]:
 
 
 def _lost_together(failure: Failure, others: Sequence[Failure]) -> str:
-    """Say that several workers were lost at once, and all for the same reason."""
+    """Return a message that several workers were lost at once, for the same reason."""
     names = join_names(sorted({str(one.worker) for one in (failure, *others)}))
     return f"{names} {GONE[failure.kind][1].replace('was', 'were')}: {failure.message or AGENT_LEFT}"
 
 
 def _ties_text(failure: Failure, ties: Sequence[Failure], alike: int) -> str:
-    """Name the others that may have failed first: ends of processes are known to some hundredths of a second."""
+    """Return a sentence that names the others that may have failed first: times of ends are known only roughly."""
     named = [failure, *ties] if alike > 1 else ties
     names = join_names([process_label(other.worker or "the launcher", other.rank) for other in named])
     within = max(abs(other.time - failure.time) for other in ties) * 1000
@@ -161,7 +161,7 @@ def _how_it_failed(failure: Failure) -> str:
 
 
 def _raised_by(failure: Failure, alike: int, total: int) -> str:
-    """The process that raised first, and how many raised the same."""
+    """Return words for the process that raised first, and how many raised the same."""
     name = process_label(failure.worker or "the launcher", failure.rank)
     if alike == 1:
         return f"{name} failed first"
@@ -169,7 +169,7 @@ def _raised_by(failure: Failure, alike: int, total: int) -> str:
 
 
 def _ended(failure: Failure, alike: int, total: int, ties: Sequence[Failure]) -> str:
-    """The process that ended first, how, and how many have ended so."""
+    """Return a sentence about the process that ended first, how it ended, and how many ended in the same way."""
     name = process_label(failure.worker or "the launcher", failure.rank)
     were, was = ("were ended by", "was ended by") if failure.signal else ("ended with", "ended with")
     if alike == 1:
@@ -185,13 +185,13 @@ def _count_of(failure: Failure, alike: int, total: int) -> str:
 
 
 def _log_of(failure: Failure, logs: Path) -> Path:
-    """The log that tells of a failure: the rank's own, where its worker has several."""
+    """Return the log to read about a failure: the rank's own, if its worker has several ranks."""
     own = logs / "ranks" / f"rank-{failure.rank}.log"
     return own if own.exists() else logs / f"{failure.worker or 'launcher'}.log"
 
 
 def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
-    """The error for a launcher, or for what it had started on a worker; its own words say more."""
+    """Return the error for a launcher, or for its process on a worker, with the end of the launcher's log."""
     log = logs / "launcher.log"
     advice = advice_on_launcher(tail(log))
     if failure.kind is FailureKind.HUNG_UP:
@@ -212,7 +212,7 @@ def _launcher_failed(failure: Failure, logs: Path) -> RunFailed:
 
 
 def _aborted(logs: Path) -> RunFailed | None:
-    """The error for a rank that called ``MPI_Abort``: MPICH lets all ranks go then, and only its log says which."""
+    """Return the error for a rank that called ``MPI_Abort``: MPICH then drops all ranks, and only a log names it."""
     for log in sorted(logs.glob("worker-*.log")):
         found = MPI_ABORT.search(tail(log))
         if found:
@@ -227,7 +227,7 @@ def _aborted(logs: Path) -> RunFailed | None:
 
 
 def did_not_come_up(failure: Failure, logs: Path) -> LaunchRefused:
-    """The error for a worker that ended before anything was started on it."""
+    """Return the error for a worker that ended before anything was started on it."""
     log = logs / f"{failure.worker}.log"
     why = failure.message or "it ended before it was started"
     error = LaunchRefused(
@@ -251,12 +251,13 @@ def workers_missing(
     *,
     is_here: bool = False,
 ) -> WorkersMissing:
-    """The error for workers (name to status, None if not launched) that never reported an address.
+    """Return the error for workers that never reported an address.
 
     Args:
-        waits: what the platform says that they wait for.
-        trouble: what the platform last said when it could not tell how they are.
-        is_here: whether they come up on this machine, so that nothing can be in their way to the session.
+        missing: their status by name; None if not launched.
+        waits: what the workers are waiting for, in the platform's words.
+        trouble: the last error of the platform when it was asked about the workers.
+        is_here: whether they run on this machine, so that nothing can block their connection to the session.
     """
     by_status: dict[str, list[str]] = {}
     for name, status in missing.items():
@@ -280,7 +281,7 @@ def _waits_text(waits: Sequence[str]) -> str:
 
 
 def still_queued(queued: Sequence[str], total: int, seconds: float, waits: Sequence[str] = ()) -> WorkersMissing:
-    """The error for workers that their platform had no place for in time, and what it says that they wait for."""
+    """Return the error for workers that the platform had no place for in time, with what they were waiting for."""
     return WorkersMissing(
         f"{len(queued)} of {total} workers were still queued after {seconds:g} s: {join_names(queued)}."
         + _waits_text(waits),
@@ -292,7 +293,7 @@ def still_queued(queued: Sequence[str], total: int, seconds: float, waits: Seque
 def not_up(
     missing: Sequence[tuple[str, int | None]], launcher: str | None, seconds: float | None, logs: Path
 ) -> StartTimeout:
-    """The error for ranks that the launcher (none: the agent) never started, or servers that never listened."""
+    """Return the error for ranks that the launcher (None: the agent) never started, or servers that never listened."""
     names = join_names([process_label(worker, rank) for worker, rank in missing])
     log = logs / ("launcher.log" if launcher else f"{missing[0][0]}.log")
     are_ranks = missing[0][1] is not None
@@ -313,7 +314,7 @@ def not_up(
 
 
 def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunStalled:
-    """The error for a run in which nothing moves any more, with the process that the others wait for."""
+    """Return the error for a run without progress, with the process that the others wait for."""
     worker, rank = verdict.source
     names = process_label(*verdict.source) + (f" and {process_label(*verdict.other)}" if verdict.other else "")
     have = "have" if verdict.other else "has"
@@ -333,7 +334,7 @@ def stalled(verdict: Verdict, seconds: float | None, stacks: Mapping[str, str], 
 
 
 def timed_out(seconds: float | None, stacks: Mapping[str, str], logs: Path) -> RunTimeout:
-    """The error for a run that took too long."""
+    """Return the error for a run that took too long."""
     message = f"The run took longer than its {seconds:g} s."
     return RunTimeout(
         message, log=logs, details=_joined(stacks), advice=ArgumentText("a longer ", Argument("run_timeout"))
@@ -349,6 +350,6 @@ def _how(failure: Failure) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The line that says something: TensorFlow's first one is often a heading that ends in a colon."""
+    """Return the first line of a message, and the second if the first is a heading that ends in a colon."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "(no message)"

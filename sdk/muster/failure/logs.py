@@ -8,11 +8,11 @@ from pathlib import Path
 
 from muster.text.reading import open_regular
 
-ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # where a later one begins in a log
+ATTEMPT = re.compile(r"^--- attempt \d+ ---\n", re.MULTILINE)  # the line at the beginning of a later attempt
 
 
 def mark_attempt(logs: Path, number: int) -> None:
-    """Say in all logs that an attempt begins, as far as the disk has room: what was printed before is not its own."""
+    """Add a line to all logs, as far as the disk has room, that separates a new attempt's output from earlier ones."""
     for log in logs.rglob("*.log"):
         with contextlib.suppress(OSError), log.open("a+b") as file:
             file.seek(max(0, file.seek(0, 2) - 1))
@@ -21,19 +21,19 @@ def mark_attempt(logs: Path, number: int) -> None:
 
 
 def tail(log: Path, lines: int = 20, size: int = 16384) -> str:
-    """The end of a log, of the last attempt alone, leniently decoded; empty where there is none."""
+    """Return the end of a log, of the last attempt only; empty if there is no log. Invalid UTF-8 is replaced."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, 2) - size))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    *_, last = ATTEMPT.split(text)  # what an earlier one has printed says nothing of how this one ended
+    *_, last = ATTEMPT.split(text)  # output of earlier attempts says nothing about the end of this one
     return "\n".join(last.splitlines()[-lines:])
 
 
 def crash_report(log: Path, lines: int = 20) -> str:
-    """The beginning of what faulthandler has written at the end of a log, with the thread that crashed first."""
+    """Return the beginning of faulthandler's report at the end of a log: its heading, and the thread that crashed."""
     _, heading, report = tail(log, 2000, 65536).rpartition("Fatal Python error: ")
     threads = re.split(r"\n(?=(?:Current thread|Thread) 0x)", report)
     crashed = [thread for thread in threads[1:] if thread.startswith("Current thread")]

@@ -1,4 +1,4 @@
-"""Search for the processes that hold up a run: told from where each stands and how its connections do."""
+"""Search for the process that holds up a run, by the processes' stacks and the state of their connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Source = tuple[str, int | None]  # a process: its worker and its rank
 
 
 class Verdict(NamedTuple):
-    """The process that holds up the others, and why that is thought; with the other end where a link is cut."""
+    """The process that holds up the others, and the reason to think so; with the other end if a link is cut."""
 
     source: Source
     why: str = ""
@@ -22,12 +22,12 @@ class Verdict(NamedTuple):
 def find_blocker(
     silent: Sequence[Source], answers: Mapping[Source, wire.Stacks], servers: Collection[Source] = ()
 ) -> Verdict:
-    """The process that the others wait for.
+    """Return the process that the others wait for.
 
     Args:
-        silent: the processes that train of which nothing has been heard, longest ago first.
-        answers: what their agents say of them.
-        servers: processes that never say anything, and for which others wait all the same.
+        silent: training processes without a sign of progress, the longest silent first.
+        answers: stacks and connections of processes, from their agents.
+        servers: processes that never report progress, and that others may wait for nevertheless.
     """
     known = [source for source in silent if source in answers]
     stopped = [source for source in (*known, *servers) if source in answers and answers[source].is_stopped]
@@ -43,15 +43,15 @@ def find_blocker(
     most = max(unread.values(), default=0)
     readers = [source for source in silent if unread.get(source) == most]
     stuck = [source for source in known if is_in_own_code(answers[source].text)]
-    # Where only others are in their own code, what lay there unread was only about to be read: frameworks send each
-    # other words all the time, on threads of their own.
+    # If only other processes are in their own code, the unread data was just about to be read: frameworks exchange
+    # messages all the time, on separate threads.
     if most and len(readers) == 1 and (not stuck or readers[0] in stuck):
         return Verdict(readers[0], "It does not read what the others have sent.")
     return Verdict((stuck or list(silent))[0])
 
 
 def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -> Source | None:
-    """Return the one process that others wait for and that waits for none of them."""
+    """Return the process that others wait for and that waits for none of them; None unless there is exactly one."""
     owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
     waits_for = {
         source: owners.get((connection.remote, connection.local))
@@ -65,7 +65,7 @@ def _awaited(sources: Sequence[Source], answers: Mapping[Source, wire.Stacks]) -
 
 
 def _cut_link(answers: Mapping[Source, wire.Stacks]) -> Verdict | None:
-    """The two ends of the connection on which most attempts have got no answer."""
+    """Return a verdict on the connection with the most unanswered attempts to send; None if there is none."""
     owners = {(c.local, c.remote): source for source, answer in answers.items() for c in answer.connections}
     attempts = [(c.unanswered, source, c) for source, answer in answers.items() for c in answer.connections]
     unanswered, source, connection = max(attempts, key=lambda item: item[0], default=(0, ("", None), None))
