@@ -1,1 +1,1 @@
-"""Options of strategies and platforms: fields of their dataclasses, which arguments and flags follow from."""
+"""Options of strategies and platforms: fields of their dataclasses, from which arguments and flags are derived."""

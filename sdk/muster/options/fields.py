@@ -1,4 +1,4 @@
-"""Fields of a dataclass that are options: declared once, arguments of ``run_cluster`` and flags of ``muster run``."""
+"""Dataclass fields that are options: declared once, both arguments of ``run_cluster`` and flags of ``muster run``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KEY = "option"  # of a field's metadata
-TYPES = (bool, int, float, str, Path, tuple)  # that a command line can say
+KEY = "option"  # key in a field's metadata
+TYPES = (bool, int, float, str, Path, tuple)  # types of options that a command line can express
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Option:
     """One option of a strategy or a platform.
 
     Attributes:
-        name: of the argument.
+        name: name of the argument.
         value: its default value.
         type: ``bool``, ``int``, ``float``, ``str``, ``Path``, or ``tuple`` for words; None for other types.
-        help: what it is good for, as the help of a command says it, without a full stop.
-        default: what it is by default, in words; empty where that goes without saying.
-        metavar: what stands for its value in help, such as ``NAME``; empty for the usual.
-        minimum: the least number that makes sense.
+        help: its description in the help of a command, without a full stop.
+        default: its default in words; empty if that is obvious.
+        metavar: placeholder of its value in help, such as ``NAME``; empty for the usual one.
+        minimum: the least valid number.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Its name on a command line, such as ``--network-interface``."""
+        """The option's flag on a command line, such as ``--network-interface``."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -53,17 +53,17 @@ def option(
 
     Args:
         value: the default value.
-        help: what it is good for, as the help of a command says it, without a full stop.
-        default: what that is in words, where the value itself does not say it.
-        metavar: what stands for a value in help, such as ``NAME``; files are completed for ``PATH``.
-        minimum: the least number that makes sense.
+        help: its description in the help of a command, without a full stop.
+        default: the default in words, if the value itself does not say it.
+        metavar: placeholder of its value in help, such as ``NAME``; files are completed for ``PATH``.
+        minimum: the least valid number.
     """
     described = {"help": help, "default": default, "metavar": metavar, "minimum": minimum}
     return dataclasses.field(default=value, metadata={KEY: described})
 
 
 def options_of(kind: type) -> tuple[Option, ...]:
-    """The options of a class, in the order of its fields; none where it is no dataclass."""
+    """Return the options of a class, in the order of its fields; none if it is not a dataclass."""
     return _options_of(kind)
 
 
@@ -76,7 +76,7 @@ def _options_of(kind: type) -> tuple[Option, ...]:
 
 
 def chosen_options(made: Any) -> dict[str, Any]:
-    """The options of a strategy or a platform that are not as by default, as plain data to be recorded."""
+    """Return the options of a strategy or a platform that differ from their defaults, as plain data to be recorded."""
     found: dict[str, Any] = {}
     for option in options_of(type(made)):
         value = getattr(made, option.name)
@@ -86,7 +86,7 @@ def chosen_options(made: Any) -> dict[str, Any]:
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that say these options, as ``chosen_options`` records them.
+    """Return the words of a command line for these options, as ``chosen_options`` records them.
 
     >>> flags_of({"slots": 2, "mpi_args": ["--mca", "btl", "tcp,self"], "with_milk": True})
     ['--slots', '2', '--mpi-args', '--mca btl tcp,self', '--with-milk']
@@ -109,7 +109,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
 
 
 def _plain_type(hint: Any) -> type | None:
-    """The type that a command line has to read; None where it cannot."""
+    """Return the type that a command line has to parse; None if it cannot express the option."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         rest = [part for part in typing.get_args(hint) if part is not type(None)]
         return _plain_type(rest[0]) if len(rest) == 1 else None

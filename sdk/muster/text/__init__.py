@@ -1,1 +1,1 @@
-"""Text that comes from outside: from workers, scripts, files that anybody may have written."""
+"""Text: reading and cleaning what workers, scripts and files contain, and wording what Muster shows."""

@@ -1,4 +1,4 @@
-"""Texts that name arguments of ``run_cluster``, or what else to call, which each interface writes in its own way."""
+"""Texts with arguments of ``run_cluster`` or commands in them, which each interface writes in its own way."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ class Argument(NamedTuple):
     """An argument of ``run_cluster`` in a text.
 
     Attributes:
-        name: of the argument.
-        value: what to give it: None where the text only names it, and empty where the words after it say what.
+        name: its name.
+        value: its recommended value; None if the text only names the argument, and ``""`` if the text after it
+            describes the value.
     """
 
     name: str
@@ -46,7 +47,7 @@ Part = str | Argument | Command
 
 
 class ArgumentText(str):
-    """A text that names arguments or commands. As a string it is in the words of Python.
+    """A text that names arguments or commands. As a string it has them in Python's notation.
 
     >>> text = ArgumentText("a longer ", Argument("timeout_seconds"), ", or ", Argument("n_workers", 2))
     >>> str(text)
@@ -58,7 +59,7 @@ class ArgumentText(str):
     parts: tuple[Part, ...]
 
     def __new__(cls, *parts: Part) -> ArgumentText:
-        """Make one of strings, of other such texts, of arguments and of commands."""
+        """Make a text of strings, other such texts, arguments and commands."""
         flat: list[Part] = []
         for part in parts:
             flat += part.parts if isinstance(part, ArgumentText) else [part]
@@ -98,7 +99,7 @@ def listed(names: Sequence[str]) -> ArgumentText:
 
 
 def each_part(text: str, change: Callable[[str], str]) -> str:
-    """Return ``text`` with ``change`` made to it, or, where it names arguments, to each text that it is made of."""
+    """Return ``change(text)``; of an ``ArgumentText``, with ``change`` applied to each string in its parts."""
     if not isinstance(text, ArgumentText):
         return change(text)
     return ArgumentText(*(_changed(part, change) for part in text.parts))

@@ -1,4 +1,4 @@
-"""Making text from outside safe to be shown, and names from outside safe to be made part of a path."""
+"""Cleaning of untrusted text, so that it is safe to show, and checks of names that become parts of paths."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 def clean(text: object) -> str:
-    """``text`` without anything that could steer a terminal or reorder what is read; line ends and tabs stay."""
+    """Return ``text`` without terminal control sequences and characters that reorder text; newlines and tabs stay."""
     escaped = _ESCAPES.sub("", str(text).replace("\r\n", "\n"))
     return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", escaped))
 
 
 def overwritten(text: str) -> str:
-    """The lines of ``text`` as a terminal leaves them: what follows a carriage return stands in place of what it ends.
+    """Return ``text`` as a terminal leaves it: text after a carriage return replaces the text before it in the line.
 
     >>> overwritten("10 %\\r50 %\\r100 %\\r\\nnext")
     '100 %\\nnext'
@@ -31,7 +31,7 @@ def overwritten(text: str) -> str:
 
 
 def is_file_name(name: object) -> bool:
-    """Return whether a name, as of a worker, stands for one file in a folder, for nothing out of it, and can be shown.
+    """Return whether a name, such as a worker's, is safe as the name of a file in a folder, and safe to show.
 
     >>> [is_file_name(name) for name in ("worker-1", "../worker-1", "a/b", "..", "", "a\\0b", "a\u202eb")]
     [True, False, False, False, False, False, False]

@@ -1,4 +1,4 @@
-"""Names of workers, their processes and signals, as sentences have them."""
+"""Names of workers, processes and signals, as they appear in messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def process_label(worker: str, rank: int | None) -> str:
 
 
 def join_names(names: Sequence[str], most: int = 5) -> str:
-    """The names in words, or the first of them.
+    """Return a list of names in words, shortened to the first ``most`` of them.
 
     >>> join_names(["worker-0", "worker-1"]), join_names(["worker-0", "worker-1", "worker-2"], most=1)
     ('worker-0 and worker-1', 'worker-0 and 2 more')
@@ -23,7 +23,7 @@ def join_names(names: Sequence[str], most: int = 5) -> str:
 
 
 def signal_name(number: int | None) -> str:
-    """``signal 9 (SIGKILL)`` for 9."""
+    """Return the name of a signal in messages: ``signal 9 (SIGKILL)`` for 9."""
     try:
         return f"signal {number} ({signal.Signals(number or 0).name})"
     except ValueError:

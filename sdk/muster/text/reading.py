@@ -1,6 +1,6 @@
-"""Reading files that anybody may have written or put in another's place: records of runs, logs, results of workers.
+"""Reading of untrusted files, such as records of runs, logs and results of workers.
 
-Nothing here waits for a pipe to which nobody writes, reads a device without end, or is led into endless recursion.
+Nothing here blocks on a pipe without a writer, reads a device without end, or fails by endless recursion.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file. Anything else, such as a pipe, a device or a link to itself, counts as not there.
+    """Open a regular file. Anything else, such as a pipe, a device or a link to itself, counts as missing.
 
     Raises:
-        OSError: it cannot be opened; FileNotFoundError where there is none.
+        OSError: it cannot be opened; FileNotFoundError if there is no such file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -35,21 +35,21 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = -1) -> bytes:
-    """The contents of a regular file, or the first ``most`` bytes of them. Raises as ``open_regular``."""
+    """Return the contents of a regular file, or its first ``most`` bytes. Raise OSError as ``open_regular`` does."""
     with open_regular(path) as file:
         return file.read(most)
 
 
 def read_json(path: Path) -> Any:
-    """The value in a file of JSON. Raises OSError, or ValueError where it is none."""
+    """Return the value in a JSON file. Raise OSError, or ValueError if it is not JSON."""
     return parse_json(read_regular(path))
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Return the value that a JSON text holds.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, or has too many lists or dicts in one another.
+        ValueError: it is not JSON, or its lists or dicts are nested too deeply.
     """
     try:
         return json.loads(text)
